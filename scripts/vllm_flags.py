@@ -28,6 +28,7 @@ Clients stay as they are: the port is 8000, and the [API](api/index.md) has Open
 | images in a request | 999 | 16; `--limit-mm-per-prompt` |
 | images by URL | every host | public hosts only; `--allowed-media-networks` allows private ones |
 | unknown fields of a request | ignored | ignored, and named in the header `x-saccade-warning` |
+| `priority` of a request without `--scheduling-policy priority` | 400 | ignored, and named in the same header |
 | metrics | `vllm:*` | the same names if they mean the same, and `saccade_*` ([metrics](metrics.md)) |
 | copies of a model on several machines | `--data-parallel-size` | one `saccade worker` a copy and one `saccade gateway` ([fleet](fleet.md)) |
 

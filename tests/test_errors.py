@@ -22,7 +22,7 @@ CONSTANT = re.compile(r"[A-Z_]+(\.format\(first=[\w.]+\))?|len\([\w.]+\)")
 """A sentence of ours, or a number."""
 
 JUDGED = {
-    "engine/core/request_validation.py": {"self.max_model_len"},
+    "engine/core/request_validation.py": {"most", "num_positions", "self.max_model_len"},
     "engine/core/requests.py": {"problem"},
     "engine/core/scheduler.py": {"num_requests"},
     "fair_queue.py": {"num_own - 1", "self._wait_seconds", "self._what"},

@@ -29,7 +29,6 @@ SIGNS: Final[Mapping[str, str]] = {
     "--enforce-eager --max-seq-len-to-capture --cudagraph-capture-sizes --compilation-config -O0": (
         "compilation|compiled|optimization.level"
     ),
-    "--media-io-kwargs": "^field backend$",
     "--task --enable-flash-late-interaction --pooler-config": "^path .*(embed|rerank|score|classify|pooling)",
     "--enable-log-requests --max-log-len --enable-log-outputs --log-error-stack": "log.(outputs|prompts|answers|len)",
     "--swap-space --cpu-offload-gb --kv-offloading-size --kv-offloading-backend": "offload|swap",
@@ -38,7 +37,9 @@ SIGNS: Final[Mapping[str, str]] = {
     "--enable-mm-embeds": "^part image_embeds|^flag .*mm.embeds",
     "--pipeline-parallel-size": "pipeline.?parallel",
     "--trust-remote-code --code-revision": "auto.map|dynamic.module",
-    "--middleware --worker-cls --model-class-overrides --logits-processors": "plugin|^flag .*(middleware|worker.cls)",
+    "--middleware --worker-cls --worker-extension-cls --model-class-overrides --logits-processors": (
+        "plugin|^flag .*(middleware|worker.cls)"
+    ),
     "--tool-parser-plugin": "tool.server|mcp",
     "--video-pruning-rate": "prun",
     "--moe-backend": "^flag .*(moe|linear|all2all).*backend",

@@ -73,10 +73,31 @@ def test_flag_without_effect_is_removed_from_the_command_line(flag: VllmFlag) ->
         assert (taken.arguments, taken.without_effect) == (["serve", "MODEL", "--port", "81"], [name])
 
 
+@table("names", [("--model", "M"), ("M",)])
+@table("flag", [flag for flag in BY_SUPPORT[Support.SERVED] if flag.takes == "many"])
+def test_flag_takes_several_values_after_the_model(names: tuple[str, ...], flag: VllmFlag) -> None:
+    """Before it the model could be one of them."""
+    name = name_of(flag)
+    several = translate(["serve", *names, name, "a", "b", "--port", "81"]).arguments
+    assert several == ["serve", *names, name, "a", name, "b", "--port", "81"]
+    before = ["serve", name, "a", "M"]
+    assert translate(before).arguments == before
+
+
 @table(
     ("given", "kept"),
     [
         (["-pp", "1", "MODEL"], ["MODEL"]),
+        (["MODEL", "--max-model-len", "-1"], ["MODEL"]),
+        (["--enable-chunked-prefill", "False", "MODEL"], ["MODEL"]),
+        (["--enable-chunked-prefill", "MODEL"], ["MODEL"]),
+        (["--attention-config.backend", "FLASH_ATTN"], []),
+        (["-ac", '{"backend": "FLASHINFER"}'], []),
+        (["-ac", '{"backend": "OTHER"}'], ["-ac", '{"backend": "OTHER"}']),
+        (["-ac", "{}"], ["-ac", "{}"]),
+        (["-ac", "{"], ["-ac", "{"]),
+        (["--structured-outputs-config", '{"backend": "guidance"}'], []),
+        (["--structured_outputs_config.backend=xgrammar"], ["--structured_outputs_config.backend=xgrammar"]),
         (["-pp=1"], []),
         (["--pipeline_parallel_size", "1"], []),
         (["-pp", "2"], ["-pp", "2"]),

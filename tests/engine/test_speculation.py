@@ -206,8 +206,10 @@ def test_what_followed_the_last_tokens_is_proposed(longest: int, token_ids: list
         ('{"method": null}', "is not known"),
         ('{"num_speculative_tokens": true}', "whole numbers"),
         ('{"method": "mtp", "num_speculative_tokens": 0}', "at least 1"),
-        ('{"method": "qwen3_5_mtp", "model": "x"}', "takes num_speculative_tokens alone"),
-        ('{"num_speculative_tokens": 2, "model": "x"}', "does not take model"),
+        ('{"method": "qwen3_5_mtp", "prompt_lookup_max": 2}', "takes num_speculative_tokens alone"),
+        ('{"num_speculative_tokens": 2, "model": "x"}', "a draft `model` is not served; leave it out"),
+        ('{"method": "eagle3", "model": "x", "num_speculative_tokens": 2}', "a draft `model` is not served"),
+        ('{"num_speculative_tokens": 2, "disable_padded_drafter_batch": true}', "does not take disable_padded"),
     ],
 )
 def test_a_wrong_configuration_is_refused_by_name(text: str, fault: str) -> None:

@@ -30,7 +30,7 @@ SENTENCES = re.compile(
     r"|The JPEG's header is (too long|damaged: no image data follows it)\."
     r"|The image's header states -?\d+ x -?\d+ pixels\."
     r"|The image begins like a BMP, but its header is damaged\."
-    r"|The BMP (contains a (JPEG|PNG), which is not supported; send the \2 by itself|(has unusual masks of colours"
+    r"|The BMP (contains a (?P<kind>JPEG|PNG), which is not supported; send the (?P=kind) by itself|(has unusual masks of colours"
     r"|has \d+ bits a pixel in coding \d+), which is not supported; save it with 24 bits a pixel, or as PNG)\."
     r"|The BMP is truncated: (it has fewer bytes than its pixels take|its palette is cut"
     r"|its runs end before the image does)\.|The BMP's palette has \d+ colours; at most 256 are possible\."

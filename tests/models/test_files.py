@@ -44,6 +44,17 @@ def test_overrides_change_the_values_that_they_name() -> None:
     assert with_overrides(files, None, None) == files
 
 
+def test_defaults_of_vllm_keep_the_ids_of_the_end_alone() -> None:
+    own = b'{"temperature": 0.1, "do_sample": false, "max_new_tokens": 9, "eos_token_id": [1, 2], "pad_token_id": 0}'
+    files = ModelFiles(files={"config.json": b"{}", "generation_config.json": own})
+    left = parse_json(with_overrides(files, None, None, "vllm"), "generation_config.json")
+    assert left == {"eos_token_id": [1, 2], "pad_token_id": 0}
+    changed = parse_json(with_overrides(files, None, '{"top_p": 0.5}', "vllm"), "generation_config.json")
+    assert changed == {"top_p": 0.5, **left}
+    without = ModelFiles(files={"config.json": b"{}"})
+    assert with_overrides(without, None, None, "vllm") == without
+
+
 @pytest.mark.parametrize("config", [{"architectures": ["A", "B"]}, {"architectures": "A"}, {"architectures": [1]}])
 def test_exactly_one_architecture(config: dict[str, object]) -> None:
     with pytest.raises(StartupError, match="architectures"):

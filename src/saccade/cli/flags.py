@@ -52,6 +52,11 @@ def default_name(model: str, folder: Path) -> str:
     return folder.name if Path(model).expanduser().is_dir() else model
 
 
+def check_without_model(flags: EngineSettings) -> None:
+    """Raise StartupError for settings that cannot work with any model, before one is fetched."""
+    EngineConfig("", "", **vars(flags)).check()
+
+
 def engine_config(model: str | None, folder: Path, flags: EngineSettings) -> EngineConfig:
     """Return the settings of an engine. Raises StartupError for settings that cannot work."""
     name, *aliases = served_names(model, folder, flags)

@@ -20,6 +20,7 @@ from saccade.cli.flags import (
     SERVER,
     LogLevel,
     check_server_files,
+    check_without_model,
     is_ready,
     model_folder,
     served_names,
@@ -78,11 +79,14 @@ def serve(
         shared_memory_problem(media.shared_memory_bytes),
     )
     check_server_files(server)
+    check_without_model(engine)
     folder = model_folder(model, engine)
     names = served_names(model, folder, engine)
     # The worker reports errors in weights. Errors in files that only the gateway reads would be in the log only.
     template = read_chat_template(server.chat_template)
-    files = with_overrides(read_model_files(folder), engine.hf_overrides, engine.override_generation_config)
+    files = with_overrides(
+        read_model_files(folder), engine.hf_overrides, engine.override_generation_config, engine.generation_config
+    )
     ModelProbe(names[0], with_chat_template(files, template)).run()
     shared_memory.sweep()
     with private_folder("saccade-") as private:

@@ -22,6 +22,7 @@ JSON_FLAGS = frozenset(
         "--default-chat-template-kwargs",
         "--hf-overrides",
         "--limit-mm-per-prompt",
+        "--media-io-kwargs",
         "--mm-processor-kwargs",
         "--override-generation-config",
         "--speculative-config",
@@ -54,6 +55,12 @@ class VllmFlag:
     ours: str = ""
     becomes: tuple[str, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def may_change(self) -> bool:
+        """Whether some values of the flag are other words here, or none."""
+        is_plain = self.support is Support.SERVED and not self.same_values and self.takes != "many"
+        return self.is_translated or not is_plain
 
     @property
     def is_translated(self) -> bool:
@@ -102,16 +109,20 @@ def find(name: str) -> VllmFlag | None:
 
 
 def translate(arguments: Sequence[str]) -> Arguments:
-    """Return a command line with vLLM's flags in Saccade's words, and without those that have no effect."""
+    """Return a command line with vLLM's flags in Saccade's words, and without those that have no effect.
+
+    A flag takes several values only after the model, which would be one of them otherwise.
+    """
     if not arguments or arguments[0] not in COMMANDS:
         return Arguments(list(arguments))
     split = Arguments()
     rest = list(arguments)
+    has_model = not "".join(rest[1:2]).startswith("-") or any(word.partition("=")[0] == "--model" for word in rest)
     while rest:
         token = rest.pop(0)
         name, equals, value = token.partition("=")
         flag = find(name) if token.startswith("-") else None
-        if flag is None or not (flag.is_translated or flag.same_values or flag.support is not Support.SERVED):
+        if flag is None or not flag.may_change:
             split.arguments.append(token)
             continue
         values = [value] if equals else _values(flag, rest)
@@ -119,6 +130,8 @@ def translate(arguments: Sequence[str]) -> Arguments:
             split.without_effect.append(name)
         elif flag.is_translated and (values or flag.takes == "nothing"):
             split.arguments.extend(flag.translate(name, *values[:1] or [""]))
+        elif flag.support is Support.SERVED and has_model and len(values) > 1:
+            split.arguments.extend(word for one in values for word in (name, one))
         else:
             split.arguments.append(token)
             continue
@@ -182,8 +195,10 @@ def _values(flag: VllmFlag, rest: Sequence[str]) -> list[str]:
     """Return the values of *flag* at the start of *rest*."""
     if flag.takes == "one":
         return list(rest[:1])
+    if flag.takes == "nothing":  # as in older releases
+        return [word for word in rest[:1] if flag.support is Support.NO_EFFECT and word.lower() in ("true", "false")]
     following = next((place for place, token in enumerate(rest) if token.startswith("-")), len(rest))
-    return list(rest[:following]) if flag.takes == "many" else []
+    return list(rest[:following])
 
 
 def _has_no_effect(flag: VllmFlag, name: str, values: Sequence[str]) -> bool:
@@ -191,7 +206,17 @@ def _has_no_effect(flag: VllmFlag, name: str, values: Sequence[str]) -> bool:
         return True
     if flag.takes == "nothing":  # `--no-` and the name of another flag
         return name.replace("_", "-") not in flag.names
-    return bool(values) and all(value in flag.same_values for value in values)
+    return bool(values) and all(leaf in flag.same_values for value in values for leaf in _leaves(value))
+
+
+def _leaves(value: str) -> list[str]:
+    """Return the values of a JSON object, or *value* itself."""
+    if not value.startswith("{"):
+        return [value]
+    try:
+        return [str(leaf) for leaf in json.loads(value).values()] or [value]
+    except ValueError:
+        return [value]
 
 
 def explanation(name: str) -> str | None:

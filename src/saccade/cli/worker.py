@@ -15,7 +15,7 @@ from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
-from saccade.cli.flags import ENGINE, LogLevel, engine_config, model_folder
+from saccade.cli.flags import ENGINE, LogLevel, check_without_model, engine_config, model_folder
 from saccade.cli.screen import REMOTE_CODE, StartProgress, show_summary, warn
 from saccade.cli.torch_build import installed_torch, unused_cuda
 from saccade.engine.config import EngineSettings, SplitSettings
@@ -141,6 +141,7 @@ def worker(
     tokenspeed = access.tokenspeed()
     if summary:  # else the parent prints it
         warn(console, unused_cuda(installed_torch()))
+    check_without_model(engine)
     settings = engine_config(model, model_folder(model, engine), engine)
     settings = dataclasses.replace(
         settings,

@@ -61,6 +61,8 @@ class EngineSettings:
     "Tokens of prompt and answer together; by default the model's own limit."
     hf_overrides: JsonObject | None = None
     "Values that replace those of the model's config.json, as JSON; objects are merged."
+    generation_config: Literal["auto", "vllm"] = "auto"
+    "auto takes defaults of sampling from the model's generation_config.json, vllm only its end-of-sequence ids."
     override_generation_config: JsonObject | None = None
     "Values that replace those of the model's generation_config.json, as JSON, such as a temperature."
     max_num_seqs: Count | None = None
@@ -208,6 +210,8 @@ class EngineConfig(EngineSettings, SplitSettings):
             )
         if self.record_pixels and self.record_steps is None:
             raise StartupError("--record-pixels needs --record-steps, the folder to record in.")
+        # Reading it checks it.
+        _ = self.speculation
         self._check_role()
         tokens, rows = self.max_num_batched_tokens, self.max_num_seqs
         if tokens is not None and rows is not None and tokens < rows:

@@ -26,6 +26,11 @@ class SpeculativeConfig:
     def read(cls, text: str) -> Self:
         """Return what a JSON object in vLLM's form requests; `mtp` may follow a family's name. Raises StartupError."""
         values = json.loads(text)
+        if "model" in values:
+            raise StartupError(
+                "--speculative-config: a draft `model` is not served; leave it out, and use the method ngram, or mtp "
+                "for a release with a draft layer of its own."
+            )
         method = values.pop("method", "ngram")
         if str(method).rpartition("_")[2] == "mtp":
             num_tokens = values.pop("num_speculative_tokens", 1)

@@ -88,7 +88,9 @@ def fresh_engine(header: Header, changes: dict[str, str]) -> tuple[Engine, Machi
         raise StartupError(f"The model folder {folder} of the recording does not exist. Name another with --model.")
     # A replay may change settings that the fingerprint depends on.
     recorded = dataclasses.replace(recorded, model_dir=config.model_dir)
-    files = with_overrides(read_model_files(folder), config.hf_overrides, config.override_generation_config)
+    files = with_overrides(
+        read_model_files(folder), config.hf_overrides, config.override_generation_config, config.generation_config
+    )
     if model_fingerprint(recorded, files) != header.machine.weights:
         raise StartupError(f"{folder} holds other weights or files than the model of the recording.")
     engine = start(config, lambda *_: None)
@@ -199,7 +201,8 @@ def assemble(
     description = msgspec.structs.replace(
         description, takes_grammars=grammars is not None, takes_thinking_budgets=config.role == "both"
     )
-    validator = RequestValidator(spec, model.fingerprint, max_model_len, limits, config.seed)
+    max_positions = spec.max_position_embeddings if max_model_len > spec.max_position_embeddings else None
+    validator = RequestValidator(spec, model.fingerprint, max_model_len, limits, config.seed, max_positions)
     is_ahead = network.device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
     new_engine = partial(Engine, recorder or executor, scheduler, validator, steps_ahead=int(is_ahead))
     if config.role == "both":

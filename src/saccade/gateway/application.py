@@ -77,7 +77,7 @@ class Application:
                 metrics,
                 self.media.threads,
                 config.trusts_request_templates,
-                read_defaults(config.default_chat_template_kwargs, config.mm_processor_kwargs),
+                read_defaults(config.default_chat_template_kwargs, config.mm_processor_kwargs, config.media_io_kwargs),
             ),
             grammars=RequestGrammars(),
             images=self.media.images,

@@ -299,6 +299,8 @@ class MediaSettings:
     "Images and videos per request, as JSON; a kind that is left out keeps its default."
     mm_processor_kwargs: JsonObject | None = None
     "Limits of image sizes and frames for requests that do not set them, as JSON: `mm_processor_kwargs` of requests."
+    media_io_kwargs: JsonObject | None = None
+    "Frames of videos for requests that do not set them, as JSON: `media_io_kwargs` of requests."
     max_image_pixels: Count = ImageLimits.max_pixels
     "Pixels of the largest accepted image."
     num_decode_processes: Annotated[Count, Parameter(name="--decode-processes")] = DEFAULT_PROCESSES

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from saccade.errors import StartupError
 from saccade.models.family import Family
@@ -61,12 +61,19 @@ def with_chat_template(files: ModelFiles, template: bytes | None) -> ModelFiles:
     return files if template is None else ModelFiles(files={**files.files, CHAT_TEMPLATE_JINJA: template})
 
 
-def with_overrides(files: ModelFiles, config: str | None, generation: str | None) -> ModelFiles:
+def with_overrides(
+    files: ModelFiles, config: str | None, generation: str | None, defaults: Literal["auto", "vllm"] = "auto"
+) -> ModelFiles:
     """Return *files* with values of --hf-overrides in config.json, and of --override-generation-config in its file.
 
+    With the *defaults* "vllm" (--generation-config) that file keeps the ids of tokens only, such as that of the end.
     Both are JSON objects. An object in an object changes the values that it names, and no others. `rope_scaling` and
     `rope_theta` go where the text network has its own. Raises StartupError.
     """
+    if defaults == "vllm" and GENERATION_CONFIG in files.files:
+        values = parse_json(files, GENERATION_CONFIG)
+        ids = json.dumps({key: value for key, value in values.items() if key.endswith("_token_id")})
+        files = ModelFiles(files={**files.files, GENERATION_CONFIG: ids.encode()})
     changed = dict(files.files)
     for name, override in ((CONFIG, config), (GENERATION_CONFIG, generation)):
         if override is not None:

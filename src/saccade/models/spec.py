@@ -223,6 +223,11 @@ class ModelSpec:
         return PlainPositions()
 
     @property
+    def takes_more_tokens(self) -> bool:
+        """Whether a sequence may have more tokens than positions, since an image takes fewer positions than tokens."""
+        return False
+
+    @property
     def feature_width(self) -> int:
         """Number of values in a token's features."""
         return self.text.hidden_size

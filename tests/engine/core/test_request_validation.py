@@ -6,7 +6,7 @@ import pytest
 from tables import table
 
 from saccade.engine.core.request_validation import MediaMemory, RequestValidator
-from saccade.errors import InvalidValue
+from saccade.errors import ContextLengthExceeded, InvalidValue
 from saccade.models.positions import MultimodalPositions
 from saccade.models.spec import ModelSpec
 from saccade.protocol.media import MediaItem, Span
@@ -32,6 +32,28 @@ def admit(num_samples: int = 1, **params: Any) -> None:
     sampling = SamplingParams(**{"max_tokens": 5, **params})
     asked = EngineRequest(request_id="a", token_ids=[1, 2], sampling=sampling, num_samples=num_samples)
     RequestValidator(cast(ModelSpec, Spec()), b"", 100).validated(0, asked, 1)
+
+
+@table(
+    "num_prompt, delta, answer",
+    [(2, 0, 4), (2, -3, 5), (5, 0, 1), (8, -3, 1), (2, 1, 3), (6, 0, None), (9, -3, None)],
+)
+def test_an_answer_ends_at_the_last_position(num_prompt: int, delta: int, answer: int | None) -> None:
+    """The context has 100 tokens and six positions; an image makes *delta* positions less than tokens, or more."""
+
+    class Shared(Spec):
+        def positions(self, media: Any) -> MultimodalPositions:
+            positions = MultimodalPositions([])
+            positions.delta = delta
+            return positions
+
+    validator = RequestValidator(cast(ModelSpec, Shared()), b"", 100, max_positions=6)
+    asked = EngineRequest(request_id="a", token_ids=[1] * num_prompt, sampling=SamplingParams(max_tokens=5))
+    if answer is None:
+        with pytest.raises(ContextLengthExceeded, match="maximum context length is 6 tokens"):
+            validator.validated(0, asked, 1)
+    else:
+        assert validator.validated(0, asked, 1).max_num_tokens == num_prompt + answer
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [

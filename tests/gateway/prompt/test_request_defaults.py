@@ -13,6 +13,7 @@ from saccade.gateway.config import GatewayConfig
 from saccade.gateway.prompt.media_options import read_defaults, read_media_options
 from saccade.gateway.prompt.messages import read_chat
 from saccade.models import families
+from saccade.models.family import NO_TIMES
 
 IMAGE = ContentPart(type="image_url", image_url=ImageUrl("http://127.0.0.1/a.png"))
 QWEN3_5 = families()["qwen3_5"]
@@ -55,6 +56,19 @@ def test_limit_of_images_is_a_default(
     assert (options.limits, options.sampling) == (limits, sampling)
 
 
+def test_choice_of_frames_is_a_default() -> None:
+    """vLLM's -1 leaves the choice to the model, and a rate says nothing of frames that a client has drawn."""
+    for media_io, sampling in (
+        ('{"video": {"num_frames": 32}}', {"num_frames": 32}),
+        ('{"video": {"fps": 2}}', {"fps": 2}),
+        ('{"video": {"num_frames": -1}}', {}),
+        ('{"image": {}, "video": null}', {}),
+    ):
+        defaults = read_defaults(None, '{"max_pixels": 9000}', media_io).media
+        assert (defaults.limits, defaults.sampling, defaults.times) == ({"max_pixels": 9000}, sampling, NO_TIMES)
+        assert read_media_options(None, {"video": {"num_frames": 4}}, defaults).sampling == {"num_frames": 4}
+
+
 def limits(family: str, default: str, **processor: Any) -> dict[str, int]:
     request = ChatRequest(model="m", messages=[ChatMessage("user", [IMAGE])], mm_processor_kwargs=processor or None)
     (source,) = read_chat(request, families()[family], read_defaults(None, default)).images
@@ -75,17 +89,29 @@ def test_number_of_tokens_of_an_image() -> None:
 
 
 @table(
-    ("template_kwargs", "processor_kwargs", "words"),
+    ("template_kwargs", "processor_kwargs", "media_io_kwargs", "words"),
     [
-        ('{"enable_thinkin": true}', None, "no model has the switch enable_thinkin; known: "),
-        ('{"enable_thinking": []}', None, "values must be true, false, null, numbers or strings"),
-        (None, '{"max_pixels": 0}', "--mm-processor-kwargs: `mm_processor_kwargs.max_pixels` must be a whole number"),
-        (None, '{"do_resize": true}', "--mm-processor-kwargs: `mm_processor_kwargs.do_resize` is not served"),
+        ('{"enable_thinkin": true}', None, None, "no model has the switch enable_thinkin; known: "),
+        ('{"enable_thinking": []}', None, None, "values must be true, false, null, numbers or strings"),
+        (
+            None,
+            '{"max_pixels": 0}',
+            None,
+            "--mm-processor-kwargs: `mm_processor_kwargs.max_pixels` must be a whole number",
+        ),
+        (None, '{"do_resize": true}', None, "--mm-processor-kwargs: `mm_processor_kwargs.do_resize` is not served"),
+        (None, None, '{"video": {"num_frames": 0}}', "--media-io-kwargs: `media_io_kwargs.video.num_frames` must be a"),
+        (None, None, '{"video": {"backend": "x"}}', "--media-io-kwargs: `media_io_kwargs.video.backend` is not served"),
+        (None, None, '{"audio": {}}', "--media-io-kwargs: `media_io_kwargs.audio` is not served; `video` is"),
+        (None, '{"fps": 2}', '{"video": {"num_frames": 4}}', "both choose the frames of videos"),
+        (None, None, '{"video": {"total_num_frames": 9}}', "--media-io-kwargs: the places of frames are those"),
     ],
 )
-def test_wrong_default_stops_the_start(template_kwargs: str | None, processor_kwargs: str | None, words: str) -> None:
+def test_wrong_default_stops_the_start(
+    template_kwargs: str | None, processor_kwargs: str | None, media_io_kwargs: str | None, words: str
+) -> None:
     with pytest.raises(StartupError, match=words):
-        read_defaults(template_kwargs, processor_kwargs)
+        read_defaults(template_kwargs, processor_kwargs, media_io_kwargs)
 
 
 def test_operators_template_replaces_the_models_own(tiny_qwen3_vl: Path) -> None:

@@ -34,7 +34,8 @@ class MediaMemory:
 class RequestValidator:
     """Converts requests to sequences. *fingerprint* is the model's, for block keys.
 
-    Requests without a seed get random ones, the same after each start if there is a *seed*.
+    Requests without a seed get random ones, the same after each start if there is a *seed*. The model may have fewer
+    positions than *max_model_len*, at most *max_positions*, if tokens of an image share them.
     """
 
     spec: ModelSpec
@@ -42,6 +43,7 @@ class RequestValidator:
     max_model_len: int
     media_memory: MediaMemory | None = None
     seed: InitVar[int | None] = None
+    max_positions: int | None = None
 
     def __post_init__(self, seed: int | None) -> None:
         self._random_bits = secrets.randbits if seed is None else random.Random(seed).getrandbits
@@ -59,7 +61,17 @@ class RequestValidator:
         seed = self._random_bits(64) if request.sampling.seed is None else request.sampling.seed
         positions = self.spec.positions(request.media)
         root = root_key(self.fingerprint, request.salt)
-        return Sequence(connection, request, arrival, seed, root, positions)
+        sequence = Sequence(connection, request, arrival, seed, root, positions)
+        if self.max_positions is not None:
+            self._check_positions(sequence, self.max_positions)
+        return sequence
+
+    def _check_positions(self, sequence: Sequence, most: int) -> None:
+        """Let the answer end at the last position. Raises ContextLengthExceeded if the prompt needs them all."""
+        num_positions = sequence.num_prompt_tokens + sequence.positions.delta
+        if num_positions >= most:
+            raise ContextLengthExceeded.of(most, num_positions, 1, "token_ids")
+        sequence.max_num_tokens = min(sequence.max_num_tokens, most - sequence.positions.delta)
 
     def _check_tokens(self, token_ids: list[int]) -> None:
         if not token_ids:

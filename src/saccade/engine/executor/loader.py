@@ -54,7 +54,9 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     # each new length of a prompt, and plans that are never released.
     torch.backends.cuda.enable_cudnn_sdp(False)
     folder = Path(config.model_dir)
-    files = with_overrides(read_model_files(folder), config.hf_overrides, config.override_generation_config)
+    files = with_overrides(
+        read_model_files(folder), config.hf_overrides, config.override_generation_config, config.generation_config
+    )
     # The network is first built without storage, so that no float32 copy and no random initial values are created.
     drafts = config.speculation is not None and config.speculation.method == "mtp"
     parsed, network = empty_network(files, config.max_model_len, ranks, drafts=drafts)
@@ -63,7 +65,8 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     quantisation = read_quantisation(parsed, folder)
     if config.quantization is not None and quantisation is not None:
         _check_plain(quantisation)
-    _check_length(config, network.spec.max_position_embeddings)
+    if not network.spec.takes_more_tokens:
+        _check_length(config, network.spec.max_position_embeddings)
     network.to(dtype)
     num_parameters = count_parameters(network)
     kv_scales: Mapping[int, tuple[float, float]] = {}

@@ -274,8 +274,10 @@ def default_image_options(processor_kwargs: str | None, family: Family) -> Image
     return read_defaults(None, processor_kwargs).media.served_by(family, is_from_request=False).of_images()
 
 
-def read_defaults(template_kwargs: str | None, processor_kwargs: str | None) -> RequestDefaults:
-    """Return the values of --default-chat-template-kwargs and --mm-processor-kwargs, JSON objects.
+def read_defaults(
+    template_kwargs: str | None, processor_kwargs: str | None, media_io_kwargs: str | None = None
+) -> RequestDefaults:
+    """Return the values of --default-chat-template-kwargs, --mm-processor-kwargs and --media-io-kwargs, JSON objects.
 
     Raises StartupError for a name that no model has, or a wrong value.
     """
@@ -288,6 +290,11 @@ def read_defaults(template_kwargs: str | None, processor_kwargs: str | None) -> 
     if any(not isinstance(value, str | int | float | None) for value in switches.values()):
         raise StartupError("--default-chat-template-kwargs: values must be true, false, null, numbers or strings.")
     try:
-        return RequestDefaults(switches, read_media_options(json.loads(processor_kwargs or "{}"), None))
+        media = read_media_options(json.loads(processor_kwargs or "{}"), json.loads(media_io_kwargs or "{}"))
     except RequestError as error:
-        raise StartupError(f"--mm-processor-kwargs: {error.message}") from error
+        flag = "--media-io-kwargs" if (error.param or "").startswith("media_io_kwargs") else "--mm-processor-kwargs"
+        raise StartupError(f"{flag}: {error.message}") from error
+    if media.times.indices or media.times.num_frames is not None:
+        raise StartupError("--media-io-kwargs: the places of frames are those of one video; only requests have them.")
+    # The rate is that of frames to draw, not of frames that a client has drawn.
+    return RequestDefaults(switches, replace(media, times=NO_TIMES))

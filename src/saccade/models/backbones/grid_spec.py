@@ -80,6 +80,11 @@ class GridSpec(MergedPatchSpec):
         num_runs = grid[0] if modality == VIDEO and self.divides_videos else 1
         return (self.item_tokens(grid) // num_runs,) * num_runs
 
+    @property
+    def takes_more_tokens(self) -> bool:
+        # Releases advise it together with YaRN; without it such a length is more likely a mistake.
+        return any(divisor != 1 for divisor in self.text.rope.divisors)
+
     def positions(self, media: Sequence[MediaItem]) -> MultimodalPositions:
         """Return the positions; tokens of an image or video have those of the merged grid."""
         return MultimodalPositions(sorted(span for item in media for span in self._grid_spans(item)))
