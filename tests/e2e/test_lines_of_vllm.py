@@ -59,7 +59,7 @@ def shortened(words: Iterable[str]) -> list[str]:
     return short + [word for flag, value in defaults.items() if flag not in given for word in (flag, value)]
 
 
-@table("name", LINES.keys() - REFUSED)
+@table("name", sorted(LINES.keys() - REFUSED))
 def test_line_starts_a_server_that_answers(name: str, network_folder: Callable[[str], Path], tmp_path: Path) -> None:
     line = LINES[name]
     folder = write_release(network_folder(line.checkpoint), tmp_path / "model", SIZES.get(name, {}))
