@@ -27,6 +27,7 @@ from saccade.cli.screen import StartProgress, ask_command, curl, open_host, shar
 from saccade.gateway.config import GatewayConfig, MediaSettings, ServerSettings, TlsSettings
 from saccade.models.files import read_model_files
 from saccade.protocol.engine_ipc import EngineProgress
+from saccade.protocol.output import FinishReason, TokenDelta
 
 START = Path(__file__).parents[2] / "docs" / "start.md"
 
@@ -93,8 +94,13 @@ def test_cost_of_an_image_in_the_summary_is_that_of_its_usage(
     name: str, processor_kwargs: str | None, checkpoint: Callable[[str], Path]
 ) -> None:
     config = GatewayConfig(mm_processor_kwargs=processor_kwargs)
+<<<<<<< ours
     with scripted.running(checkpoint(name), config, max_model_len=1 << 16) as gateway:
         gateway.answer_two_tokens()
+=======
+    with scripted.running(network_folder(name), config, max_model_len=1 << 16) as gateway:
+        gateway.worker.script = [TokenDelta("r", [300], FinishReason.LENGTH)]
+>>>>>>> theirs
         url = data_url(random_image(*EXAMPLE, 1))
         answer = gateway.chat([{"type": "image_url", "image_url": {"url": url}}]).json
         description, written = gateway.worker.description, io.StringIO()
