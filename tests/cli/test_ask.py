@@ -14,6 +14,7 @@ from tables import table
 
 from saccade.cli.bundled import bundled
 from saccade.cli.main import run
+from saccade.models.bundled_model import ABILITIES
 
 IMAGE = sorted(bundled("images").glob("texts/*.png"))[0]
 
@@ -102,3 +103,4 @@ def test_bundled_model_answers_if_no_server_does(
     shown = capfd.readouterr()
     assert shown.out.strip() == IMAGE.stem.partition("-")[0]
     assert "the bundled model answers this once" in shown.err
+    assert f"{ABILITIES} `saccade serve MODEL`" in shown.err

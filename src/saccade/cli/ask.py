@@ -14,6 +14,7 @@ from saccade.cli.client import DEFAULT_URL, data_url, stream_answer, user_messag
 from saccade.config import Count
 from saccade.errors import StartupError
 from saccade.llm.serving import serve
+from saccade.models.bundled_model import ABILITIES, BUNDLED_NAME, WAY_ON
 from saccade.transport.unreachable import is_refused, proxy_hint, why_unreachable
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ def ask(
         except openai.APIError as error:
             raise StartupError(_sentence(error, api)) from error
     print()
+    if name == BUNDLED_NAME:
+        print(f"saccade: {ABILITIES} {WAY_ON}", file=sys.stderr)
     if sys.stdout.isatty():
         Console().print(str(answer), style="dim", highlight=False)
 

@@ -22,6 +22,7 @@ class Answer:
     """A streamed answer. *ttft_ms* is the time to the first text, *tokens_per_second* the rate after that.
 
     Its str() is one line of figures: `TTFT 41 ms, 87 tokens/s, 92 tokens in the prompt, 80 of them cached`.
+    Cached tokens are left out if there are none.
     """
 
     text: str
@@ -32,8 +33,8 @@ class Answer:
 
     def __str__(self) -> str:
         rate = f"{self.tokens_per_second:.0f} tokens/s" if self.tokens_per_second else "one token"
-        prompt = f"{self.prompt_tokens} tokens in the prompt, {self.cached_tokens} of them cached"
-        return f"TTFT {self.ttft_ms:.0f} ms, {rate}, {prompt}"
+        cached = f", {self.cached_tokens} of them cached" if self.cached_tokens else ""
+        return f"TTFT {self.ttft_ms:.0f} ms, {rate}, {self.prompt_tokens} tokens in the prompt{cached}"
 
 
 def data_url(content: bytes, media_type: str = "image/png") -> str:

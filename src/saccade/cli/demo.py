@@ -26,12 +26,13 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 
 from saccade.cli.admin_port import call
-from saccade.cli.bundled import BUNDLED_NAME, bundled
+from saccade.cli.bundled import bundled
 from saccade.cli.client import about, ask_about
 from saccade.cli.screen import own_program
 from saccade.config import Count, program
 from saccade.errors import StartupError
 from saccade.llm.serving import free_port, serve
+from saccade.models.bundled_model import ABILITIES, BUNDLED_NAME
 from saccade.private_folder import private_folder
 from saccade.processes.parent_death import tied
 
@@ -125,7 +126,7 @@ def demo(*, workers: Count = 1) -> None:
                 answer = ask_about(client, model, image, question, console)
                 console.print(f"   [dim]{answer}[/dim]", highlight=False)
         show_held_answers(client, model, images[-1], console)
-    console.print("\nThe bundled model only reads 1 to 4 capitals and digits, and names six shapes and eight colours.")
+    console.print(f"\n{ABILITIES}", highlight=False, soft_wrap=True)
     console.print(f"Run `{own_program()} serve` to serve it, or with MODEL after it another one.", soft_wrap=True)
 
 

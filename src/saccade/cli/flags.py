@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Literal
 
-from saccade.cli.bundled import BUNDLED_NAME, bundled
+from saccade.cli.bundled import bundled
 from saccade.engine.config import EngineConfig, EngineSettings
 from saccade.errors import StartupError
 from saccade.gateway.config import MediaSettings, ServerSettings, tls_context
 from saccade.gateway.tenants.api_keys import MAX_BYTES, flag_keys, read_keys_file
+from saccade.models.bundled_model import BUNDLED_NAME
 from saccade.models.files import read_chat_template
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.supervisor.tree import answers_ready

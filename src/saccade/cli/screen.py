@@ -20,6 +20,7 @@ from saccade.cli.costs import EXAMPLE, image_cost
 from saccade.config import GIB, MIB
 from saccade.errors import RequestError, StartupError
 from saccade.gateway.config import MediaSettings, ServerSettings
+from saccade.models.bundled_model import ABILITIES, BUNDLED_NAME, WAY_ON
 from saccade.protocol.description import Description
 from saccade.protocol.engine_ipc import EngineProgress
 from saccade.transport import shared_memory
@@ -86,6 +87,8 @@ def show_summary(
     table.add_column()
     table.add_column(min_width=len(address))  # the address must not be truncated
     table.add_row("model", description.model if num_copies == 1 else f"{description.model}, {num_copies} copies")
+    if description.model == BUNDLED_NAME:
+        table.add_row("", f"{ABILITIES} {WAY_ON}")
     table.add_row("device", f"{description.device}, {description.dtype}")
     if description.mm_encoder_attn_backend:
         names = (description.attention_backend, f"vision encoder: {description.mm_encoder_attn_backend}")

@@ -3,9 +3,6 @@
 from importlib.resources import files
 from pathlib import Path
 
-BUNDLED_NAME = "saccade-reader"
-"""The model's name in the API."""
-
 
 def bundled(name: str) -> Path:
     """Return the folder *name*, `model` or `images`."""
