@@ -2,14 +2,11 @@
 
 import fnmatch
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from saccade.cli.bundled import bundled
 
 pytestmark = pytest.mark.ci
 
@@ -19,13 +16,12 @@ EXAMPLE = re.compile(r"```python\n(.*?)```(?:\n```text\n(.*?)```)?", re.DOTALL)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with two images and a damaged one."""
+    """The working directory, like a checkout, with the images that the page's commands put there."""
     monkeypatch.chdir(tmp_path)
-    photos = tmp_path / "photos"
-    photos.mkdir()
-    for name in ("5RIU-green", "8K-brown"):
-        shutil.copy(bundled("images") / "texts" / f"{name}.png", photos)
-    (photos / "damaged.png").write_bytes(b"no image")
+    (tmp_path / "src").symlink_to(PAGE.parents[1] / "src")
+    commands = re.findall(r"^    (.*)$", PAGE.read_text().partition("```python")[0], re.MULTILINE)
+    subprocess.run(["bash", "-c", "\n".join(commands)], check=True)
+    assert len(list((tmp_path / "photos").iterdir())) == 3
     return tmp_path
 
 

@@ -31,6 +31,7 @@ from saccade.llm.conversation import Source, load, num_bytes, read_messages
 from saccade.llm.results import ChatResult, Delta, Deltas
 from saccade.llm.sampling import ChatOptions, SamplingParams
 from saccade.llm.settings import read_settings
+from saccade.models.bundled_model import BUNDLED_NAME
 from saccade.private_folder import private_folder
 from saccade.supervisor.tree import Child
 from saccade.supervisor.worker_child import worker_child
@@ -69,6 +70,10 @@ class AsyncLLM:
         self._account = Account(EVERYBODY)
         self._resources = contextlib.AsyncExitStack()
         self._app: Application | None = None
+
+    def __repr__(self) -> str:
+        state = "not started, or closed" if self._app is None else "ready"
+        return f"<saccade.{type(self).__name__} {self._model or BUNDLED_NAME}: {state}>"
 
     async def __aenter__(self) -> Self:
         await self.start()

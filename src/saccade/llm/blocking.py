@@ -44,6 +44,9 @@ class LLM:
             self.close()
             raise
 
+    def __repr__(self) -> str:
+        return repr(self._llm).replace("AsyncLLM", "LLM", 1)
+
     def __enter__(self) -> Self:
         return self
 
