@@ -9,6 +9,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tables import table
 
+from saccade.engine.installed import PACKAGES
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -17,6 +19,7 @@ REQUIREMENTS = [
     for line in (
         *PROJECT["dependencies"],
         *EXTRAS["cpu"],
+        *EXTRAS["engine"],
         *EXTRAS["eval"],
         *EXTRAS["fonts"],
         *EXTRAS["ray"],
@@ -69,3 +72,9 @@ def test_readme_names_the_pinned_torch() -> None:
     assert len(installs) == 2
     assert all(command.endswith(f"torch=={PINNED['torch']}`") for command in installs), installs
     assert f"pinned to {PINNED['torch']}" in readme
+
+
+def test_the_base_has_nothing_of_the_engine() -> None:
+    names = [Requirement(line).name for line in EXTRAS["engine"]]
+    assert sorted(names) == sorted(PACKAGES)
+    assert not {*names, "numba"} & {Requirement(line).name for line in PROJECT["dependencies"]}

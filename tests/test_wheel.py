@@ -29,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     offline = ["--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", *offline, "--wheel-dir", str(folder), str(tree)]
     subprocess.run(command, check=True, timeout=300)
-    return folder / f"saccade-{VERSION}-py3-none-any.whl"
+    return folder / f"saccade_vlm-{VERSION}-py3-none-any.whl"
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,7 @@
     │   ├── Draining                503
     │   └── DeadlineExceeded        504
     └── StartupError                a setting or a file is wrong: shown on the terminal, never over HTTP
+        └── NotInstalled            an extra of the package is missing
 
 Messages are shown to clients and operators, so they never contain the text of a library's exception.
 """
@@ -252,6 +253,10 @@ class DeadlineExceeded(ServiceError, code="deadline_exceeded", status=504):
 
 class StartupError(SaccadeError, code="startup_error"):
     """A setting, a model folder or a file is wrong. Shown to the operator on the terminal."""
+
+
+class NotInstalled(StartupError):
+    """An extra of the package is missing, which the command line needs."""
 
 
 MAX_FOREIGN_CHARACTERS = 2000

@@ -54,7 +54,7 @@ def test_a_cpu_build_of_torch_wastes_a_gpu(tmp_path: Path) -> None:
     torch = build(tmp_path, "libtorch_cpu.so")
     assert check_torch(torch, with_gpu=True).state == "warning"
     assert check_torch(torch, with_gpu=False) == Finding("torch", "ok", "2.13.0, for the CPU")
-    assert check_torch(None, with_gpu=False).state == "failed"
+    assert check_torch(None, with_gpu=False).state == "ok"  # of a machine that runs gateways
 
 
 H100 = "0, NVIDIA H100 80GB HBM3, 580.65.06, 4, 81559\n"

@@ -91,7 +91,7 @@ def test_exit_code_and_sentence(
 
 def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
-    assert capsys.readouterr().out.strip() == version("saccade")
+    assert capsys.readouterr().out.strip() == version("saccade-vlm")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["worker", "--help"], ["inspect", "--help"]])

@@ -20,11 +20,11 @@ from rich.console import Console
 from tables import table
 from waiting import wait_until
 
+from saccade.cli.bundled import BUNDLED_NAME
 from saccade.cli.client import DEFAULT_URL
 from saccade.cli.costs import EXAMPLE
 from saccade.cli.screen import StartProgress, ask_command, curl, open_host, shared_memory_problem, show_summary, warn
 from saccade.gateway.config import GatewayConfig, MediaSettings, ServerSettings, TlsSettings
-from saccade.models.bundled_model import ABILITIES, BUNDLED_NAME
 from saccade.models.files import read_model_files
 from saccade.protocol.engine_ipc import EngineProgress
 from saccade.protocol.output import FinishReason, TokenDelta
@@ -53,13 +53,6 @@ def test_summary_names_the_number_format_of_the_cache_if_it_is_another(dtype: st
     show_summary(Console(file=written, width=100), description, "http://127.0.0.1:8000")
     (line,) = (line.rstrip() for line in written.getvalue().splitlines() if "KV cache" in line)
     assert line.endswith(shown)
-
-
-@table("model, is_said", [(BUNDLED_NAME, True), ("m", False)])
-def test_summary_says_what_the_bundled_model_can_do(model: str, is_said: bool) -> None:
-    written = io.StringIO()
-    show_summary(Console(file=written, width=200), msgspec.structs.replace(DESCRIPTION, model=model), "")
-    assert (ABILITIES in written.getvalue()) is is_said
 
 
 def test_summary_says_how_many_tokens_fit_in_layers_with_a_window() -> None:
@@ -98,16 +91,11 @@ def test_summary_says_what_an_image_costs(network_folder: Callable[[str], Path])
     ],
 )
 def test_cost_of_an_image_in_the_summary_is_that_of_its_usage(
-    name: str, processor_kwargs: str | None, checkpoint: Callable[[str], Path]
+    name: str, processor_kwargs: str | None, network_folder: Callable[[str], Path]
 ) -> None:
     config = GatewayConfig(mm_processor_kwargs=processor_kwargs)
-<<<<<<< ours
-    with scripted.running(checkpoint(name), config, max_model_len=1 << 16) as gateway:
-        gateway.answer_two_tokens()
-=======
     with scripted.running(network_folder(name), config, max_model_len=1 << 16) as gateway:
         gateway.worker.script = [TokenDelta("r", [300], FinishReason.LENGTH)]
->>>>>>> theirs
         url = data_url(random_image(*EXAMPLE, 1))
         answer = gateway.chat([{"type": "image_url", "image_url": {"url": url}}]).json
         description, written = gateway.worker.description, io.StringIO()

@@ -26,7 +26,7 @@ NEEDED = {
     "sched_yield": "Rust: spin locks", "getrandom": "Python and Rust: seeds of tables", "rt_sigaction": "Python",
     "rt_sigprocmask": "glibc: abort", "rt_sigreturn": "the kernel: the end of a handler", "sigaltstack": "Rust",
     "tgkill": "glibc: abort", "getpid": "glibc: abort up to 2.39", "gettid": "glibc: abort",
-    "sched_getaffinity": "torch and Rust: cores", "getcpu": "glibc: malloc's arenas", "sysinfo": "glibc: qsort",
+    "sched_getaffinity": "OpenBLAS and Rust: cores", "getcpu": "glibc: malloc's arenas", "sysinfo": "glibc: qsort",
     "prlimit64": "glibc: the size of a stack", "getrlimit": "glibc: the size of a stack", "exit": "glibc",
     "exit_group": "glibc",
 }  # fmt: skip

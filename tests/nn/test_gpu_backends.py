@@ -228,7 +228,7 @@ def test_heads_that_flashinfer_has_no_kernel_for() -> None:
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)
-    with pytest.raises(StartupError, match=r"pip install 'saccade\[gpu\]'` installs it"):
+    with pytest.raises(StartupError, match=r"pip install 'saccade-vlm\[gpu\]'` installs it"):
         load_backend(FLASHINFER, DECODER)
     assert load_backend(AUTO, DECODER).name == "triton"
 

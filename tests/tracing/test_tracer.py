@@ -18,7 +18,7 @@ def test_endpoint_that_is_no_address_is_refused(endpoint: str) -> None:
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "saccade.tracing.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(StartupError, match=r"pip install 'saccade\[tracing\]'"):
+    with pytest.raises(StartupError, match=r"pip install 'saccade-vlm\[tracing\]'"):
         Tracer.of(TraceSettings("http://127.0.0.1:4317"))
 
 

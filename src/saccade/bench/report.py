@@ -13,6 +13,7 @@ from saccade.bench.client import Server
 from saccade.bench.figures import LATENCIES, RATES, STATISTICS, Answers, Ratio, answers, figures, ratios
 from saccade.bench.load import Run, measure_run
 from saccade.bench.settings import BenchSettings
+from saccade.release import installed_version
 
 BUSY_CLIENT = 0.85
 TITLES = {
@@ -137,6 +138,6 @@ async def measure(servers: Sequence[Server], settings: BenchSettings, tell: Call
         [{name: getattr(one, name) for name in ("root", "model", "version", "takes_ignore_eos")} for one in known],
         settings,
         seed,
-        {"python": platform.python_version(), "saccade": version("saccade"), "aiohttp": version("aiohttp")},
+        {"python": platform.python_version(), "saccade": installed_version(), "aiohttp": version("aiohttp")},
         tables(runs, limits),
     )

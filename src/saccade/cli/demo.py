@@ -30,6 +30,7 @@ from saccade.cli.bundled import bundled
 from saccade.cli.client import about, ask_about
 from saccade.cli.screen import own_program
 from saccade.config import Count, program
+from saccade.engine.installed import require_engine
 from saccade.errors import StartupError
 from saccade.llm.serving import free_port, serve
 from saccade.models.bundled_model import ABILITIES, BUNDLED_NAME
@@ -110,6 +111,7 @@ def demo(*, workers: Count = 1) -> None:
     """
     import openai
 
+    require_engine()
     console = Console()
     if workers > 1:
         show_workers(workers, console)

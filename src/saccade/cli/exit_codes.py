@@ -4,7 +4,7 @@ ERROR = 1
 """A setting, a file or the machine is wrong."""
 
 USAGE = 2
-"""The command line is wrong."""
+"""The command line is wrong, or names a command whose extra is not installed."""
 
 WITH_MESSAGE = (ERROR, USAGE)
 """The program has printed the error itself, so its parent prints nothing."""

@@ -65,7 +65,7 @@ def fleet(
     try:
         from saccade.supervisor import ray_fleet
     except ImportError as error:
-        raise StartupError("`saccade fleet` needs Ray: pip install 'saccade[ray]', on every node too.") from error
+        raise StartupError("`saccade fleet` needs Ray: pip install 'saccade-vlm[ray]', on every node too.") from error
     ray_fleet.join(ray)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

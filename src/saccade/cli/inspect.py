@@ -18,7 +18,7 @@ from saccade.cli.bundled import bundled
 from saccade.cli.model_input import Patches, Stopwatch, model_input, preview_of
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.fingerprint import model_fingerprint
-from saccade.engine.executor.weight_files import weight_files
+from saccade.engine.executor.weight_index import weight_files
 from saccade.errors import RequestError, StartupError
 from saccade.gateway.images.collect import EncodedImage
 from saccade.gateway.prompt.draft import Draft

@@ -16,6 +16,7 @@ import msgspec
 from saccade.cli.screen import shared_memory_problem, size
 from saccade.cli.torch_build import CUDA_LIBRARY, installed_torch, unused_cuda
 from saccade.engine.config import has_gpu
+from saccade.engine.installed import has_engine
 from saccade.errors import StartupError
 from saccade.gateway.admin import HOST as LOOPBACK
 from saccade.gateway.app import listen
@@ -73,7 +74,8 @@ def check_torch(torch: Distribution | None, with_gpu: bool) -> Finding:
     """Return whether the build of *torch* fits the machine."""
     fix = 'README.md, "Install", names the build to install.'
     if torch is None:
-        return Finding("torch", "failed", "it is not installed", fix)
+        detail = "it is not installed: this machine can run gateways, but no models"
+        return Finding("torch", "ok", detail)
     if sentence := unused_cuda(torch):
         return Finding("torch", "warning", sentence)
     has_cuda = Path(str(torch.locate_file(CUDA_LIBRARY))).exists()
@@ -134,14 +136,19 @@ def check_confinement(measures: list[str]) -> Finding:
 
 def check_model(folder: Path) -> Finding:
     """Return whether the files in *folder* can be served: configuration, tokenizer, template, headers of weights."""
-    from saccade.engine.executor.weight_files import open_checkpoint  # it imports torch, which takes seconds
-
     try:
         files = read_model_files(folder)
         family = family_of(parse_json(files, CONFIG))
         ModelProbe(folder.name, files).run()
-        with open_checkpoint(folder) as checkpoint:
-            num_bytes = sum(tensor.num_bytes for tensor in checkpoint.tensors.values())
+        weights = _weights(folder) if has_engine() else "weights are not checked without the engine"
     except StartupError as error:
         return Finding("model", "failed", error.message)
-    return Finding("model", "ok", f"{family}, {size(num_bytes)} of weights")
+    return Finding("model", "ok", f"{family}, {weights}")
+
+
+def _weights(folder: Path) -> str:
+    """Return the size of the weights in *folder*. Raises StartupError."""
+    from saccade.engine.executor.weight_files import open_checkpoint  # it imports torch, which takes seconds
+
+    with open_checkpoint(folder) as checkpoint:
+        return f"{size(sum(tensor.num_bytes for tensor in checkpoint.tensors.values()))} of weights"

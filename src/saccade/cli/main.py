@@ -13,7 +13,8 @@ from rich.console import Console
 from saccade import config
 from saccade.cli import exit_codes, vllm_flags
 from saccade.cli.help import ALL_FLAGS, ShortHelp
-from saccade.errors import SaccadeError
+from saccade.errors import NotInstalled, SaccadeError
+from saccade.release import installed_version
 
 HELP = "Serve vision-language models."
 EPILOGUE = """`saccade COMMAND --help-all` lists every flag.
@@ -66,7 +67,7 @@ def make_app(file: Path | None, help_formatter: DefaultFormatter | None = None) 
         help_epilogue=EPILOGUE,
         help_flags=("--help", "-h", ALL_FLAGS),
         help_formatter=help_formatter,
-        version=_version,
+        version=installed_version,
         config=config.sources(file, _translated),
     )
     for name, summary in COMMANDS.items():
@@ -80,12 +81,6 @@ def _translated(name: str, value: object) -> dict[str, object]:
     if settings is None:
         _say(f"accepted without effect: {name} ({VLLM_PAGE} says why).")
     return settings or {}
-
-
-def _version() -> str:
-    from saccade.gateway.apis.openapi import server_version
-
-    return server_version()
 
 
 def _show_usage_error(error: CycloptsError) -> None:
@@ -126,7 +121,7 @@ def run(arguments: Sequence[str]) -> int:
         return launcher(arguments, exit_on_error=False, print_error=False) or 0
     except SaccadeError as error:
         _say(error.message)
-        return exit_codes.ERROR
+        return exit_codes.USAGE if isinstance(error, NotInstalled) else exit_codes.ERROR
     except CycloptsError as error:
         _show_usage_error(error)
         return exit_codes.USAGE

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from saccade.cli.output import aligned
 from saccade.cli.screen import size
+from saccade.engine.installed import has_engine
 from saccade.errors import StartupError
 from saccade.models import families, family_of, has_network
 from saccade.models.files import parse_json, read_model_files
@@ -14,8 +15,9 @@ from saccade.supervisor.checkpoint import CachedModel, cached_models
 def models() -> None:
     """Show the models in the hub's cache with their disk space and memory, and the supported architectures.
 
-    The memory is that of the weights on this machine, computed from the shapes in config.json. The caches come on top:
-    on a CPU at most 1 GiB for the KV cache and 1 GiB for encoded images, if the flags do not say otherwise.
+    The memory is that of the weights on this machine, computed from the shapes in config.json if the engine is
+    installed. The caches come on top: on a CPU at most 1 GiB for the KV cache and 1 GiB for encoded images, if the
+    flags do not say otherwise.
     """
     cached = cached_models()
     print("In the hub's cache:" if cached else "The hub's cache has no model. `saccade pull ID` fetches one.")
@@ -34,6 +36,8 @@ def _row(model: CachedModel) -> tuple[str, str, str, str]:
         family = family_of(parse_json(files, CONFIG))
     except StartupError:
         return model.name, "not supported", disk, ""
+    if not has_engine():
+        return model.name, family, disk, ""
     # It imports torch, which takes seconds.
     from saccade.engine.executor.loader import choose_device, choose_dtype, count_parameters, empty_network
 

@@ -1,17 +1,19 @@
 """`saccade replay`: run recorded steps again, and compare."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from cyclopts import Parameter
 from rich.console import Console
 
 from saccade.cli import exit_codes
-from saccade.engine.recording import Machine, Recording, Replay, ReplayResult
-from saccade.engine.startup import fresh_engine
+from saccade.engine.installed import require_engine
 from saccade.errors import StartupError
 from saccade.supervisor.checkpoint import resolve_model
+
+if TYPE_CHECKING:
+    from saccade.engine.recording import Machine, ReplayResult
 
 
 def replay(
@@ -34,6 +36,10 @@ def replay(
     device
         The device of the network; by default that of the recording.
     """
+    require_engine()
+    from saccade.engine.recording import Recording, Replay  # they import torch
+    from saccade.engine.startup import fresh_engine
+
     console = Console(soft_wrap=True, markup=False, highlight=False)
     try:
         recording = Recording(file)
@@ -55,13 +61,13 @@ def replay(
     return 0 if outcome.first is None else exit_codes.DIFFERENT
 
 
-def _differing(recorded: Machine, here: Machine) -> list[tuple[str, object, object]]:
+def _differing(recorded: "Machine", here: "Machine") -> list[tuple[str, object, object]]:
     """Return the fields in which two machines differ, with both values."""
     one, other = (msgspec.structs.asdict(machine) for machine in (recorded, here))
     return [(name, one[name], other[name]) for name in one if one[name] != other[name]]
 
 
-def _show(console: Console, outcome: ReplayResult) -> None:
+def _show(console: Console, outcome: "ReplayResult") -> None:
     if (first := outcome.first) is not None:
         where = "" if first.row is None else f", row {first.row}, sequence {first.sequence_id}"
         console.print(f"First difference: step {first.number}{where}")

@@ -36,6 +36,7 @@ from saccade.cli.screen import (
 )
 from saccade.cli.torch_build import installed_torch, unused_cuda
 from saccade.engine.config import EngineSettings
+from saccade.engine.installed import require_engine
 from saccade.gateway.config import MediaSettings, ServerSettings
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.llm.progress import progress_console
@@ -70,6 +71,7 @@ def serve(
     data_parallel_size
         Copies of the model, each with a worker of its own; they share out the GPUs, or the CPU's threads.
     """
+    require_engine()
     console = progress_console()
     warn(
         console,

@@ -19,6 +19,7 @@ from saccade.cli.flags import ENGINE, LogLevel, check_without_model, engine_conf
 from saccade.cli.screen import REMOTE_CODE, StartProgress, show_summary, warn
 from saccade.cli.torch_build import installed_torch, unused_cuda
 from saccade.engine.config import EngineSettings, SplitSettings
+from saccade.engine.installed import require_engine
 from saccade.errors import StartupError
 from saccade.llm.progress import progress_console
 from saccade.telemetry import configure_logging
@@ -133,6 +134,7 @@ def worker(
     log_level
         The least level that is logged.
     """
+    require_engine()
     console = progress_console()
     if engine.trust_remote_code:
         warn(console, REMOTE_CODE)

@@ -109,7 +109,7 @@ class EngineSettings:
         Literal["auto", "torch_sdpa", "triton", "flashinfer_cudnn", "torch_varlen", "amx"],
         Parameter(alias="--mm-attention-backend"),
     ] = "auto"
-    "Backend of the vision encoder's attention; auto is amx in bfloat16 on a CPU that has AMX, with saccade[cpu]."
+    "Backend of the vision encoder's attention; auto is amx in bfloat16 on a CPU that has AMX, with saccade-vlm[cpu]."
     cuda_graphs: bool | None = None
     "Repeat decode steps as CUDA graphs; by default on a GPU, if the model and the backend can. Never run on one yet."
     mm_encoder_cuda_graph: bool = False

@@ -21,6 +21,7 @@ from saccade.models.spec import has_states, window_of
 from saccade.protocol.description import Description
 from saccade.protocol.kv_transfer import KvForm
 from saccade.protocol.model_files import CONFIG
+from saccade.release import installed_version
 from saccade.transport.shared_memory import readers
 
 PACKAGES: Mapping[str, str] = MappingProxyType(
@@ -48,7 +49,7 @@ def describe(
         kv_cache_dtype=str(block_format(config, model).dtype).removeprefix("torch."),
         device=_device(model),
         shm_namespace=readers(),
-        version=_version("saccade") or "unknown",
+        version=installed_version(),
         attention_backend=execution.backend.name,
         mm_encoder_attn_backend=execution.vision_backend.name,
         backend_reasons=execution.reasons,

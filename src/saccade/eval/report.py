@@ -10,6 +10,7 @@ import msgspec
 
 from saccade.eval.ask import Answer, Side
 from saccade.eval.settings import EvalSettings
+from saccade.release import installed_version
 
 Z = 1.96
 """Of a 95 % interval."""
@@ -128,6 +129,6 @@ def report(task: str, sides: Sequence[Side], settings: EvalSettings) -> Report:
         | {"num_new": side.num_new, "wall_seconds": side.wall_seconds}
         for side in sides
     ]
-    versions = {"python": platform.python_version(), "saccade": version("saccade"), "pillow": version("pillow")}
+    versions = {"python": platform.python_version(), "saccade": installed_version(), "pillow": version("pillow")}
     answers = [side.answers for side in sides]
     return Report(task, servers, settings, versions, lines(answers), notes, answers)

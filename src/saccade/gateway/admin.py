@@ -11,7 +11,6 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from saccade.errors import InvalidValue, StartupError, WorkerUnavailable
-from saccade.gateway.apis.openapi import server_version
 from saccade.gateway.apis.pages import page
 from saccade.gateway.apis.routes import route
 from saccade.gateway.application import Application
@@ -23,6 +22,7 @@ from saccade.gateway.tenants.api_keys import ApiKeyStore, TenantReport
 from saccade.gateway.workers.pool import check_url
 from saccade.gateway.workers.report import WorkerReport, worker_report
 from saccade.protocol.gateway_calls import Booked, RequestError, Work, total
+from saccade.release import installed_version
 from saccade.telemetry import METRICS_CONTENT_TYPE
 from saccade.transport.framing import UNREADABLE
 
@@ -201,7 +201,7 @@ def board(
     cached_tokens = sum(load.cached_tokens_total for load in loads)
     errors = itertools.chain.from_iterable(work.errors for work in works)
     return Board(
-        version=server_version(),
+        version=installed_version(),
         time=time,
         num_processes=len(works),
         num_requests=sum(work.num_requests for work in works),

@@ -15,6 +15,7 @@ from typing import Any, Self, Unpack
 import msgspec
 
 from saccade.engine.config import has_gpu
+from saccade.engine.installed import require_engine
 from saccade.errors import InvalidValue, QueueFull, RequestError, SaccadeError, StartupError, WorkerUnavailable
 from saccade.gateway.apis.chat import ChatCompletion, ChatCompletionObject, parse_chat
 from saccade.gateway.apis.chat_endpoint import FieldNames, warning_of
@@ -56,10 +57,12 @@ class AsyncLLM:
         async with saccade.AsyncLLM("./model", max_model_len=4096) as llm:
             result = await llm.chat([{"role": "user", "content": "Hello"}])
 
-    *settings* are flags of `saccade serve` for the engine and images, by name. Raises StartupError.
+    *settings* are flags of `saccade serve` for the engine and images, by name. Raises StartupError,
+    NotInstalled without the engine.
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+        require_engine()
         self._model = None if model is None else os.fspath(model)
         self._settings = read_settings(settings)
         device = self._settings.engine.device

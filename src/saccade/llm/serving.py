@@ -11,6 +11,7 @@ import time
 from typing import Any, Self
 
 from saccade import config
+from saccade.engine.installed import require_engine
 from saccade.errors import StartupError
 from saccade.gateway.config import ServerSettings
 from saccade.llm.settings import read_settings
@@ -61,8 +62,9 @@ def serve(model: str | os.PathLike[str] | None = None, **settings: Any) -> Serve
 
     Without *model* it serves the small model that ships with Saccade, without *port* on a free port of 127.0.0.1. Other
     *settings* are flags of `saccade serve` by name; variables of the environment have no effect. The server ends with
-    the thread that started it, at the latest. Raises StartupError.
+    the thread that started it, at the latest. Raises StartupError, NotInstalled without the engine.
     """
+    require_engine()
     read = read_settings({"port": free_port(), **settings}, has_server=True)
     if read.server.uds is not None or read.server.tls.certfile is not None:
         raise StartupError("A server from Python has a port with plain HTTP: leave out uds and ssl_certfile.")

@@ -83,6 +83,6 @@ def _sender(endpoint: str) -> "SpanSender":
         from saccade.tracing.otlp import SpanSender
     except ImportError as error:
         raise StartupError(
-            "--otlp-traces-endpoint needs OpenTelemetry, which is not installed: pip install 'saccade[tracing]'."
+            "--otlp-traces-endpoint needs OpenTelemetry, which is not installed: pip install 'saccade-vlm[tracing]'."
         ) from error
     return SpanSender(endpoint)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.fingerprint import fingerprint, model_fingerprint, weights_digest
-from saccade.engine.executor.weight_files import weight_files
+from saccade.engine.executor.weight_index import weight_files
 from saccade.identity.content import files_digest
 from saccade.models.files import read_model_files
 

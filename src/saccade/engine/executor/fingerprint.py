@@ -8,8 +8,7 @@ from blake3 import blake3
 from saccade import models
 from saccade.config import MIB
 from saccade.engine.config import EngineConfig
-from saccade.engine.executor.weight_files import weight_files
-from saccade.engine.executor.weight_formats import HF_QUANT_CONFIG
+from saccade.engine.executor.weight_index import HF_QUANT_CONFIG, weight_files
 from saccade.identity.content import files_digest
 from saccade.models.files import engine_config, parse_json
 from saccade.protocol.description import ModelFiles

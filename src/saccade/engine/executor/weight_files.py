@@ -1,6 +1,5 @@
 """The files of a checkpoint's weights: safetensors, memory-mapped, one file or several with an index."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from math import prod
@@ -10,10 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
+from saccade.engine.executor.weight_index import INDEX, weight_files, weight_map
 from saccade.errors import StartupError
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 LISTED = 12
 """The most names that an error lists; it counts the others."""
 
@@ -87,39 +85,11 @@ def _check_index(folder: Path, checkpoint: Checkpoint) -> None:
     """Raise StartupError if the index names tensors that are not in their file."""
     wrong = [
         f"{name} in {file}"
-        for name, file in _weight_map(folder).items()
+        for name, file in weight_map(folder).items()
         if name not in checkpoint.tensors or checkpoint.tensors[name].file != Path(file).name
     ]
     if wrong:
         raise StartupError(f"{INDEX} names {len(wrong)} tensors that its files do not have: {listed(wrong)}.")
-
-
-def _weight_map(folder: Path) -> Mapping[str, str]:
-    """Return the file of each tensor by the index, {} without an index. Raises StartupError."""
-    index = folder / INDEX
-    if not index.is_file():
-        return {}
-    try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StartupError(f"{index} has no readable `weight_map`.") from error
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise StartupError(f"{index}: `weight_map` must name a file for each tensor.")
-    return weight_map
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the checkpoint's safetensors files, in name order. Raises StartupError if one is missing."""
-    names = sorted({Path(name).name for name in _weight_map(folder).values()})
-    if not names:
-        if not (folder / WEIGHTS).is_file():
-            raise StartupError(f"{folder} holds neither {WEIGHTS} nor {INDEX}.")
-        return [folder / WEIGHTS]
-    files = [folder / name for name in names]
-    for file in files:
-        if not file.is_file():
-            raise StartupError(f"{INDEX} names {file.name}, which is not in {folder}.")
-    return files
 
 
 def listed(names: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from saccade.engine.executor.weight_index import HF_QUANT_CONFIG
 from saccade.errors import StartupError
 from saccade.nn.formats.fp8 import Fp8
 from saccade.nn.formats.nvfp4 import GROUP_SIZE, Nvfp4
@@ -15,7 +16,6 @@ from saccade.nn.formats.packed_ints import WORD, awq, compressed, gptq
 from saccade.nn.formats.quantised import WHOLE_ROW, Cell, WeightFormat
 from saccade.protocol.model_files import CONFIG
 
-HF_QUANT_CONFIG = "hf_quant_config.json"
 KEY = "quantization_config"
 REGEX = "re:"
 SCALE = "weight_scale"

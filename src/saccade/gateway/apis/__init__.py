@@ -1,4 +1,4 @@
 """The endpoints of the HTTP API: each API is a package with its wire format, reader and writer.
 
-Other packages use `Apis` (which constructs all endpoints and their routes), `Admin`, and `server_version`.
+Other packages use `Apis` (which constructs all endpoints and their routes) and `Admin`.
 """

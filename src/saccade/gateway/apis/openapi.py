@@ -1,7 +1,6 @@
 """The description of the HTTP API, generated from the structs of requests and answers."""
 
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
@@ -23,6 +22,7 @@ from saccade.gateway.apis.responses.wire import DeletedResponse, Response, Respo
 from saccade.gateway.chat import ChatRequest, TokenizeRequest
 from saccade.gateway.images.file_store import FileObject
 from saccade.gateway.server.errors import ErrorAnswer, MessagesError
+from saccade.release import installed_version
 
 BODIES = (
     ChatRequest, ChatCompletion, CompletionRequest, Completion,
@@ -68,20 +68,12 @@ TINY_IMAGE = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAAB
 """An image of one pixel."""
 
 
-def server_version() -> str:
-    """Return the installed package's version; "unknown" if Saccade runs from a source tree."""
-    try:
-        return version("saccade")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def describe(models: Sequence[str] = (), root_path: str = "") -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of a server at *root_path*; its examples name the served *models*."""
     _, components = msgspec.json.schema_components(BODIES, ref_template="#/components/schemas/{name}")
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Saccade", "version": server_version(), "description": "Serves vision-language models."},
+        "info": {"title": "Saccade", "version": installed_version(), "description": "Serves vision-language models."},
         **({"servers": [{"url": root_path}]} if root_path else {}),
         "paths": _paths(models),
         "components": {

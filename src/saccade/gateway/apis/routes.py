@@ -30,7 +30,7 @@ from saccade.gateway.apis.models import (
     parse_detokenize,
     parse_tokenize,
 )
-from saccade.gateway.apis.openapi import describe, server_version
+from saccade.gateway.apis.openapi import describe
 from saccade.gateway.apis.pages import page
 from saccade.gateway.apis.responses.writer import Responses, ResponseStore
 from saccade.gateway.config import GatewayConfig
@@ -41,6 +41,7 @@ from saccade.gateway.server.middleware import PAGE_PATHS, WARNINGS, NamedRoute
 from saccade.gateway.siblings import Siblings
 from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.gateway.workers.dispatch import Preview
+from saccade.release import installed_version
 from saccade.telemetry import METRICS_CONTENT_TYPE
 
 ANTHROPIC_VERSION: Final = "anthropic-version"
@@ -131,7 +132,7 @@ class Endpoints:
 
     async def version(self, request: Request) -> Response:
         """GET /version."""
-        return _json({"version": server_version()})
+        return _json({"version": installed_version()})
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""

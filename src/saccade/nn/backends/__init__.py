@@ -31,7 +31,7 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
         PLAIN: Backend("saccade.nn.backends.torch_sdpa"),
         "triton": Backend("saccade.nn.backends.triton_attention", "cuda", "pip install triton"),
-        "flashinfer": Backend("saccade.nn.backends.flashinfer_paged", "cuda", "pip install 'saccade[gpu]'"),
+        "flashinfer": Backend("saccade.nn.backends.flashinfer_paged", "cuda", "pip install 'saccade-vlm[gpu]'"),
     }
 )
 """Backends for decoders; auto tries the last first. The module has a class AttentionBackend. Its static method
@@ -44,10 +44,10 @@ VISION_BACKENDS: Mapping[str, Backend] = MappingProxyType(
         PLAIN: Backend("saccade.nn.backends.torch_sdpa"),
         "triton": Backend("saccade.nn.backends.triton_attention", "cuda", "pip install triton"),
         "flashinfer_cudnn": Backend(
-            "saccade.nn.backends.flashinfer_cudnn", "cuda", "pip install 'saccade[gpu]' nvidia-cudnn-frontend"
+            "saccade.nn.backends.flashinfer_cudnn", "cuda", "pip install 'saccade-vlm[gpu]' nvidia-cudnn-frontend"
         ),
         "torch_varlen": Backend("saccade.nn.backends.torch_varlen", "cuda"),
-        AMX: Backend("saccade.nn.amx.backend", "cpu", "pip install 'saccade[cpu]'"),
+        AMX: Backend("saccade.nn.amx.backend", "cpu", "pip install 'saccade-vlm[cpu]'"),
     }
 )
 """Backends for vision towers, in the same order. The module has a class VisionAttentionBackend, as above."""

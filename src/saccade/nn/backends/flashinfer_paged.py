@@ -266,7 +266,7 @@ def older_than(oldest: tuple[int, ...]) -> str | None:
     oldest_release = ".".join(map(str, oldest))
     is_older = tuple(map(int, numbers.groups())) < oldest
     return (
-        f"its release {release} is older than {oldest_release}; `pip install 'saccade[gpu]'` installs another"
+        f"its release {release} is older than {oldest_release}; `pip install 'saccade-vlm[gpu]'` installs another"
         if is_older
         else None
     )

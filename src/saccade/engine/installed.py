@@ -1,0 +1,19 @@
+"""Whether the packages that only the engine needs are installed: a gateway runs without them."""
+
+from importlib.util import find_spec
+
+from saccade.errors import NotInstalled
+
+PACKAGES = ("torch", "safetensors")
+"""What the extra `engine` installs."""
+
+
+def has_engine() -> bool:
+    """Return whether all PACKAGES are there; none is imported."""
+    return all(find_spec(name) is not None for name in PACKAGES)
+
+
+def require_engine() -> None:
+    """Raise NotInstalled if a model cannot be computed here."""
+    if not has_engine():
+        raise NotInstalled("This needs the engine: pip install 'saccade-vlm[engine]'")
