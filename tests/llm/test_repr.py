@@ -13,6 +13,6 @@ def test_an_llm_says_its_model_and_state() -> None:
 
 
 def test_the_package_has_its_version() -> None:
-    assert saccade.__version__ == importlib.metadata.version("saccade")
+    assert saccade.__version__ == importlib.metadata.version("saccade-vlm")
     with pytest.raises(AttributeError, match="no attribute 'version'"):
         saccade.version  # noqa: B018
