@@ -367,6 +367,7 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         seed=3,
         record_pixels=True,
         hf_overrides='{"a": 1}',
+        generation_config="vllm",
         override_generation_config='{"b": 2}',
     )
     default = EngineSettings()

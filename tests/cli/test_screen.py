@@ -20,11 +20,11 @@ from rich.console import Console
 from tables import table
 from waiting import wait_until
 
-from saccade.cli.bundled import BUNDLED_NAME
 from saccade.cli.client import DEFAULT_URL
 from saccade.cli.costs import EXAMPLE
 from saccade.cli.screen import StartProgress, ask_command, curl, open_host, shared_memory_problem, show_summary, warn
 from saccade.gateway.config import GatewayConfig, MediaSettings, ServerSettings, TlsSettings
+from saccade.models.bundled_model import BUNDLED_NAME
 from saccade.models.files import read_model_files
 from saccade.protocol.engine_ipc import EngineProgress
 from saccade.protocol.output import FinishReason, TokenDelta

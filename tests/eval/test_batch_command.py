@@ -74,7 +74,11 @@ async def test_answers_to_other_requests_do_not_count(capsys: pytest.CaptureFixt
 async def test_no_answer_is_an_error() -> None:
     async with new_session(5) as session:
         server = Server("http://127.0.0.1:1", session)
-        assert await server.post(URL, b"{}") == (0, "The server does not accept connections.", "")
+        assert await server.post(URL, b"{}") == (
+            0,
+            "No server answers at http://127.0.0.1:1. Start it, or correct the URL.",
+            "",
+        )
     line = answer_line(Request("a", URL, {}, "POST"), 0, "No.", "")
     assert (line["response"], line["error"]) == (None, {"code": "no_answer", "message": "No."})
 

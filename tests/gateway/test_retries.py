@@ -143,7 +143,8 @@ def test_images_are_kept_for_another_worker_until_the_first_token(tiny_qwen3_vl:
             wait_until(lambda: first.requests)
             assert gateway.application.limits.memory.num_bytes > 0
             first_token.set()
-            wait_until(lambda: gateway.application.limits.memory.num_bytes == 0)
+            # What is left is the answer, which grows.
+            wait_until(lambda: gateway.application.limits.memory.num_bytes < 100)
             assert gateway.application.limits.admission.num_requests == 1
             rest.set()
             assert asked.result().status == 200

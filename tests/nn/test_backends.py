@@ -161,7 +161,7 @@ def test_without_the_processor_amx_is_refused_and_auto_is_plain(monkeypatch: pyt
 def test_without_its_folder_or_numba_amx_is_refused_and_auto_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, VISION_BACKENDS[AMX].module, None)
     assert load_vision_backend(AUTO, BFLOAT16).name == PLAIN
-    with pytest.raises(StartupError, match=r"cannot be amx: it is not installed .*saccade\[cpu\]"):
+    with pytest.raises(StartupError, match=r"cannot be amx: it is not installed .*saccade-vlm\[cpu\]"):
         load_vision_backend(AMX, BFLOAT16)
 
 

@@ -28,8 +28,9 @@ SHARED: Final = {
     "stop_token_ids": "[1, #]",
     "allowed_token_ids": "[#, 1]",
 }
-CHAT: Final = {**SHARED, "top_logprobs": '#, "logprobs": true', "thinking_token_budget": "#"}
-COMPLETION: Final = {**SHARED, "logprobs": "#", "best_of": '#, "n": 4'}
+PRIORITY: Final = {"priority": "#"}
+CHAT: Final = {**SHARED, **PRIORITY, "top_logprobs": '#, "logprobs": true', "thinking_token_budget": "#"}
+COMPLETION: Final = {**SHARED, **PRIORITY, "logprobs": "#", "best_of": '#, "n": 4'}
 EDIT: Final = '{"edits": [{"type": "clear_tool_uses_20250919", "keep": {"type": "tool_uses", "value": #}}]}'
 COUNT: Final = {"thinking": '{"type": "enabled", "budget_tokens": #}', "context_management": EDIT}
 APIS: Final[list[tuple[Parse, type, str, dict[str, str]]]] = [
@@ -37,7 +38,7 @@ APIS: Final[list[tuple[Parse, type, str, dict[str, str]]]] = [
     (parse_completion, CompletionRequest, '"prompt": "hi"', COMPLETION),
     (parse_messages, MessagesRequest, f'{TURNS}, "max_tokens": 9', {**COUNT, "max_tokens": "#", "top_k": "#"}),
     (parse_count, CountRequest, TURNS, COUNT),
-    (parse_response, ResponseRequest, '"input": "hi"', {"max_output_tokens": "#", "top_logprobs": "null"}),
+    (parse_response, ResponseRequest, '"input": "hi"', {**PRIORITY, "max_output_tokens": "#", "top_logprobs": "null"}),
     (parse_tokenize, TokenizeRequest, TURNS, {}),
     (parse_detokenize, DetokenizeRequest, '"model": "tiny"', {"tokens": "[#, 1, #]"}),
 ]
