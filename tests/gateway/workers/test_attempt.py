@@ -63,6 +63,7 @@ class Subject:
     def __init__(self, slot: str | None = None) -> None:
         self.worker, self.output = ManualWorker(), SlowOutput()
         self.num_waiting_bytes = 0
+        self.num_counts = 0
         self.has_room = True
         self.released: list[str] = []
         request = ask("r", [1], *([slot] if slot else []))
@@ -73,6 +74,7 @@ class Subject:
     def count(self, num_bytes: int) -> bool:
         """Count bytes that wait."""
         self.num_waiting_bytes += num_bytes
+        self.num_counts += num_bytes > 0
         return self.has_room
 
     async def begin(self) -> asyncio.Task[None]:
@@ -98,6 +100,21 @@ async def test_deltas_wait_while_the_client_is_slow_and_are_counted() -> None:
     assert subject.output.token_ids == [1, 2, 3, 4]
     assert subject.num_waiting_bytes == 0
     assert subject.worker.num_closed == 1
+
+
+async def test_deltas_that_go_on_waiting_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, each time that the client read a little, all that still waited was encoded and counted again."""
+    subject = Subject()
+    running = await subject.begin()
+    for token_id in range(100):
+        subject.worker.sink.delta(TokenDelta("r", [token_id]))
+    subject.worker.sink.delta(TokenDelta("r", [100], FinishReason.STOP))
+    monkeypatch.setattr(subject.output.reads, "is_set", lambda: False)  # full again after each delta
+    subject.output.reads.set()
+    await running
+    assert subject.output.token_ids == [*range(101)]
+    assert subject.num_counts == 100
+    assert subject.num_waiting_bytes == 0
 
 
 @table("has_room", [True, False])

@@ -1,6 +1,7 @@
 """One attempt to serve a request at a worker or a pair, from the connector's call to the end of the answer."""
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -78,7 +79,7 @@ class Attempt:
         self._is_sent = False
         self._stream: Stream | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._waiting: list[TokenDelta | BaseException] | None = None
+        self._waiting: deque[tuple[TokenDelta | BaseException, int]] | None = None
         self._num_waiting_bytes = 0
         self._resends: list[asyncio.Task[None]] = []
         self._has_failed_to_resend = False
@@ -140,7 +141,7 @@ class Attempt:
             self._dispatcher.begun(self.placement)
             self._on_first_delta()
         if not self._output.take(delta):
-            self._waiting = []
+            self._waiting = deque()
             self._woken.set()
         if self._output.is_whole:
             self._has_ended = True
@@ -160,7 +161,7 @@ class Attempt:
             return
         if self._waiting is not None:
             if self._closing is None:
-                self._waiting.append(error)
+                self._waiting.append((error, 0))
         else:
             self._error, self._has_ended = error, True
             self._woken.set()
@@ -177,10 +178,10 @@ class Attempt:
         finally:
             del error
 
-    def _wait(self, waiting: list[TokenDelta | BaseException], delta: TokenDelta) -> None:
+    def _wait(self, waiting: deque[tuple[TokenDelta | BaseException, int]], delta: TokenDelta) -> None:
         """Add *delta* to those that are *waiting*. If there are too many, drop them all and end the worker's work."""
-        waiting.append(delta)
         num_bytes = OBJECT_BYTES * len(msgspec.msgpack.encode(delta))
+        waiting.append((delta, num_bytes))
         self._num_waiting_bytes += num_bytes
         is_sure = len(waiting) <= SURE_DELTAS * self._request.num_samples
         has_room = self._count(num_bytes) or is_sure
@@ -189,21 +190,29 @@ class Attempt:
         stream, self._stream = self._stream, None
         self._closing = asyncio.create_task(stream.close(), name="end of an unread answer")
         self._drop_waiting()
-        self._waiting = [RequestTimeout(READ_TOO_SLOWLY)]
+        self._waiting = deque([(RequestTimeout(READ_TOO_SLOWLY), 0)])
 
-    def _drop_waiting(self) -> list[TokenDelta | BaseException]:
-        """Return what waits; nothing does then."""
-        waiting, self._waiting = self._waiting or [], None
-        self._count(-self._num_waiting_bytes)
-        self._num_waiting_bytes = 0
-        return waiting
+    def _drop_waiting(self) -> None:
+        """Forget what waits."""
+        self._waiting = None
+        self._release_waiting(self._num_waiting_bytes)
+
+    def _release_waiting(self, num_bytes: int) -> None:
+        self._num_waiting_bytes -= num_bytes
+        self._count(-num_bytes)
 
     def _take_waiting(self) -> None:
-        for one in self._drop_waiting():
+        """Pass on what waits until the output takes no more; the rest stays as it is, however long it is."""
+        waiting, self._waiting = self._waiting or deque(), None
+        while waiting and self._waiting is None and not self._has_ended:
+            one, num_bytes = waiting.popleft()
+            self._release_waiting(num_bytes)
             if isinstance(one, TokenDelta):
                 self.delta(one)
             else:
                 self.fail(one)
+        if self._waiting is not None:
+            self._waiting = waiting
 
     async def _send_pixels(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
         target = next(one for one in self.placement.workers if one.url == worker)
