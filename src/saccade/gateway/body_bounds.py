@@ -90,9 +90,9 @@ def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url)
             rest.append(body[start:position])
     if num_bytes > MAX_BYTES_BESIDE_IMAGES:
         raise _too_large()
-    if num_quotes > 2 * MAX_STRINGS and num_strings(body) > MAX_STRINGS:
+    if num_quotes > 2 * MAX_STRINGS and num_strings(body, MAX_STRINGS) > MAX_STRINGS:
         raise InvalidValue(f"The body has more than {MAX_STRINGS} names and texts.")
-    if num_open > MAX_BRACKETS and num_brackets(body) > MAX_BRACKETS:
+    if num_open > MAX_BRACKETS and num_brackets(body, MAX_BRACKETS) > MAX_BRACKETS:
         raise InvalidValue(f"The body has more than {MAX_BRACKETS} arrays and objects.")
     return b"".join(rest)
 
@@ -103,13 +103,14 @@ def check_commas(rest: bytes, arrays_of_ids: Sequence[bytes], longest: str | Non
     Those of its *arrays_of_ids* do not count.
     """
     num_of_ids = sum(array.count(b",") for array in arrays_of_ids)
-    if num_commas(rest) > MAX_COMMAS + num_of_ids:
+    most = MAX_COMMAS + num_of_ids
+    if num_commas(rest, most) > most:
         raise InvalidValue(f"The body has more than {MAX_COMMAS} values.", longest)
 
 
 def num_value_bytes(body: bytes | bytearray) -> int:
     """Return the bytes of memory, at most, of the values in *body* besides their texts."""
-    return VALUE_BYTES * min(sum(num_marks(body, mark) for mark in (b",", b"[", b"{")), MAX_TOKENS)
+    return VALUE_BYTES * min(sum(num_marks(body, mark, MAX_TOKENS) for mark in (b",", b"[", b"{")), MAX_TOKENS)
 
 
 def _is_plain(body: bytes | bytearray, start: int, end: int, is_ascii: bool) -> bool:
@@ -140,10 +141,10 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
     # Arguments are JSON in a string, so they are not among the brackets of the body.
     arguments = [call.function.arguments for message in messages for call in message.tool_calls or ()]
     num_open = sum(text.count("[") + text.count("{") for text in arguments)
-    if num_open > MAX_BRACKETS and sum(num_brackets(text.encode()) for text in arguments) > MAX_BRACKETS:
+    if num_open > MAX_BRACKETS and sum(num_brackets(text.encode(), MAX_BRACKETS) for text in arguments) > MAX_BRACKETS:
         raise InvalidValue(
             f"The arguments of the calls have more than {MAX_BRACKETS} arrays and objects together.", "messages"
         )
     num_bytes = sum(map(len, arguments))
-    if num_bytes > MAX_COMMAS and sum(num_commas(text.encode()) for text in arguments) > MAX_COMMAS:
+    if num_bytes > MAX_COMMAS and sum(num_commas(text.encode(), MAX_COMMAS) for text in arguments) > MAX_COMMAS:
         raise InvalidValue(f"The arguments of the calls have more than {MAX_COMMAS} values together.", "messages")

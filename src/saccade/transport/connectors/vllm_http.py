@@ -217,7 +217,10 @@ def parsed(body: bytes) -> Any:
 def check_reply(body: bytes) -> None:
     """Raise WorkerUnavailable if to decode the JSON in *body* would make too many objects."""
     is_long = body.count(b",") > MAX_REPLY_VALUES or body.count(b"[") + body.count(b"{") > MAX_REPLY_BRACKETS
-    if is_long and (num_brackets(body) > MAX_REPLY_BRACKETS or num_commas(body) > MAX_REPLY_VALUES):
+    if is_long and (
+        num_brackets(body, MAX_REPLY_BRACKETS) > MAX_REPLY_BRACKETS
+        or num_commas(body, MAX_REPLY_VALUES) > MAX_REPLY_VALUES
+    ):
         raise WorkerUnavailable("The worker answered with more values than any answer has.")
 
 
