@@ -449,12 +449,11 @@ class GatewayConfig(ServerSettings, RoutingSettings, MediaSettings):
 
     @property
     def dispatch_limits(self) -> DispatchLimits:
-        """*dispatch* as it is for one tenant or several; with a keys file, these take turns at a lone worker, too."""
+        """*dispatch* as it is for one tenant or several; these take turns at a lone worker, too."""
         dispatch = dataclasses.replace(self.dispatch, takes_priorities=self.scheduling_policy == "priority")
         if not self.are_several:
             return dispatch
-        lone_worker_queue = None if self.api_keys_file is None else LONE_WORKER_QUEUE
-        return dataclasses.replace(dispatch, lone_worker_queue=lone_worker_queue, client_share=CLIENT_SHARE)
+        return dataclasses.replace(dispatch, lone_worker_queue=LONE_WORKER_QUEUE, client_share=CLIENT_SHARE)
 
 
 def tls_context(settings: TlsSettings) -> ssl.SSLContext | None:
