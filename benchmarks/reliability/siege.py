@@ -55,8 +55,8 @@ HONEST_KEYS, ATTACKER_KEY = ("honest-1", "honest-2"), "attacker"
 WARM_UP_SECONDS = 5.0
 NUM_PAIRS = 3
 PHASE_SECONDS = 5.0
-END_SECONDS = 10.0
-"""For the attackers' own requests, once no new ones begin."""
+END_SECONDS = 30.0
+"""For the attackers' own requests, once no new ones begin: one client's wait for one another, each up to 10 s."""
 
 NUM_ROUNDS = 6
 LEFT_SECONDS = 10.0
