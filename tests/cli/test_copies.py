@@ -89,7 +89,10 @@ def test_a_copy_that_dies_is_started_again_alone(tiny_qwen3_vl: Path) -> None:
         def workers() -> dict[int, str]:
             found = {}
             for child in psutil.Process(process.pid).children():
-                words = child.cmdline()
+                try:
+                    words = child.cmdline()
+                except (psutil.ZombieProcess, psutil.NoSuchProcess):  # it ends at this moment
+                    continue
                 if "worker" in words:
                     found[child.pid] = words[words.index("--uds") + 1]
             return found

@@ -328,7 +328,7 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         admin_port=82,
         admin_keys=("k3", "k4"),
     )
-    media = MediaSettings(MediaLimits(4, 2), '{"max_pixels": 9}', 7, 8, 9.5, 10, 180, 11, 12)
+    media = MediaSettings(MediaLimits(4, 2), '{"max_pixels": 9}', '{"video": {"fps": 1}}', 7, 8, 9.5, 10, 180, 11, 12)
     engine = EngineSettings(
         served_model_name=("name", "alias"),
         max_model_len=12,

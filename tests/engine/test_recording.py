@@ -79,7 +79,7 @@ def test_a_recorded_run_with_images_is_replayed_equal(recorded: Path, tiny_qwen3
     assert (header.machine.device, header.machine.dtype, header.machine.num_threads) == ("cpu", "float32", 2)
     assert (header.config.num_blocks, header.config.block_size, header.config.max_num_seqs) == (256, 16, 8)
     assert header.machine.processor
-    assert header.machine.versions.keys() >= {"saccade", "torch"}
+    assert header.machine.versions.keys() >= {"saccade-vlm", "torch"}
 
 
 def test_a_backends_package_is_recorded(tiny_qwen3_vl: Path, tmp_path: Path) -> None:

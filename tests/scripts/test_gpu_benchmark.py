@@ -119,5 +119,5 @@ def test_the_page_names_the_packages_that_it_imports() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     named = PAGE.read_text().partition("imports the following packages.")[2].partition("##")[0].split()
-    own = {"saccade", "setuptools", "torch", "triton"}
+    own = {"saccade-vlm", "setuptools", "torch", "triton"}
     assert set(json.loads(found.stdout)) - own <= set(named)

@@ -79,6 +79,7 @@ def with_tls(files: Files) -> Callable[[socket.socket], None]:
 
 
 def in_plain(connection: socket.socket) -> None:
+    connection.settimeout(SECONDS)  # a client of gRPC keeps a connection whose answer it does not understand
     connection.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
     connection.recv(1 << 16)
     connection.close()

@@ -21,7 +21,7 @@ from saccade.models.spec import has_states, window_of
 from saccade.protocol.description import Description
 from saccade.protocol.kv_transfer import KvForm
 from saccade.protocol.model_files import CONFIG
-from saccade.release import installed_version
+from saccade.release import DISTRIBUTION, installed_version
 from saccade.transport.shared_memory import readers
 
 PACKAGES: Mapping[str, str] = MappingProxyType(
@@ -79,7 +79,7 @@ def kv_form(description: Description, caches: Caches) -> KvForm:
 def describe_machine(description: Description, num_threads: int) -> Machine:
     """Return the properties of the machine that affect the last bits of the results of an engine with *description*."""
     backends = (description.attention_backend, description.mm_encoder_attn_backend)
-    packages = ("saccade", "torch", "numba", *(PACKAGES[name] for name in backends if name in PACKAGES))
+    packages = (DISTRIBUTION, "torch", "numba", *(PACKAGES[name] for name in backends if name in PACKAGES))
     return Machine(
         weights=description.fingerprint,
         model_config=blake3(description.files.files[CONFIG]).digest(),
