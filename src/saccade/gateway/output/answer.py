@@ -106,6 +106,9 @@ class TokenCounts:
         return self._num_tokens, self._num_reasoning_tokens
 
 
+SHORT_SECONDS = 0.001
+"""Work on a delta that takes no longer is not worth a call: there is one for each token."""
+
 CHARGE_TOKENS = 64
 """While an answer grows, the tenant is charged after at most this many tokens."""
 
@@ -196,7 +199,7 @@ class Answer:
             return True
         chunk = choice.take(delta)
         self._counts.changed.add(choice)
-        self._observe(choice, delta)
+        self._observe(choice, delta, start)
         self._num_uncharged += len(delta.token_ids)
         if self._num_uncharged >= CHARGE_TOKENS:
             self._charge()
@@ -207,7 +210,8 @@ class Answer:
             if self.is_whole:
                 self._metrics.e2e_seconds.labels(self.served.name).observe(time.perf_counter() - self._begun_at)
         may_follow = self.write(chunk)
-        self._metrics.note_pause("delta", start)
+        if time.perf_counter() - start > SHORT_SECONDS:
+            self._metrics.note_pause("delta", start)
         return may_follow
 
     @property
@@ -256,9 +260,8 @@ class Answer:
             self.prompt_logprobs += delta.prompt_logprobs
         return self.choices[delta.index]
 
-    def _observe(self, choice: GeneratedChoice, delta: TokenDelta) -> None:
+    def _observe(self, choice: GeneratedChoice, delta: TokenDelta, now: float) -> None:
         if delta.token_ids:
-            now = time.perf_counter()
             if choice.first_token_at:
                 self._itl_seconds.observe(now - choice.last_token_at)
             else:
