@@ -1,14 +1,13 @@
 """Whole answers are encoded while they grow: the same bytes as at once, counted, and the end has little left to do."""
 
 import asyncio
-import sys
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import msgspec
 import pytest
 import scripted
+from instructions import counting_instructions
 from tables import table
 from waiting import wait_until
 
@@ -164,21 +163,9 @@ async def end(writer: AnswerWriter) -> list[Part]:
 
 def counted(writer: AnswerWriter) -> tuple[list[Part], int]:
     """The parts at the end of an answer, and the number of Python's instructions that the loop's thread takes for them."""
-    number = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal number
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        number += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
+    with counting_instructions() as count:
         parts = asyncio.run(end(writer))
-        return parts, number
-    finally:
-        sys.settrace(before)
+    return parts, count()
 
 
 LONG: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -1,12 +1,10 @@
 """What a request asks for is prepared once for all its choices: the event loop does no more for n than for each of n."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from instructions import counting_instructions
 from tables import table
 from written_answers import TOOLS
 
@@ -72,25 +70,6 @@ LARGEST: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Fields of the request, and of its chat, that are as large as they may be."""
 
 
-@contextmanager
-def counting() -> Iterator[Callable[[], int]]:
-    """Count the instructions of Python that the block executes."""
-    number = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal number
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        number += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield lambda: number
-    finally:
-        sys.settrace(before)
-
-
 def chat_of(fields: dict[str, Any]) -> Chat:
     return Chat(fields.get("messages", []), 0, [], True, {}, tuple(fields.get("tools", ())))
 
@@ -103,7 +82,7 @@ def test_choices_share_what_their_request_asks_for(
     model, chat = models("hermes"), chat_of(of_chat)
     numbers = {}
     for n in (1, MAX_NUM_SAMPLES):
-        with counting() as count:
+        with counting_instructions() as count:
             made = choices_of(ChatRequest(messages=[], n=n, **fields), chat, model)
         numbers[n] = count()
         assert len(made) == n
@@ -132,7 +111,7 @@ def test_usage_with_every_chunk_looks_at_the_choice_of_the_chunk(
     answer.begin([1, 2], [(LAYOUT, (Span(0, 1),))] * num_images)
     numbers = []
     for _ in range(2):
-        with counting() as count:
+        with counting_instructions() as count:
             for index in range(MAX_NUM_SAMPLES):
                 answer.take(TokenDelta("r", [1], index=index))
                 usage = answer.usage
