@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -85,7 +86,12 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """Return the commit that is measured, with `-dirty` if other files than results and pages have been changed."""
+    """Return the commit that is measured, with `-dirty` if other files than results and pages have been changed.
+
+    It is empty where git is not installed, or the files are not in a repository.
+    """
+    if shutil.which("git") is None:
+        return ""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,6 +1,7 @@
 """Stand-ins for the capture of CUDA graphs."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,11 +33,12 @@ class PlayedCuda:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pools: list[Any] = []
+        self.num_streams = 0
         self._num_handles = 0
-        stream = SimpleNamespace(wait_stream=lambda _: None)
+        self._current = SimpleNamespace(wait_stream=lambda _: None)
         for name, value in {
-            "Stream": lambda: stream,
-            "current_stream": lambda: stream,
+            "Stream": self._stream,
+            "current_stream": lambda: self._current,
             "stream": lambda _: nullcontext(),
             "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
             "graph": self._graph,
@@ -44,11 +46,20 @@ class PlayedCuda:
         }.items():
             monkeypatch.setattr(f"torch.cuda.{name}", value)
 
+    def _stream(self) -> Any:
+        self.num_streams += 1
+        return SimpleNamespace(wait_stream=lambda _: None)
+
     def _handle(self) -> tuple[int, int]:
         self._num_handles += 1
         return 0, self._num_handles
 
-    def _graph(self, graph: Any, pool: Any, capture_error_mode: str) -> Any:
+    @contextmanager
+    def _graph(self, graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
         assert capture_error_mode == "thread_local"
         self.pools.append(pool)
-        return nullcontext()
+        try:
+            yield
+        except Exception as error:
+            # As torch does: the end of a failed capture fails too.
+            raise RuntimeError("operation failed due to a previous error during capture") from error

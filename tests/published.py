@@ -7,6 +7,7 @@ an assertion.
 
 import inspect
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ import pytest
 import torch
 from attention import reference
 from torch.nn.attention import varlen
+
+from saccade.nn.backends import compilers
 
 HALF = (torch.float16, torch.bfloat16)
 WORKSPACE_BYTES = 128 << 20
@@ -330,6 +333,9 @@ def varlen_attn(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `flashinfer` importable, and have torch find a GPU. Backends that import flashinfer are imported anew."""
+    headers = dict.fromkeys((compilers.FA3_HEADER, compilers.GEMM_HEADER), Path("/usr/include"))
+    tools = compilers.Toolkit(Path("/usr/local/cuda"), Path("/usr/bin/ninja"), headers)
+    monkeypatch.setattr(compilers, "find_toolkit", lambda: tools)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     library, cudnn, mla = (ModuleType(name) for name in ("flashinfer", "flashinfer.cudnn", "flashinfer.mla"))
     for wrapper in (BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper):

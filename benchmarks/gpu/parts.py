@@ -14,8 +14,13 @@ from torch import nn
 
 from benchmarks.engine.shape_2b import BUNDLED
 from benchmarks.gpu import checks, timings
+from benchmarks.gpu.attention import attention
+from benchmarks.gpu.ceilings import ceilings
+from benchmarks.gpu.kernels_of_steps import kernels_of_steps
 from benchmarks.gpu.plan import FAILED, PASSED, Part, Row
+from benchmarks.gpu.replays import replays
 from benchmarks.gpu.scale import Scale
+from benchmarks.gpu.served import served
 from benchmarks.gpu.shapes import FORMATS, quantised_parts
 from benchmarks.gpu.subject import Subject, load
 from saccade.engine import startup, warmup
@@ -59,6 +64,26 @@ class Setting(NamedTuple):
     def load(self, size: str, patches: tuple[int, ...] = ()) -> Subject:
         """Load the model *size*, with images of *patches*."""
         return load(self.config(size), patches, self.scale.capture)
+
+
+def _ceilings(setting: Setting) -> Iterator[Row]:
+    return ceilings(setting.scale)
+
+
+def _attention(setting: Setting) -> Iterator[Row]:
+    return attention(setting.scale)
+
+
+def _replays(setting: Setting) -> Iterator[Row]:
+    return replays(setting.load("2b"), setting.scale)
+
+
+def _kernels_of_steps(setting: Setting) -> Iterator[Row]:
+    return kernels_of_steps(setting.load("8b", (setting.scale.photo,)), setting.scale)
+
+
+def _served(setting: Setting) -> Iterator[Row]:
+    return served(setting.config("8b"), setting.scale, setting.folder.parent / "served")
 
 
 def _answers(setting: Setting) -> Iterator[Row]:
@@ -254,7 +279,12 @@ def _ranks(setting: Setting) -> Iterator[Row]:
 Yields = Callable[[Setting], Iterator[Row]]
 PARTS: Mapping[Part, Yields] = MappingProxyType(
     {
+        Part("ceilings", "what the card reaches at most", 30): _ceilings,
         Part("answers", "the bundled model answers as on a CPU", 60): _answers,
+        Part("attention", "attention at the shapes of real models against float32", 60): _attention,
+        Part("replays", "graphs over rows and lengths that change", 60): _replays,
+        Part("steps", "where the time of a step goes, of the 8B shape", 90): _kernels_of_steps,
+        Part("served", "saccade serve over HTTP, of the 8B shape", 120): _served,
         Part("kernels", "each operation, backend and graph against its plain twin", 150): _kernels,
         Part("start", "an engine starts, and encodes the largest image", 90): _start,
         Part("decode-8b", "decode steps of the 8B shape", 90): _large_decodes,

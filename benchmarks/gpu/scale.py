@@ -17,7 +17,8 @@ class Scale:
     """Device, number format, models by size, and the lengths that are measured.
 
     *decoders* and *towers* are the attention backends. *rows* decode after *context* tokens, *most_rows* after *deep*
-    ones, one row after *long* ones. *patches* are those of the images of a check, *photo* of the image that is timed.
+    ones, one row after *long* ones; *prompt* has the tokens of an image of *photo_size* pixels and a question.
+    *patches* are those of the images of a check, *photo* of the image that is timed.
     *prompts* are the lengths of the prompts in a row, *seen* the numbers of token ids with penalties. A call is
     timed *repeats* times; answers have *answer* tokens. *capture* is
     CUDA's, or a stand-in.
@@ -33,6 +34,8 @@ class Scale:
     most_rows: int
     deep: int
     long: int
+    prompt: int
+    photo_size: tuple[int, int]
     patches: tuple[int, ...]
     photo: int
     prompts: tuple[int, ...]
@@ -64,8 +67,10 @@ FULL = Scale(
     most_rows=64,
     deep=4096,
     long=32768,
+    prompt=1220,
+    photo_size=(1280, 960),
     patches=(256, 1024, 4096, 64, 576),
-    photo=4800,  # 1280 x 960 pixels
+    photo=4800,
     prompts=tuple(range(40, 2040, 20)),
     seen=(0, 300, 2000, 8000),
     repeats=20,
@@ -82,6 +87,8 @@ REHEARSAL = Scale(
     most_rows=2,
     deep=30,
     long=40,
+    prompt=20,
+    photo_size=(64, 64),
     patches=(8, 4),
     photo=16,
     prompts=(3, 5),

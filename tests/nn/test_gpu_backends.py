@@ -28,12 +28,14 @@ LENGTHS = [(6,), (4, 4, 4), (3, 8, 1), (1,) * 9, (7,) * 70]
 TOWER = Workload(GPU, torch.bfloat16, head_sizes=frozenset({(72, 72)}))
 DECODER = Workload(GPU, torch.bfloat16, head_sizes=frozenset({(128, 128)}))
 HALVES = Workload(GPU, torch.float16, head_sizes=frozenset({(64, 64)}))
+FIND_TOOLKIT = compilers.find_toolkit
 MISMATCH = "another package has another version"
 
 
 @pytest.fixture(autouse=True)
 def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     published.install(monkeypatch)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (9, 0))
 
 
 def decoder() -> AttentionBackend:
@@ -281,14 +283,16 @@ def fails(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("name", "found", "reason"),
     [
-        (FLASHINFER, (), "finds no nvcc and no ninja: install the CUDA toolkit and ninja"),
-        (FLASHINFER, ("nvcc",), "finds no ninja"),
+        (FLASHINFER, (), "finds no nvcc and no ninja and no curand_kernel.h: install the CUDA toolkit and ninja"),
+        (FLASHINFER, ("nvcc",), "finds no nvcc"),
         ("triton", ("nvcc", "ninja"), "needs a C compiler at its first use, and finds none: install gcc"),
     ],
 )
 def test_a_missing_compiler_is_named(
     monkeypatch: pytest.MonkeyPatch, name: str, found: tuple[str, ...], reason: str
 ) -> None:
+    monkeypatch.setattr(compilers, "find_toolkit", FIND_TOOLKIT)
+    monkeypatch.setattr(compilers, "find_spec", lambda _: None)
     monkeypatch.setattr("shutil.which", lambda asked: asked if asked in found else None)
     monkeypatch.setattr(compilers, "TOOLKIT", Path("/nonexistent"))
     for variable in ("CC", "CUDA_HOME", "CUDA_PATH"):

@@ -26,6 +26,7 @@ from saccade.engine.executor.batch import build_batch
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import DecodeGraphs, row_counts
 from saccade.engine.executor.execution import prepare
+from saccade.engine.executor.graphs import Graphs
 from saccade.engine.executor.loader import load_model
 from saccade.engine.executor.model_runner import ModelRunner, make_runner
 from saccade.engine.loop import Engine
@@ -231,12 +232,30 @@ def test_all_graphs_are_captured_before_the_first_step(subject: Engine) -> None:
     assert again.replayed == []
 
 
-def test_graphs_share_one_pool_of_memory(subject: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest is captured first, so the pool then does not grow."""
+def test_graphs_share_one_pool_of_memory_and_one_stream(subject: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest is captured first, so the pool then does not grow. cuBLAS keeps a workspace for each stream."""
     cuda = PlayedCuda(monkeypatch)
     runner, _ = with_graphs(subject)
     list(DecodeGraphs(runner.network, runner.backend, runner.caches, MAX_BLOCKS).by_size.prepare())
     assert cuda.pools == [(0, 1)] * 4
+    assert cuda.num_streams == 1
+
+
+def test_a_failed_capture_names_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what torch raises at the end of it; and a library for GPUs may raise anything."""
+    PlayedCuda(monkeypatch)
+    calls = []
+
+    def compute() -> torch.Tensor:
+        calls.append(len(calls))
+        if len(calls) == 2:
+            raise ValueError("plan() was not called before the capture")
+        return torch.zeros(1)
+
+    graphs: Graphs[None] = Graphs([1], lambda _: (None, compute), "--no-cuda-graphs")
+    reason = r"ValueError: plan\(\) was not called before the capture\)\. Start with --no-cuda-graphs"
+    with pytest.raises(StartupError, match=reason):
+        list(graphs.prepare())
 
 
 @pytest.mark.parametrize("backend", ["triton", "torch_sdpa"])

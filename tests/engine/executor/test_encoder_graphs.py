@@ -185,7 +185,7 @@ def test_a_failed_capture_names_the_flag(load: Callable[[str], Any]) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     graphs = EncoderGraphs(load("qwen3_vl"), BordersBackend(), 256, fail)
-    with pytest.raises(StartupError, match=r"size 256 cannot .* is capturing. Start with --no-mm-encoder-cuda-graph"):
+    with pytest.raises(StartupError, match=r"size 256 cannot .* is capturing\). Start with --no-mm-encoder-cuda-graph"):
         list(graphs.by_size.prepare())
 
 

@@ -1,6 +1,7 @@
 """Choose the attention backends, operations and threads of a network."""
 
 import dataclasses
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from saccade.errors import StartupError
 from saccade.models.files import image_processor, parse_json
 from saccade.models.spec import Latent, Paged, has_states
 from saccade.nn.backends import AUTO, Workload, load_backend, load_vision_backend, trial, why
+from saccade.nn.backends.compilers import find_toolkit, use_toolkit
 from saccade.nn.backends.trial import tried
 from saccade.nn.backends.workload import cost_of_cache
 from saccade.nn.context import AttentionBackend, VisionAttentionBackend
@@ -64,6 +66,7 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
     network = model.network
     of_decoder, of_tower = decoder_workload(config, model), tower_workload(model)
     if network.device.type == "cuda":
+        use_toolkit(find_toolkit(), os.environ)
         backend, of_decoder = tried(load_backend, config.attention_backend, of_decoder, trial.of_decoder)
         vision_backend, of_tower = tried(load_vision_backend, config.mm_encoder_attn_backend, of_tower, trial.of_tower)
     else:

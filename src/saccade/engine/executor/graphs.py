@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from saccade.errors import StartupError
+from saccade.nn.libraries import Unavailable, attempt
 
 Compute = Callable[[], torch.Tensor]
 Buffers = TypeVar("Buffers")
@@ -36,20 +37,32 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool: Any = None
+        # One for all captures: cuBLAS keeps a workspace for each stream.
+        self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, compute: Compute) -> Captured:
-        """Capture a call. A call before it compiles and allocates, so that the capture does not."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        """Capture a call. A call before it compiles and allocates, so that the capture does not.
+
+        Raises whatever the call raises.
+        """
+        if self._stream is None:
+            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             compute()
-        torch.cuda.current_stream().wait_stream(stream)
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        # Another thread, NCCL's watch, may call CUDA during a capture.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            output = compute()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph, failure = torch.cuda.CUDAGraph(), None
+        try:
+            # Another thread, NCCL's watch, may call CUDA during a capture.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                try:
+                    output = compute()
+                except Exception as error:
+                    failure = error
+                    raise
+        except Exception as error:
+            # The end of a failed capture raises an error of its own, which hides the cause.
+            raise (failure or error) from None
         return Captured(output, graph.replay)
 
 
@@ -75,15 +88,17 @@ class Graphs(Generic[Buffers]):
     def prepare(self) -> Iterable[tuple[int, int]]:
         """Capture all graphs, the largest first; yield how many are done, and how many there are.
 
-        Raises StartupError if CUDA cannot capture a call.
+        Raises StartupError if a call cannot be captured: a library for GPUs may raise anything then.
         """
         for number, size in enumerate(reversed(self.sizes)):
             yield number, len(self.sizes)
             try:
-                self.of(size)
-            except RuntimeError as error:
+                with attempt():
+                    self.of(size)
+            except Unavailable as error:
                 raise StartupError(
-                    f"A call of size {size} cannot be captured as a CUDA graph: {error}. Start with {self._flag}."
+                    f"A call of size {size} cannot be captured as a CUDA graph: {error.reason}. "
+                    f"Start with {self._flag}."
                 ) from error
 
     @torch.inference_mode()

@@ -177,6 +177,7 @@ class GemmaDecoder(TextDecoder):
             config, ranks, (GemmaLayer(config, layer, ranks) for layer in range(config.num_layers)), FloatNorm
         )
         self.frequencies_of: dict[LayerKind, torch.Tensor] = {}
+        self.embedding_scale = self.own_scale = 1.0
         if config.per_layer_width:
             width = config.num_layers * config.per_layer_width
             self.embed_tokens_per_layer = Embedding(config.per_layer_vocab, width, ranks)
@@ -185,12 +186,14 @@ class GemmaDecoder(TextDecoder):
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Map ids int64 [N] to [N, E]."""
-        return super().embed(input_ids) * _rounded(self.config.hidden_size**0.5, self.embedding_VE)
+        return super().embed(input_ids) * self.embedding_scale
 
     def finish(self) -> None:
         """Compute the values derived from the loaded weights and their device."""
         super().finish()
-        device = self.embedding_VE.device
+        device, dtype = self.embedding_VE.device, self.embedding_VE.dtype
+        self.embedding_scale = _rounded(self.config.hidden_size**0.5, dtype)
+        self.own_scale = _rounded(self.config.per_layer_width**0.5, dtype)
         for kind in self.config.kinds:
             self.frequencies_of[kind] = inverse_frequencies(kind.rope.theta, kind.head_dim, device, kind.rope.divisors)
 
@@ -200,7 +203,7 @@ class GemmaDecoder(TextDecoder):
             return None
         shape = (self.config.num_layers, self.config.per_layer_width)
         own_NLP = self.embed_tokens_per_layer(input_ids).unflatten(1, shape)
-        own_NLP = own_NLP * _rounded(self.config.per_layer_width**0.5, own_NLP)
+        own_NLP = own_NLP * self.own_scale
         projected_NLP = (self.per_layer_model_projection(x_NE) * self.config.hidden_size**-0.5).unflatten(1, shape)
         return (self.per_layer_projection_norm(projected_NLP) + own_NLP) * 2.0**-0.5  # type: ignore[no-any-return]
 
@@ -216,6 +219,6 @@ class GemmaDecoder(TextDecoder):
         return self.norm(x_NE)  # type: ignore[no-any-return]
 
 
-def _rounded(factor: float, like: torch.Tensor) -> torch.Tensor:
-    """Return *factor* in the dtype of *like*: the reference rounds it too."""
-    return torch.tensor(factor, dtype=like.dtype, device=like.device)
+def _rounded(factor: float, dtype: torch.dtype) -> float:
+    """Return *factor* as *dtype* has it: the reference rounds it too."""
+    return torch.tensor(factor, dtype=dtype).item()

@@ -2,11 +2,83 @@
 
 import os
 import shutil
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 TOOLKIT = Path("/usr/local/cuda")
 """FlashInfer's last resort if neither a variable nor the search path leads to nvcc."""
+
+FA3_HEADER, GEMM_HEADER = "curand_kernel.h", "cublasLt.h"
+"""What the sources of FA3 and of products in FP8 blocks include.
+
+A toolkit of nvcc and CUDA's runtime alone lacks them; torch's packages of CUDA's libraries have them.
+"""
+
+REMEDIES = MappingProxyType(
+    {
+        "nvcc": "the CUDA toolkit",
+        "ninja": "ninja",
+        FA3_HEADER: "cuRAND's headers (nvidia-curand)",
+        GEMM_HEADER: "cuBLAS's headers (nvidia-cublas)",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """What FlashInfer and DeepGEMM compile with, None where there is none.
+
+    *home* is the folder whose `bin` has nvcc; *headers* has the folder of each header.
+    """
+
+    home: Path | None
+    ninja: Path | None
+    headers: Mapping[str, Path | None]
+
+    def absent(self, *headers: str) -> list[str]:
+        """Return those of nvcc, ninja and *headers* that are nowhere."""
+        found = {"nvcc": self.home, "ninja": self.ninja, **{name: self.headers[name] for name in headers}}
+        return [name for name, path in found.items() if path is None]
+
+
+def find_toolkit() -> Toolkit:
+    """Look for nvcc in the order of FlashInfer, for ninja, and for headers, in torch's packages last."""
+    nvcc, ninja = shutil.which("nvcc"), shutil.which("ninja")
+    named = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), nvcc and Path(nvcc).resolve().parents[1])
+    homes = [Path(folder) for folder in named if folder] + [TOOLKIT]
+    home = next((folder for folder in homes if (folder / "bin" / "nvcc").exists()), None)
+    folders = [*([home / "include"] if home else []), *_folders_of_packages()]
+    headers = {
+        name: next((folder for folder in folders if (folder / name).exists()), None)
+        for name in (FA3_HEADER, GEMM_HEADER)
+    }
+    return Toolkit(home, Path(ninja) if ninja else None, headers)
+
+
+def _folders_of_packages() -> Iterator[Path]:
+    """Yield the folders of headers that torch's packages of CUDA's libraries bring."""
+    spec = find_spec("nvidia")
+    for folder in (spec.submodule_search_locations if spec is not None else None) or ():
+        yield from sorted(Path(folder).glob("*/include"))
+
+
+def use_toolkit(toolkit: Toolkit, environment: MutableMapping[str, str]) -> None:
+    """Let FlashInfer and DeepGEMM find *toolkit* in *environment*; what a person has set there stays.
+
+    DeepGEMM looks for nvcc in CUDA_HOME and in PATH alone.
+    """
+    if toolkit.home is not None:
+        environment.setdefault("CUDA_HOME", str(toolkit.home))
+    folders = [folder for folder in environment.get("CPLUS_INCLUDE_PATH", "").split(os.pathsep) if folder]
+    for folder in toolkit.headers.values():
+        is_known = folder is None or str(folder) in folders
+        if not is_known and (toolkit.home is None or folder != toolkit.home / "include"):
+            folders.append(str(folder))
+    if folders:
+        environment["CPLUS_INCLUDE_PATH"] = os.pathsep.join(folders)
 
 
 def no_c_compiler() -> str | None:
@@ -16,18 +88,14 @@ def no_c_compiler() -> str | None:
     return "it needs a C compiler at its first use, and finds none: install gcc, or name one in the variable CC"
 
 
-def no_cuda_compiler() -> str | None:
-    """Return why FlashInfer cannot compile its kernels; None if it can, or has them compiled."""
-    if find_spec("flashinfer_jit_cache") is not None:
-        return None
-    folders = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), str(TOOLKIT)]
-    has_nvcc = shutil.which("nvcc") or any(Path(folder, "bin", "nvcc").exists() for folder in folders if folder)
-    tools = [name for name, path in (("nvcc", has_nvcc), ("ninja", shutil.which("ninja"))) if not path]
-    if not tools:
+def no_cuda_compiler(*headers: str) -> str | None:
+    """Return why FlashInfer cannot compile kernels that include *headers*; None if it can, or has them compiled."""
+    if find_spec("flashinfer_jit_cache") is not None or not (names := find_toolkit().absent(*headers)):
         return None
     return (
-        f"it compiles its kernels at their first use, and finds no {' and no '.join(tools)}: install the CUDA "
-        "toolkit and ninja, or FlashInfer's package of compiled kernels, flashinfer-jit-cache"
+        f"it compiles its kernels at their first use, and finds no {' and no '.join(names)}: install "
+        f"{' and '.join(REMEDIES[name] for name in names)}, or FlashInfer's package of compiled kernels, "
+        "flashinfer-jit-cache"
     )
 
 

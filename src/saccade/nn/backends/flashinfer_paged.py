@@ -18,7 +18,7 @@ import torch
 from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 
 from saccade.nn import context
-from saccade.nn.backends.compilers import compilation, no_cuda_compiler
+from saccade.nn.backends.compilers import FA3_HEADER, compilation, no_cuda_compiler
 from saccade.nn.backends.flashinfer_latents import LatentKind, LatentStep, new_latent_wrapper, plan_latents
 from saccade.nn.backends.flashinfer_wrappers import Wrappers, borders, graph_buffers
 from saccade.nn.backends.workload import HALF, Workload, not_in, not_on_gpu
@@ -31,6 +31,9 @@ logger = structlog.get_logger(__name__)
 WORKSPACE_BYTES = 128 << 20
 HEAD_SIZES = (64, 128, 256)
 CACHES = (torch.float8_e4m3fn,)
+HOPPER = 9
+"""The major number of the compute capability of H100 and H200."""
+
 OLDEST = (0, 7, 2)
 """The first release with WORKSPACE_BYTES enough: older ones need more for models of 64 heads or 4 key/value heads."""
 
@@ -104,7 +107,7 @@ class AttentionBackend(context.AttentionBackend):
     def unavailable(workload: Workload) -> str | None:
         """Return why this backend cannot compute *workload*; None if it can."""
         reason = not_on_gpu(workload) or not_in(workload, HALF, () if workload.has_latent_layers else CACHES)
-        reason = reason or older_than(OLDEST) or no_cuda_compiler()
+        reason = reason or older_than(OLDEST) or no_cuda_compiler(*_headers(workload))
         if reason is None and workload.looks_ahead:
             return "it attends causally, and tokens of this model's images see later ones"
         others = sorted(pair for pair in workload.head_sizes if pair[0] != pair[1] or pair[0] not in HEAD_SIZES)
@@ -233,6 +236,12 @@ class AttentionBackend(context.AttentionBackend):
             # Zeros, as the wrapper for decodes needs. Wrappers can share it, since calls run one after the other.
             self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         return self._workspace
+
+
+def _headers(workload: Workload) -> tuple[str, ...]:
+    """Return the headers that the kernels of *workload* include: prefill chunks by FA3, FlashInfer's own choice."""
+    is_hopper = torch.cuda.get_device_capability(workload.device)[0] == HOPPER
+    return (FA3_HEADER,) if is_hopper and workload.cache_dtype in (None, *HALF) else ()
 
 
 def _plan_decodes(wrapper: Any, kind: _Kind, pages: Pages) -> None:

@@ -138,7 +138,8 @@ def heads_kernel(
         result = x.to(rotated.dtype.element_ty)
         tl.store(rotated + (token * ROTATED + head) * SIZE + channel, result, mask=is_channel)
         key = head - (ROTATED - KV_HEADS)
-        tl.store(keys + (slot * KV_HEADS + key) * SIZE + channel, result, mask=is_channel & (key >= 0))
+        if key >= 0:
+            tl.store(keys + (slot * KV_HEADS + key) * SIZE + channel, result, mask=is_channel)
     else:
         place = (slot * KV_HEADS + head - ROTATED) * SIZE + channel
         tl.store(values + place, x.to(values.dtype.element_ty), mask=is_channel)

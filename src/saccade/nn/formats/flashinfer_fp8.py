@@ -13,6 +13,7 @@ from flashinfer.fused_moe import cutlass_fused_moe, trtllm_fp8_block_scale_route
 from flashinfer.gemm import fp8_blockscale_gemm_sm90, gemm_fp8_nt_groupwise
 from torch.nn import functional
 
+from saccade.nn.backends.compilers import find_toolkit
 from saccade.nn.formats.fp8 import Fp8
 from saccade.nn.formats.products import Product, aligned, capability, field_of, rounded_to_fp8
 from saccade.nn.formats.quantised import QuantisedExperts, QuantisedLinear, QuantisedWeight
@@ -107,6 +108,9 @@ def pack_linear(layer: QuantisedLinear) -> BlockFp8:
     major = _major(weight_OI, (HOPPER, BLACKWELL, SMALL_BLACKWELL))
     if len(weight_OI) % ROWS:
         raise Unavailable(f"its outputs are no multiple of {ROWS}")
+    if major == HOPPER and find_toolkit().home is None:
+        # DeepGEMM compiles a kernel for each shape, and no package brings them.
+        raise Unavailable("nvcc compiles its kernels, and is not found: install the CUDA toolkit")
     return BlockFp8(weight_OI, scales, layer.bias_O, major == HOPPER)
 
 
