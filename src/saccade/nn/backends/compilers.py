@@ -29,7 +29,7 @@ REMEDIES = MappingProxyType(
 
 @dataclass(frozen=True)
 class Toolkit:
-    """What FlashInfer and DeepGEMM compile with, None where there is none.
+    """What FlashInfer and DeepGEMM compile with, None if there is none.
 
     *home* is the folder whose `bin` has nvcc; *headers* has the folder of each header.
     """
@@ -40,15 +40,15 @@ class Toolkit:
 
     def absent(self, *headers: str) -> list[str]:
         """Return those of nvcc, ninja and *headers* that are nowhere."""
-        found = {"nvcc": self.home, "ninja": self.ninja, **{name: self.headers[name] for name in headers}}
-        return [name for name, path in found.items() if path is None]
+        places = {"nvcc": self.home, "ninja": self.ninja, **{name: self.headers[name] for name in headers}}
+        return [name for name, path in places.items() if path is None]
 
 
 def find_toolkit() -> Toolkit:
     """Look for nvcc in the order of FlashInfer, for ninja, and for headers, in torch's packages last."""
     nvcc, ninja = shutil.which("nvcc"), shutil.which("ninja")
-    named = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), nvcc and Path(nvcc).resolve().parents[1])
-    homes = [Path(folder) for folder in named if folder] + [TOOLKIT]
+    candidates = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), nvcc and Path(nvcc).resolve().parents[1])
+    homes = [Path(folder) for folder in candidates if folder] + [TOOLKIT]
     home = next((folder for folder in homes if (folder / "bin" / "nvcc").exists()), None)
     folders = [*([home / "include"] if home else []), *_folders_of_packages()]
     headers = {
