@@ -61,6 +61,7 @@ CASES: dict[str, tuple[dict[str, Any] | bytes, int, str, str | None]] = {
         *(400, "unsupported_parameter", "tools[0].function.parameters.not"),
     ),
     "no image": (chat(image(encoded(b"hello, I am a text"))), 400, "unsupported_image_format", URL_FIELD),
+    "TIFF": (chat(image(encoded(b"II*\0" + bytes(64)))), 400, "unsupported_image_format", URL_FIELD),
     "truncated image": (chat(image(truncated())), 400, "invalid_image", URL_FIELD),
     "20000 x 20000 PNG": (chat(image(encoded(png_header(20000, 20000)))), 400, "image_too_large", URL_FIELD),
     "100 images": (chat(image(data_url(random_image(32, 32, 2))) * 100), 400, "too_many_images", "messages"),
@@ -98,6 +99,7 @@ def test_bad_request_is_refused_by_name_and_the_next_one_works(
 WORST = (
     *("jpeg exif", "jpeg exif directory", "jpeg photoshop", "jpeg tables", "jpeg 1000 scans", "png split"),
     *("png text bomb", "png 9000 x 9000", "gif 1000 comments", "gif small blocks", "webp 5000 x 5000 cut short"),
+    *("bmp short rows", "bmp long moves", "bmp without runs", "bmp 16000 x 16000"),
     *("apng of 10 000 frames", "avif associations", "svg", "zeros"),
 )
 

@@ -1,7 +1,9 @@
 """Images in conversations from Python."""
 
 import io
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from PIL import Image
 from tables import table
 
 from saccade.errors import InvalidImage, InvalidImageUrl, InvalidValue
-from saccade.llm.conversation import load, num_bytes, read_messages
+from saccade.llm.conversation import Source, load, num_bytes, read_messages
 from saccade.media.decode import decode
 from saccade.media.header import ImageLimits
 
@@ -77,9 +79,38 @@ def test_parts_of_all_spellings_name_their_images(tmp_path: Path) -> None:
     ]
 
 
-def test_object_that_is_no_image_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="of type ndarray"):
-        read_messages([{"role": "user", "content": [{"type": "image", "image": PIXELS}]}])
+def _source_of(image: object) -> Source:
+    _, sources = read_messages([{"role": "user", "content": [{"type": "image", "image": image}]}])
+    return sources.popitem()[1]
+
+
+@table(
+    ("pixels", "expected"),
+    [
+        (PIXELS, PIXELS),
+        (PIXELS[::2, ::-1], PIXELS[::2, ::-1]),
+        (PIXELS[:, :, 1], np.repeat(PIXELS[:, :, 1:2], 3, 2)),
+        (np.dstack([PIXELS, np.full((40, 50), 255, np.uint8)]), PIXELS),
+    ],
+)
+def test_array_of_pixels_is_an_image(pixels: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
+    assert np.array_equal(decode(load(_source_of(pixels)), ImageLimits()), expected)
+
+
+@table(
+    ("image", "sentence"),
+    [
+        (PIXELS / 255, "not float64 [40, 50, 3]"),
+        (PIXELS.transpose(2, 0, 1), "not uint8 [3, 40, 50]"),
+        (PIXELS[None], "not uint8 [1, 40, 50, 3]"),
+        (PIXELS[:0], "not uint8 [0, 50, 3]"),
+        (object(), "not of type object"),
+        (None, "not of type NoneType"),
+    ],
+)
+def test_object_that_is_no_image_is_refused(image: object, sentence: str) -> None:
+    with pytest.raises(InvalidValue, match=re.escape(sentence)):
+        _source_of(image)
 
 
 @table(

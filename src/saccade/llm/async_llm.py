@@ -30,7 +30,7 @@ from saccade.gateway.request import COPIES, Request
 from saccade.gateway.tenants.account import EVERYBODY, Account
 from saccade.llm.conversation import Source, load, num_bytes, read_messages
 from saccade.llm.results import ChatResult, Delta, Deltas
-from saccade.llm.sampling import ChatOptions, SamplingParams
+from saccade.llm.sampling import ChatOptions, SamplingParams, response_format_of
 from saccade.llm.settings import read_settings
 from saccade.models.bundled_model import BUNDLED_NAME
 from saccade.private_folder import private_folder
@@ -117,7 +117,8 @@ class AsyncLLM:
 
             {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "What is this?"}]}
 
-        An image may be a PIL image, a path, a URL, or the bytes of a file. If the chat fails, the result has the error.
+        An image may be a PIL image, pixels uint8 [height, width, 3], a path, a URL, or the bytes of a file. If the chat
+        fails, the result has the error.
         """
         start = time.perf_counter()
         while True:
@@ -184,6 +185,8 @@ class AsyncLLM:
                 "The engine has ended, and does not start again; standard error says why."
             ) from None
         read, sources = read_messages(messages)
+        if isinstance(kind := options.get("response_format"), type):
+            options = {**options, "response_format": response_format_of(kind)}
         try:
             body = msgspec.json.encode({"messages": read, **(sampling_params or SamplingParams()).fields(), **options})
         except (TypeError, ValueError, RecursionError) as error:

@@ -12,7 +12,7 @@ from rich.progress import Progress
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.llm.async_llm import AsyncLLM
-from saccade.llm.conversation import Source
+from saccade.llm.conversation import ImageInput
 from saccade.llm.progress import progress_console
 from saccade.llm.results import ChatResult
 from saccade.llm.sampling import ChatOptions, SamplingParams
@@ -96,9 +96,18 @@ class LLM:
 
             return self._run(answers())
 
-    def ask(self, image: Source | str, question: str, sampling_params: SamplingParams | None = None) -> str:
-        """Return the answer to *question* about *image*, a PIL image, a path, a URL or bytes. Raises SaccadeError."""
-        parts = [{"type": "image", "image": image}, {"type": "text", "text": question}]
+    def ask(
+        self,
+        image: ImageInput | Sequence[ImageInput],
+        question: str,
+        sampling_params: SamplingParams | None = None,
+    ) -> str:
+        """Return the answer to *question* about *image*, or about several in a list. Raises SaccadeError.
+
+        An image is a PIL image, pixels uint8 [height, width, 3], a path, a URL or the bytes of a file.
+        """
+        images = image if isinstance(image, list | tuple) else [image]
+        parts = [*({"type": "image", "image": one} for one in images), {"type": "text", "text": question}]
         [result] = self.chat([{"role": "user", "content": parts}], sampling_params)
         if result.error is not None:
             raise result.error

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageOps
 
 from saccade.errors import InvalidImage, InvalidImageUrl, InvalidValue
@@ -13,6 +15,9 @@ from saccade.media.decode import BROKEN
 
 Source = bytes | Path | Image.Image
 """An image or video: the bytes of a file, its path, or pixels."""
+
+ImageInput = Source | npt.NDArray[np.uint8] | str
+"""An image as a program has it: a source, pixels uint8 [height, width, 3], or a URL or path as text."""
 
 MEDIA_PARTS = {
     **dict.fromkeys(("image", "image_pil", "image_url"), "image_url"),
@@ -52,14 +57,29 @@ def _url(value: Any, sources: dict[str, Source]) -> str:
         if value[:5].lower() == "data:" or ("://" in value and not is_file):
             return value
         value = Path(unquote(urlsplit(value).path) if is_file else value)
+    if isinstance(value, np.ndarray):
+        value = _image_of(value)
     if not isinstance(value, Source):
         kind = type(value).__name__
         raise InvalidValue(
-            f"An image is a PIL image, a path, a URL or bytes of a file, not of type {kind}.", "messages"
+            f"An image is a PIL image, an array of pixels, a path, a URL or bytes of a file, not of type {kind}.",
+            "messages",
         )
     name = f"file-{len(sources):032x}"
     sources[name] = value
     return name
+
+
+def _image_of(pixels: npt.NDArray[Any]) -> Image.Image:
+    """Return *pixels* as an image. Raises InvalidValue for another form than uint8 with 1, 3 or 4 channels."""
+    channels = pixels.shape[2:]
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or channels not in ((), (3,), (4,)) or not pixels.size:
+        raise InvalidValue(
+            "An array of pixels is uint8 [height, width, 3], [height, width, 4] with alpha or [height, width] in grey, "
+            f"not {pixels.dtype} {list(pixels.shape)}.",
+            "messages",
+        )
+    return Image.fromarray(pixels)
 
 
 def num_bytes(source: Source) -> int:

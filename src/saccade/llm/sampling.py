@@ -1,6 +1,7 @@
 """How answers are sampled, and the other options of a chat from Python."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -8,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from saccade.errors import InvalidValue
+from saccade.gateway.apis.chat import parse_chat
 from saccade.gateway.chat import AnswerFields
 
 
@@ -16,13 +18,21 @@ class SamplingParams(AnswerFields, frozen=True, kw_only=True):
 
         SamplingParams(temperature=0, max_tokens=128, stop=["."])
 
-    A wrong value is the error of every answer. *logprobs* may be a number, as in vLLM: of the most likely tokens to
-    return for each position.
+    *logprobs* may be a number, as in vLLM: of the most likely tokens to return for each position. Raises InvalidValue
+    for a value that no model takes.
     """
 
     logprobs: bool | int | None = None
     top_logprobs: int | None = None
     thinking_token_budget: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values as the API does."""
+        chat = {"messages": [{"role": "user", "content": ""}], **self.fields()}
+        try:
+            parse_chat(msgspec.json.encode(chat), strict=True)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidValue("Sampling parameters are numbers, texts, booleans, lists, dicts and None.") from error
 
     def fields(self) -> dict[str, Any]:
         """Return what is set, as fields of a request. Raises InvalidValue for a number that JSON lacks."""
@@ -40,7 +50,7 @@ class ChatOptions(TypedDict, total=False):
     tools: Sequence[Mapping[str, Any]]
     tool_choice: str | Mapping[str, Any]
     parallel_tool_calls: bool
-    response_format: Mapping[str, Any]
+    response_format: Mapping[str, Any] | type
     chat_template: str
     chat_template_kwargs: Mapping[str, Any]
     mm_processor_kwargs: Mapping[str, Any]
@@ -48,3 +58,21 @@ class ChatOptions(TypedDict, total=False):
     continue_final_message: bool
     enable_thinking: bool
     reasoning_effort: str
+
+
+def response_format_of(kind: type) -> dict[str, Any]:
+    """Return the `response_format` of answers that are a *kind* in JSON. Raises InvalidValue if it has no schema.
+
+    response_format_of(Label)  # a model of pydantic, a dataclass, a TypedDict, a struct of msgspec
+    """
+    make_schema = getattr(kind, "model_json_schema", None)
+    try:
+        schema = msgspec.json.schema(kind) if make_schema is None else make_schema()
+    except TypeError as error:
+        raise InvalidValue(
+            f"`response_format` may be a pydantic model, a dataclass or a TypedDict, and {kind.__name__} is none.",
+            "response_format",
+        ) from error
+    # The API's names have letters, digits, underscores and hyphens; a generic class has brackets in its own.
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", kind.__name__)[:64]
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}

@@ -225,6 +225,15 @@ def test_skipped_blocks_of_other_turns_are_named() -> None:
         ({"type": "document", "source": {**ENCODED, "media_type": "application/json"}}, ["\né\n"]),
         ({"type": "document", "source": PNG, "title": "T"}, ["\nT\n", None]),
         ({"type": "document", "source": PNG}, [None]),
+        ({"type": "document", "source": {"type": "content", "content": "d"}, "title": "T"}, ["\nT\n", "\nd\n"]),
+        (
+            {
+                "type": "document",
+                "source": {"type": "content", "content": [text("b"), {"type": "image", "source": PNG}]},
+            },
+            ["\nb\n", None],
+        ),
+        ({"type": "document", "source": {"type": "content", "content": []}, "context": "C"}, ["\nC\n"]),
     ],
 )
 def test_titles_and_sources_stand_in_the_prompt(block: dict[str, Any], expected: list[str | None]) -> None:
@@ -241,7 +250,11 @@ def test_titles_and_sources_stand_in_the_prompt(block: dict[str, Any], expected:
         ({**ENCODED, "max_pixels": 9}, {}, "messages[0].content[0].source.max_pixels"),
         (PLAIN, {"max_pixels": 9}, "messages[0].content[0].max_pixels"),
         ({**PLAIN, "data": "a" * (MAX_BYTES_BESIDE_IMAGES + 1)}, {}, "messages[0].content[0].source.data"),
-        ({"type": "content", "content": "d"}, {}, "messages[0].content[0].source.type"),
+        ({"type": "content"}, {}, "messages[0].content[0].source.content"),
+        ({"type": "content", "content": [{"type": "text"}]}, {}, "messages[0].content[0].source.content[0].text"),
+        ({"type": "content", "content": [FOUND]}, {}, "messages[0].content[0].source.content[0].type"),
+        ({"type": "content", "content": "d"}, {"max_pixels": 9}, "messages[0].content[0].max_pixels"),
+        ({"type": "html", "data": "d"}, {}, "messages[0].content[0].source.type"),
     ],
 )
 def test_documents_that_are_no_text_are_refused_by_their_field(

@@ -86,7 +86,8 @@ class Messages(Writer):
 
     def document(self) -> Fields:
         plain, encoded = {"type": "text", "data": self.word()}, {"type": "base64", "media_type": "text/plain"}
-        source = plain if self.draw.random() < 0.5 else {**encoded, "data": self.file()}
+        blocks = {"type": "content", "content": self.draw.choice((self.word(), [self.text(), self.text()]))}
+        source = self.draw.choice((plain, {**encoded, "data": self.file()}, blocks))
         return {"type": "document", "title": self.word(), "context": self.word(), "source": source}
 
     def found(self) -> Fields:

@@ -127,6 +127,12 @@ def test_tools_that_a_server_runs_are_left_out(kind: str, gateway: scripted.Gate
     assert (refused.status, refused.json["error"]["param"]) == (400, "tool_choice.type")
 
 
+def test_a_namespace_without_tools_is_left_out_by_its_name(gateway: scripted.Gateway) -> None:
+    empty = {"type": "namespace", "name": "mcp__disk", "description": "Of the disk.", "tools": []}
+    answer = ask(gateway, tools=[empty, LOOK])
+    assert answer.headers["x-saccade-warning"] == "namespaces without tools are left out: mcp__disk"
+
+
 def test_all_that_is_told_of_a_tool_reaches_the_model(gateway: scripted.Gateway) -> None:
     ask(gateway, tools=[SPACE])
     for text in ("Of the disk.", "Edits files.", "start: /.+/"):

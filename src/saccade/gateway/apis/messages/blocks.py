@@ -54,7 +54,7 @@ def parts_of(blocks: Iterable[Named], chat_field: str, reading: Reading) -> list
     Raises RequestError for blocks that are incomplete or not served.
     """
     parts: list[ContentPart] = []
-    for name, block in blocks:
+    for name, block in _with_contents(blocks):
         text = _text_document(block, name, reading.files)
         if text is None and block.type == "document" and (block.title or block.context):
             reading.names[f"{chat_field}[{len(parts)}]"] = name
@@ -63,6 +63,41 @@ def parts_of(blocks: Iterable[Named], chat_field: str, reading: Reading) -> list
         reading.names[place] = name
         parts.append(_part(block, name, place, reading.names) if text is None else ContentPart(type="text", text=text))
     return parts
+
+
+def _with_contents(blocks: Iterable[Named]) -> Iterator[Named]:
+    """Yield *blocks*, and in the place of a document of blocks its title and context, and these blocks."""
+    for name, block in blocks:
+        match block:
+            case Block(type="document", source=Source(type="content", content=content) as source):
+                for holder, place in ((block, name), (source, f"{name}.source")):
+                    check_no_limits(holder, place)
+                if block.title or block.context:
+                    yield name, Block("text", on_own_lines(block.title or None, block.context or None))
+                yield from _document_blocks(content, f"{name}.source.content")
+            case _:
+                yield name, block
+
+
+def _document_blocks(content: str | Sequence[Block] | None, field: str) -> Iterator[Named]:
+    """Yield the texts and images of a document. Raises RequestError that names the field."""
+    match content:
+        case str(text):
+            yield field, Block("text", on_own_lines(text))
+        case None:
+            raise InvalidValue(f"`{field}` is missing.", field)
+        case _:
+            for index, block in enumerate(content):
+                name = f"{field}[{index}]"
+                match block:
+                    case Block(type="text", text=str(text)):
+                        yield name, Block("text", on_own_lines(text))
+                    case Block(type="text" | "image"):
+                        yield name, block
+                    case _:
+                        raise UnsupportedParameter(
+                            f"`{name}.type`: a document holds blocks of text and images.", f"{name}.type"
+                        )
 
 
 def _text_document(block: Block, name: str, files: TextFiles) -> str | None:
@@ -146,7 +181,7 @@ def _url(source: Source, field: str) -> tuple[str, str]:
         case Source(type="file"):
             raise InvalidValue(f"`{field}.file_id` is missing.", f"{field}.file_id")
     raise UnsupportedParameter(
-        f"`{field}.type`: only base64, url and file are served, and text in documents.", f"{field}.type"
+        f"`{field}.type`: only base64, url and file are served, and text and content in documents.", f"{field}.type"
     )
 
 

@@ -26,7 +26,7 @@ SKIPPED_TYPES = ("redacted_thinking", "tool_reference")
 """Blocks that no model here can read, and that hold no text: thinking that Anthropic encrypted, names of tools."""
 
 BlockType = Annotated[str, Meta(extra_json_schema={"enum": [*BLOCK_TYPES, *SKIPPED_TYPES]})]
-SourceType = Annotated[str, Meta(extra_json_schema={"enum": ["base64", "url", "file"]})]
+SourceType = Annotated[str, Meta(extra_json_schema={"enum": ["base64", "url", "file", "text", "content"]})]
 MessageRole = Annotated[str, Meta(extra_json_schema={"enum": ["user", "assistant", "system"]})]
 ToolName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{TOOL_NAME}$"})]
 SchemaSchema = {"properties": {"type": {"type": "string", "enum": ["object"]}}}
@@ -37,9 +37,9 @@ ChoiceType = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "any", "too
 
 
 class Source(ImageLimits, frozen=True):
-    """An image or a PDF: its bytes in base64 as *data*, its *url*, or the *file_id* of an uploaded one.
+    """An image or a document: its bytes in base64 as *data*, its *url*, or the *file_id* of an uploaded one.
 
-    The *data* of the type `text` is a document's text.
+    The *data* of the type `text` is a document's text, and the *content* of the type `content` its texts and images.
     """
 
     type: SourceType
@@ -47,8 +47,10 @@ class Source(ImageLimits, frozen=True):
     data: str | None = None
     url: str | None = None
     file_id: str | None = None
+    content: "str | Annotated[list[Block], Meta(max_length=MAX_PARTS)] | None" = None
     of_types: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "base64": ("data",),
+        "content": ("content",),
         "text": ("data",),
         "url": ("url",),
         "file": ("file_id",),

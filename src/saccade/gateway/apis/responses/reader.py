@@ -223,6 +223,7 @@ def _warning(request: ResponseRequest, chat: Conversation) -> str:
         f"{what} are left out: {listed([printable(kind) for kind in kinds], len(kinds))}"
         for what, kinds in (
             ("tools that a server runs", dict.fromkeys(chat.tools.left_out)),
+            ("namespaces without tools", dict.fromkeys(chat.tools.empty_namespaces)),
             ("items", dict.fromkeys(chat.skipped)),
         )
         if kinds

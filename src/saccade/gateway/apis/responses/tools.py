@@ -99,10 +99,14 @@ class DeclaredTool:
 
 @dataclass(frozen=True)
 class DeclaredTools:
-    """The tools of a chat, and the types of those that are *left_out* because a server would run them."""
+    """The tools of a chat, and the types of those that are *left_out* because a server would run them.
+
+    *empty_namespaces* are the names of those without tools.
+    """
 
     tools: tuple[DeclaredTool, ...] = ()
     left_out: tuple[str, ...] = ()
+    empty_namespaces: tuple[str, ...] = ()
 
     @cached_property
     def _by_name(self) -> Mapping[tuple[str, str | None], DeclaredTool]:
@@ -129,17 +133,20 @@ def declare_tools(tools: Iterable[tuple[str, Tool]]) -> DeclaredTools:
     """Return what a chat declares for *tools*, each of which follows its field. Raises RequestError."""
     declared: list[DeclaredTool] = []
     left_out: list[str] = []
+    empty: list[str] = []
     for field, tool in tools:
         match tool.get("type"):
             case "function" | "custom" | "local_shell":
                 declared.append(_declared(tool, field))
             case "namespace":
-                declared += _of_namespace(tool, field)
+                in_namespace = list(_of_namespace(tool, field))
+                declared += in_namespace
+                empty += [] if in_namespace else [_text(tool, "name", field)]
             case str(kind):
                 left_out.append(kind)
             case _:
                 raise InvalidValue(f"`{field}.type` is missing.", f"{field}.type")
-    return DeclaredTools(tuple(declared), tuple(left_out))
+    return DeclaredTools(tuple(declared), tuple(left_out), tuple(empty))
 
 
 def _of_namespace(tool: Tool, field: str) -> Iterator[DeclaredTool]:
