@@ -88,8 +88,10 @@ def machine() -> str:
 def commit() -> str:
     """Return the commit that is measured, with `-dirty` if other files than results and pages have been changed.
 
-    It is empty where git is not installed, or the files are not in a repository.
+    A copy without a repository, as scripts/gpu makes it, has its commit in a file; without one the commit is empty.
     """
+    if (copied := ROOT / "COMMIT").exists():
+        return copied.read_text().strip()
     if shutil.which("git") is None:
         return ""
 

@@ -3,7 +3,7 @@
     python -m benchmarks.gpu --minutes 25 [--out build/gpu] [--model DIR]
 
 Each part runs in a process of its own, the most important first. Its results go to --out, so the same command goes on
-after an interruption. The page of all results is page.md there. Models have random weights, made on the device, unless
+after an interruption. The page of all results is page.md there, and results.tgz has the page, results and logs. Models have random weights, made on the device, unless
 --model names one. It has never run on a GPU; --rehearse runs every part on a CPU, with a tiny model.
 
 Exit status: 0; 1 if a check failed or a part broke off; 2 on a machine without CUDA.
@@ -12,6 +12,7 @@ Exit status: 0; 1 if a check failed or a part broke off; 2 on a machine without 
 import argparse
 import os
 import sys
+import tarfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -26,6 +27,8 @@ from benchmarks.gpu.plan import BROKEN, DONE, FAILED, REFUSED, Part, Record
 from benchmarks.gpu.scale import FULL, REHEARSAL
 from benchmarks.measured import ROOT, end_with_what_was_started
 
+ARCHIVE, MODELS = "results.tgz", "models"
+
 
 def main() -> int:
     """Run all parts, or the one that --part names in this process."""
@@ -38,7 +41,7 @@ def main() -> int:
     identity = plan.identity_of({**found, "model": arguments.model or "", "rehearse": str(arguments.rehearse)})
     if arguments.part:
         os.environ.update(_environment(rehearse=arguments.rehearse))
-        setting = Setting(REHEARSAL if arguments.rehearse else FULL, arguments.out / "models", arguments.model)
+        setting = Setting(REHEARSAL if arguments.rehearse else FULL, arguments.out / MODELS, arguments.model)
         part = next(part for part in PARTS if part.name == arguments.part)
         _print(part, run_part(part, setting, arguments.out / f"{part.name}.json", identity))
         return 0
@@ -55,6 +58,7 @@ def main() -> int:
         records[part] = record
         _print(part, record)
         (arguments.out / "page.md").write_text(page(found, records))
+        pack_results(arguments.out)
     return 1 if has_failed(records.values()) else 0
 
 
@@ -77,6 +81,21 @@ def run_part(part: Part, setting: Setting, path: Path, identity: str) -> Record:
     record.seconds = time.monotonic() - began
     record.write(path)
     return record
+
+
+def pack_results(folder: Path) -> Path:
+    """Pack what is in *folder*, without the models, as one archive, and return its path.
+
+    It is there after each part, so a run that is ended leaves the results so far.
+    """
+    archive = folder / ARCHIVE
+    with tarfile.open(archive.with_suffix(".part"), "w:gz") as packed:
+        for path in sorted(folder.rglob("*")):
+            place = path.relative_to(folder)
+            if path.is_file() and place.parts[0] != MODELS and not path.name.startswith(archive.stem):
+                packed.add(path, str(place))
+    archive.with_suffix(".part").rename(archive)
+    return archive
 
 
 def page(found: Mapping[str, str], records: Mapping[Part, Record]) -> str:
