@@ -135,8 +135,13 @@ async def unread_samples(target: Target, address: str, number: int) -> str:
 
 
 async def read_stream(target: Target, address: str, number: int) -> str:
-    """Read such a stream: the control."""
-    return await target.ask(address, _stream(target, 64, payloads.READER_SAMPLES))
+    """Read such a stream: the control of unread_stream()."""
+    return await target.ask(address, _stream(target, payloads.READER_TOKENS, payloads.READER_SAMPLES))
+
+
+async def read_samples(target: Target, address: str, number: int) -> str:
+    """Read such a stream: the control of unread_samples()."""
+    return await target.ask(address, _stream(target, payloads.READER_TOKENS, MOST_SAMPLES))
 
 
 def _stream(target: Target, num_tokens: int, num_samples: int) -> bytes:
@@ -330,7 +335,7 @@ ATTACKS = {
     "held connections": Attack(payloads.MAX_CONNECTIONS + 100, 4.0, dripped_body, text, holds=True),
     "pipelined resets": Attack(8, 0.5, pipelined, text),
     "unread streams": Attack(8, 60.0, unread_stream, read_stream, holds=True),
-    "unread samples": Attack(4, 60.0, unread_samples, read_stream, holds=True),
+    "unread samples": Attack(4, 60.0, unread_samples, read_samples, holds=True),
     "unread downloads": Attack(40, 5.0, unread_download, download, (REQUESTS, FILES), holds=True),
     "unread texts": Attack(20, 5.0, unread_detokenized, detokenized, holds=True),
     "stored conversation": Attack(50, 5.0, stored_conversation, quick_conversation, (REQUESTS, RESPONSES), holds=True),
