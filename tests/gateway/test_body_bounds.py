@@ -2,17 +2,19 @@
 
 import json
 import random
+from typing import Any
 
 import pytest
 from tables import table
 
-from saccade.errors import BodyTooLarge, InvalidValue
+from saccade.errors import BodyTooLarge, InvalidValue, RequestError
 from saccade.gateway import body_bounds
 from saccade.gateway.body_bounds import (
     MAX_BRACKETS,
     MAX_BYTES_BESIDE_IMAGES,
     MAX_DATA_URLS,
     MAX_STRINGS,
+    MOST_COMMAS,
     check_bounds,
     check_messages,
 )
@@ -30,22 +32,50 @@ def test_image_bytes_are_not_counted() -> None:
 
 
 @table(
-    "body",
+    ("body", "error"),
     [
-        b'{"a": "' + b"x" * LARGE + b'"}',
-        b'{"a": [' + b"[]," * (LARGE // 3) + b"[]]}",
-        b'{"a": "\\"data:' + b'b", "' * (LARGE // 5) + b'"}',
-        b'{"data:": 0, "b": [' + b"0," * (LARGE // 2) + b"0]}",
-        b'{"a": "data:' + b"\\u0041" * (LARGE // 6 + 1) + b'"}',
-        b'{"a": "data:' + b"A" * LARGE + "\U0001f600".encode() + b'"}',
-        b'"data:"' * (LARGE // 7 + 1),
-        (b'"data:' + b"A" * 14_000 + b'",') * (MAX_DATA_URLS + 1000),
+        (b'{"a": "' + b"x" * LARGE + b'"}', BodyTooLarge),
+        (b'{"a": "data:' + b"\\u0041" * (LARGE // 6 + 1) + b'"}', BodyTooLarge),
+        (b'{"a": "data:' + b"A" * LARGE + "\U0001f600".encode() + b'"}', BodyTooLarge),
+        ((b'"data:' + b"A" * 14_000 + b'",') * (MAX_DATA_URLS + 1000), BodyTooLarge),
+        # Their values are counted before their bytes: the count ends soon.
+        (b'{"a": [' + b"[]," * (LARGE // 3) + b"[]]}", InvalidValue),
+        (b'{"a": "\\"data:' + b'b", "' * (LARGE // 5) + b'"}', InvalidValue),
+        (b'{"data:": 0, "b": [' + b"0," * (LARGE // 2) + b"0]}", InvalidValue),
+        (b'"data:"' * (LARGE // 7 + 1), InvalidValue),
     ],
-    ids=["text", "arrays", "texts", "numbers", "escapes", "wide characters", "empty URLs", "many URLs"],
+    ids=["text", "escapes", "wide characters", "many URLs", "arrays", "texts", "numbers", "empty URLs"],
 )
-def test_other_bytes_are_counted(body: bytes) -> None:
-    with pytest.raises(BodyTooLarge):
+def test_other_bytes_are_counted(body: bytes, error: type[RequestError]) -> None:
+    with pytest.raises(error):
         check_bounds(body)
+
+
+class Counted(bytes):
+    """A body that notes how many of its bytes are counted or copied."""
+
+    num_bytes = 0
+
+    def count(self, *arguments: Any) -> int:
+        self.num_bytes += len(range(*slice(*arguments[1:]).indices(len(self))))
+        return super().count(*arguments)
+
+    def __getitem__(self, place: Any) -> Any:
+        self.num_bytes += len(range(*place.indices(len(self))))
+        return super().__getitem__(place)
+
+
+@table(
+    ("item", "most"),
+    [(b"[],", MAX_BRACKETS), (b"{},", MAX_BRACKETS), (b'"",', MAX_STRINGS), (b"0,", MOST_COMMAS)],
+)
+def test_a_body_of_too_many_values_is_looked_at_as_far_as_its_bound(item: bytes, most: int) -> None:
+    """The rest of 12 MiB would hold the event loop for 30 ms."""
+    body = Counted(b'{"a": [' + item * ((MAX_BYTES_BESIDE_IMAGES - 20) // len(item)) + b"0]}")
+    with pytest.raises(InvalidValue):
+        check_bounds(body)
+    # Once roughly and once exactly, by pieces.
+    assert body.num_bytes < 2 * most * len(item) + (1 << 19)
 
 
 @table("text", ["", "\\", '"', '\\"', "a\\\\", "data:", '"data:'])

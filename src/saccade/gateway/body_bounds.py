@@ -7,6 +7,7 @@ stand between values of any kind.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from saccade.errors import BodyTooLarge, InvalidValue
@@ -26,6 +27,9 @@ takes a minute.
 
 MAX_COMMAS: Final = 131_072
 """Outside of strings and of arrays of token ids, so numbers and nulls are bounded, too."""
+
+MOST_COMMAS: Final = MAX_COMMAS + 3 * MAX_TOKENS
+"""Of a body with three arrays of token ids, the longest that requests have: a prompt, and ids by two names."""
 
 VALUE_BYTES: Final = 64
 """Roughly what a decoded value takes besides the bytes of its text."""
@@ -66,9 +70,10 @@ def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url)
     JSON, the text from an opening quote to the next quote contains no key and no other string. So the bytes of images
     are only searched for that quote and for escapes, and not counted.
     """
+    _check_counts(body)
     is_ascii = body.isascii()
-    num_bytes = num_quotes = num_open = position = num_urls = 0
-    rest: list[bytes | bytearray] = []
+    num_bytes = position = num_urls = 0
+    pieces: list[bytes | bytearray] = []
     while position < len(body):
         # Not beyond the limit: a body that is too long takes no more time than a valid one.
         limit = position + MAX_BYTES_BESIDE_IMAGES - num_bytes + 1
@@ -77,9 +82,7 @@ def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url)
         num_bytes += start - position
         if num_bytes > MAX_BYTES_BESIDE_IMAGES:
             raise _too_large()
-        num_quotes += body.count(b'"', position, start)
-        num_open += body.count(b"[", position, start) + body.count(b"{", position, start)
-        rest.append(body[position:start])
+        pieces.append(body[position:start])
         end = body.find(b'"', start)
         position = len(body) if end < 0 else end
         num_urls += 1
@@ -87,30 +90,44 @@ def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url)
         num_bytes += 0 if is_plain else position - start
         # The quote may belong to an escape of a text.
         if not is_plain or body[position - 1 : position] == b"\\":
-            rest.append(body[start:position])
+            pieces.append(body[start:position])
     if num_bytes > MAX_BYTES_BESIDE_IMAGES:
         raise _too_large()
-    if num_quotes > 2 * MAX_STRINGS and num_strings(body, MAX_STRINGS) > MAX_STRINGS:
+    return b"".join(pieces)
+
+
+def _check_counts(body: bytes | bytearray) -> None:
+    """Raise InvalidValue for too many values in *body*. Images have next to no marks, so they need not be left out."""
+    if num_marks(body, b'"', 2 * MAX_STRINGS) > 2 * MAX_STRINGS and num_strings(body, MAX_STRINGS) > MAX_STRINGS:
         raise InvalidValue(f"The body has more than {MAX_STRINGS} names and texts.")
-    if num_open > MAX_BRACKETS and num_brackets(body, MAX_BRACKETS) > MAX_BRACKETS:
+    if _num_open(body) > MAX_BRACKETS and num_brackets(body, MAX_BRACKETS) > MAX_BRACKETS:
         raise InvalidValue(f"The body has more than {MAX_BRACKETS} arrays and objects.")
-    return b"".join(rest)
+    if num_marks(body, b",", MOST_COMMAS) > MOST_COMMAS and num_commas(body, MOST_COMMAS) > MOST_COMMAS:
+        raise InvalidValue(f"The body has more than {MAX_COMMAS} values.")
 
 
-def check_commas(rest: bytes, arrays_of_ids: Sequence[bytes], longest: str | None) -> None:
-    """Raise InvalidValue for *longest* if *rest*, a body without images, has too many commas.
+def _num_open(text: bytes | bytearray) -> int:
+    """Return the brackets and braces that open in *text*, strings included, or a number over MAX_BRACKETS."""
+    return num_marks(text, b"[", MAX_BRACKETS) + num_marks(text, b"{", MAX_BRACKETS)
+
+
+def check_commas(rest: bytes, arrays_of_ids: Sequence[bytes], find_longest: Callable[[], str | None]) -> None:
+    """Raise InvalidValue for what *find_longest* returns if *rest*, a body without images, has too many commas.
 
     Those of its *arrays_of_ids* do not count.
     """
     num_of_ids = sum(array.count(b",") for array in arrays_of_ids)
     most = MAX_COMMAS + num_of_ids
     if num_commas(rest, most) > most:
-        raise InvalidValue(f"The body has more than {MAX_COMMAS} values.", longest)
+        raise InvalidValue(f"The body has more than {MAX_COMMAS} values.", find_longest())
 
 
 def num_value_bytes(body: bytes | bytearray) -> int:
-    """Return the bytes of memory, at most, of the values in *body* besides their texts."""
-    return VALUE_BYTES * min(sum(num_marks(body, mark, MAX_TOKENS) for mark in (b",", b"[", b"{")), MAX_TOKENS)
+    """Return the bytes of memory, at most, of the values in *body* besides their texts.
+
+    More brackets are refused before values are made of them.
+    """
+    return VALUE_BYTES * min(num_marks(body, b",", MAX_TOKENS) + _num_open(body), MAX_TOKENS)
 
 
 def _is_plain(body: bytes | bytearray, start: int, end: int, is_ascii: bool) -> bool:
@@ -139,12 +156,21 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
     if sum(len(message.content) for message in messages if isinstance(message.content, list)) > MAX_PARTS:
         raise InvalidValue(f"The messages have more than {MAX_PARTS} parts together.", "messages")
     # Arguments are JSON in a string, so they are not among the brackets of the body.
-    arguments = [call.function.arguments for message in messages for call in message.tool_calls or ()]
-    num_open = sum(text.count("[") + text.count("{") for text in arguments)
-    if num_open > MAX_BRACKETS and sum(num_brackets(text.encode(), MAX_BRACKETS) for text in arguments) > MAX_BRACKETS:
+    arguments = [call.function.arguments.encode() for message in messages for call in message.tool_calls or ()]
+    if _is_over(arguments, _num_open, partial(num_brackets, most=MAX_BRACKETS), MAX_BRACKETS):
         raise InvalidValue(
             f"The arguments of the calls have more than {MAX_BRACKETS} arrays and objects together.", "messages"
         )
-    num_bytes = sum(map(len, arguments))
-    if num_bytes > MAX_COMMAS and sum(num_commas(text.encode(), MAX_COMMAS) for text in arguments) > MAX_COMMAS:
+    if _is_over(arguments, _num_rough_commas, partial(num_commas, most=MAX_COMMAS), MAX_COMMAS):
         raise InvalidValue(f"The arguments of the calls have more than {MAX_COMMAS} values together.", "messages")
+
+
+def _num_rough_commas(text: bytes) -> int:
+    return num_marks(text, b",", MAX_COMMAS)
+
+
+def _is_over(
+    texts: Sequence[bytes], count_roughly: Callable[[bytes], int], count: Callable[[bytes], int], most: int
+) -> bool:
+    """Return whether *texts* have more than *most* values together; rough counts include the marks in strings."""
+    return sum(map(count_roughly, texts)) > most and sum(map(count, texts)) > most

@@ -9,6 +9,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -27,7 +28,7 @@ from saccade.gateway.body_bounds import (
 from saccade.gateway.chat import IMAGE_PART, MAX_TOKENS, AnswerFields
 from saccade.gateway.json_faults import MAX_SHOWN_BYTES, invalid, malformed
 from saccade.gateway.unknown_fields import UnknownFields
-from saccade.json_counts import num_items
+from saccade.json_counts import num_items, num_marks
 from saccade.transport.framing import UNREADABLE
 
 _NOT_WHOLE = re.compile(r"Expected `(?:[a-z]+ \| )*int(?: \| [a-z]+)*`, got `float`")
@@ -261,12 +262,12 @@ class ParameterReader(Generic[S]):
         served = {name: raw for name, raw in parameters.items() if name in self._decoders}
         for name, raw in served.items():
             _check_length(name, raw)
-        if rest.count(b",") > MAX_COMMAS:
+        if num_marks(rest, b",", MAX_COMMAS) > MAX_COMMAS:
             ids = [bytes(raw) for name, raw in parameters.items() if _is_array_of_ids(name, raw)]
-            check_commas(rest, ids, max(parameters, key=lambda name: bytes(parameters[name]).count(b","), default=None))
+            check_commas(rest, ids, partial(_longest, parameters))
         values = {name: decode(raw, self._decoders[name], name) for name, raw in served.items()}
         unknown = [("", name) for name in parameters if name not in self._names]
-        is_searched = strict or rest.count(b"{") <= MAX_SEARCHED
+        is_searched = strict or num_marks(rest, b"{", MAX_SEARCHED) <= MAX_SEARCHED
         if is_searched:
             unknown += [one for one in self._unknown.within(rest) if one[0] and ".".join(one) not in self._names]
         warning = "; ".join(filter(None, (self._warning(unknown, strict), "" if is_searched else NOT_SEARCHED)))
@@ -306,6 +307,11 @@ def _refuse_unless_harmless(name: str, raw: Raw, harmless: tuple[object, ...], a
             return
     message = f"`{name}` is not read here; {advice}." if advice else f"`{name}` is not served; leave it out."
     raise UnsupportedParameter(message, name)
+
+
+def _longest(parameters: Mapping[str, Raw]) -> str | None:
+    """Return the name of the parameter with the most commas."""
+    return max(parameters, key=lambda name: bytes(parameters[name]).count(b","), default=None)
 
 
 def _is_array_of_ids(name: str, raw: Raw) -> bool:

@@ -250,15 +250,19 @@ class Answer:
             raise from_code(delta.failure.code, delta.failure.message, delta.failure.param)
         if not 0 <= delta.index < len(self.choices):
             raise WorkerFailed("The worker sent an answer that was not asked for.")
-        if delta.index == 0:
-            num_others = len(self.prompt_token_ids) - self._num_cached_tokens
-            num_cached_tokens = max(0, min(delta.num_cached_tokens, num_others))
-            if num_cached_tokens:
-                self._num_cached_tokens += num_cached_tokens
-                self._details = None
-                self._account.use_cached(num_cached_tokens)
-            self.prompt_logprobs += delta.prompt_logprobs
+        if delta.index == 0 and (delta.num_cached_tokens or delta.prompt_logprobs):
+            self._take_prompt(delta)
         return self.choices[delta.index]
+
+    def _take_prompt(self, delta: TokenDelta) -> None:
+        """Note what *delta* says about the prompt; only the first one says anything."""
+        num_others = len(self.prompt_token_ids) - self._num_cached_tokens
+        num_cached_tokens = max(0, min(delta.num_cached_tokens, num_others))
+        if num_cached_tokens:
+            self._num_cached_tokens += num_cached_tokens
+            self._details = None
+            self._account.use_cached(num_cached_tokens)
+        self.prompt_logprobs += delta.prompt_logprobs
 
     def _observe(self, choice: GeneratedChoice, delta: TokenDelta, now: float) -> None:
         if delta.token_ids:
