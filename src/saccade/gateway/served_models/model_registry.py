@@ -82,7 +82,10 @@ class ModelRegistry:
         return self._models.get(served.name) is served
 
     def _on_model(self, model: Model) -> None:
-        self._models.pop(model.name, None)
+        last = self._described.get(model.name)
+        if last is None or self._worker_pool.releases.difference(last, model.description):
+            self._models.pop(model.name, None)
+        # Else only its length is another, and the one that is there is served until the new one is built.
         self._refused.pop(model.name, None)
         self._described[model.name] = model.description
         task = asyncio.create_task(self._build(model.description), name=f"model {model.name}")
