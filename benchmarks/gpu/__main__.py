@@ -3,8 +3,9 @@
     python -m benchmarks.gpu --minutes 25 [--out build/gpu] [--model DIR]
 
 Each part runs in a process of its own, the most important first. Its results go to --out, so the same command goes on
-after an interruption. The page of all results is page.md there, and results.tgz has the page, results and logs. Models have random weights, made on the device, unless
---model names one. It has never run on a GPU; --rehearse runs every part on a CPU, with a tiny model.
+after an interruption. The page of all results is page.md there, and results.tgz has the page, results and logs. Models
+have random weights, made on the device, unless --model names one. It has never run on a GPU; --rehearse runs every part
+on a CPU, with a tiny model.
 
 Exit status: 0; 1 if a check failed or a part broke off; 2 on a machine without CUDA.
 """

@@ -143,6 +143,10 @@ def _outcomes(row: Row) -> str:
     )
 
 
+BUSY = "429 queue_full"
+"""In the closing row no fault: the attackers' many addresses have all connections between them."""
+
+
 def faults(rows: Sequence[Row], closing: Closing | None, budgets_mib: Mapping[str, float]) -> list[str]:
     """Return in words what must not be, whatever the machine."""
     found = [fault for row in rows for fault in _faults(row, budgets_mib)]
@@ -154,9 +158,13 @@ def faults(rows: Sequence[Row], closing: Closing | None, budgets_mib: Mapping[st
         found.append(f"all at once: {grown:.0f} MiB more are kept in each round; {MOST_ROUND_MIB} may be")
     if closing.grown_mib > (most := sum(budgets_mib.values()) + MEMORY_MARGIN_MIB):
         found.append(f"all at once: memory {closing.grown_mib:+.0f} of {most:.0f} MiB")
-    wrong = sum((phase.seen.failures + phase.seen.not_as_expected for phase in closing.rounds), Counter[str]())
-    found += [f"all at once: {count} x {what}" for what, count in wrong.items()]
+    found += [f"all at once: {count} x {what}" for what, count in _failures(closing).items() if BUSY not in what]
     return [*found, *(f"all at once left: {what}" for what in closing.left)]
+
+
+def _failures(closing: Closing) -> Counter[str]:
+    """Return what honest requests got instead of their answers."""
+    return sum((phase.seen.failures + phase.seen.not_as_expected for phase in closing.rounds), Counter[str]())
 
 
 def _faults(row: Row, budgets_mib: Mapping[str, float]) -> list[str]:
@@ -189,6 +197,11 @@ def report(
     if closing is not None:
         kept = ", ".join(f"{mib:.0f}" for mib in closing.kept_mib)
         num_answers = sum(phase.seen.num_answers for phase in closing.rounds)
-        rounds = f"All attacks at once, {len(closing.rounds)} rounds of 5 s with 10 s of rest: {num_answers} answers."
+        num_busy = sum(count for what, count in _failures(closing).items() if BUSY in what)
+        rounds = (
+            f"All attacks at once, {len(closing.rounds)} rounds of 5 s with 10 s of rest: {num_answers} answers, and "
+            f"{num_busy} honest requests were told to come back ({BUSY}), since {len(ATTACKS)} addresses share the "
+            "connections."
+        )
         lines += ["", f"{rounds} Memory grew by {closing.grown_mib:.0f} MiB; after the rounds it was {kept} MiB."]
     return [*lines, "", "Faults: " + ("; ".join(faults) or "none") + "."]

@@ -8,6 +8,8 @@ from vllm_lines import LINES, REFUSED, TEMPLATE
 
 from saccade.cli.main import run
 
+pytestmark = pytest.mark.ci
+
 
 def outcome(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """The exit code of a line, and what it prints."""

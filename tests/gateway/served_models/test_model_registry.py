@@ -71,6 +71,28 @@ async def test_the_only_model_cannot_be_served(broken: Description) -> None:
     assert "token 99999 stands for images" in registry.unservable.result().message
 
 
+async def test_a_model_is_served_while_one_of_another_length_is_built(sound: Description) -> None:
+    """A worker that joins may be the first by its place, and take longer prompts."""
+    registry, worker_pool = await built(worker := Described(sound))
+    worker.description = msgspec.structs.replace(sound, max_model_len=sound.max_model_len // 2)
+    worker_pool.changed(worker)  # type: ignore[arg-type]
+    assert registry.get(sound.model).max_model_len == sound.max_model_len
+    await tried()
+    assert registry.get(sound.model).max_model_len == sound.max_model_len // 2
+
+
+async def test_a_model_of_another_release_is_not_served_before_it_is_built(sound: Description) -> None:
+    registry, worker_pool = await built(worker := Described(sound))
+    config = json.loads(sound.files.files["config.json"])
+    files = {**sound.files.files, "config.json": json.dumps({**config, "rope_theta": 7}).encode()}
+    worker.description = msgspec.structs.replace(sound, fingerprint=b"c" * 32, files=ModelFiles(files=files))
+    worker_pool.changed(worker)  # type: ignore[arg-type]
+    with pytest.raises(WorkerUnavailable, match="is not ready yet"):
+        registry.get(sound.model)
+    await tried()
+    assert registry.get(sound.model).name == sound.model
+
+
 async def test_a_model_that_can_be_served_keeps_the_gateway(broken: Description, sound: Description) -> None:
     registry, worker_pool = await built(Described(broken), served := Described(sound))
     assert registry.unservable.cancelled()

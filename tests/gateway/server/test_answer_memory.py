@@ -95,6 +95,7 @@ def reader(gateway: scripted.Gateway, path: str, body: dict[str, Any] | None) ->
     return connection
 
 
+@pytest.mark.ci
 @table("made", ANSWERS)
 def test_answers_that_nobody_reads_are_counted_once(made: str, served: scripted.Gateway) -> None:
     make, body, is_refused = ANSWERS[made]
