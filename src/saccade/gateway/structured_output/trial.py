@@ -24,10 +24,10 @@ from saccade.models.tool_formats.form import CallConstraint, FunctionConstraint
 from saccade.protocol.request import Grammar
 from saccade.tracebacks import hide_messages
 
-NICENESS = 10
-"""Below the event loop and decode processes, since a trial may take seconds: a twentieth of a core if all are busy."""
+NICENESS = 5
+"""As for decode processes: below the event loop, but still a quarter of a core if all are busy."""
 
-START_SECONDS = 30.0
+START_SECONDS = 15.0
 """For the child's imports and its waits for a core of a busy machine; its CPU time has its own limit."""
 
 PROGRAM = "saccade.gateway.structured_output.trial"
