@@ -86,7 +86,10 @@ def show_summary(
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(min_width=len(address))  # the address must not be truncated
-    table.add_row("model", description.model if num_copies == 1 else f"{description.model}, {num_copies} copies")
+    table.add_row(
+        "model",
+        description.model if num_copies == 1 else f"{description.model}, {num_copies} copies; figures are each one's",
+    )
     if description.model == BUNDLED_NAME:
         table.add_row("", f"{ABILITIES} {WAY_ON}")
     table.add_row("device", f"{description.device}, {description.dtype}")
