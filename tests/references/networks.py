@@ -92,9 +92,12 @@ class TimedOracle(QwenOracle):
 
 
 class RecurrentOracle(QwenOracle):
-    """A network with recurrent layers, whose rounding errors add up over the sequence."""
+    """A network with recurrent layers, whose rounding errors add up over the sequence.
 
-    atol = 1e-3
+    On one processor the reference itself is 1.2e-3 from its logits in float64 after a video, and ours 4e-5.
+    """
+
+    atol = 2e-3
 
 
 class GlmOracle(QwenOracle):
