@@ -334,7 +334,9 @@ def varlen_attn(*args: Any, **kwargs: Any) -> torch.Tensor:
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `flashinfer` importable, and have torch find a GPU. Backends that import flashinfer are imported anew."""
     headers = dict.fromkeys((compilers.FA3_HEADER, compilers.GEMM_HEADER), Path("/usr/include"))
-    tools = compilers.Toolkit(Path("/usr/local/cuda"), Path("/usr/bin/ninja"), headers)
+    tools = compilers.Toolkit(
+        Path("/usr/local/cuda/bin/nvcc"), Path("/usr/local/cuda"), Path("/usr/bin/ninja"), headers
+    )
     monkeypatch.setattr(compilers, "find_toolkit", lambda: tools)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     library, cudnn, mla = (ModuleType(name) for name in ("flashinfer", "flashinfer.cudnn", "flashinfer.mla"))

@@ -70,10 +70,8 @@ def _attention_rows(scale: Scale, heads: Heads, lengths: Lengths) -> Iterator[Ro
     queries = random(sum(lengths.queries), heads.num_heads, heads.size)
     own = _own(cache, layout)
     positions = torch.zeros(3, len(queries), dtype=torch.int64, device=device)
-    exact, plain = (
-        KvCache(cache.keys.float(), cache.values.float()),
-        load_backend(PLAIN, Workload(device, torch.float32)),
-    )
+    exact = KvCache(cache.keys.float(), cache.values.float())
+    plain = load_backend(PLAIN, Workload(device, torch.float32))
     context = ForwardContext(positions, layout, [exact], plain, plain.plan(layout, torch.float32))
     expected = plain.attend(queries.float(), _own(exact, layout), exact, context, SCALED)
     num_bytes = 2 * sum(lengths.contexts) * heads.num_kv_heads * heads.size * dtype.itemsize

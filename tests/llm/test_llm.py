@@ -16,7 +16,7 @@ from waiting import wait_until
 import saccade
 from saccade import LLM, AsyncLLM, SamplingParams
 from saccade.cli.bundled import bundled
-from saccade.errors import InvalidImageUrl, InvalidValue, RequestError, SaccadeError, StartupError, UnsupportedParameter
+from saccade.errors import InvalidImageUrl, InvalidValue, SaccadeError, StartupError, UnsupportedParameter
 from saccade.llm.results import ChatResult
 
 pytestmark = pytest.mark.ci
@@ -131,7 +131,8 @@ def test_each_conversation_may_have_its_params(llm: LLM) -> None:
     params = [SamplingParams(max_tokens=1), SamplingParams(structured_outputs={"regex": "("})]
     short, wrong = llm.chat([conversation(TEXTS[0])] * 2, params)
     assert short.finish_reason == "length"
-    assert isinstance(wrong.error, RequestError)
+    assert isinstance(wrong.error, InvalidValue)
+    assert wrong.error.message.startswith("`structured_outputs.regex`: The grammar is wrong")
 
 
 def test_settings_that_nothing_obeys_are_named(llm: LLM) -> None:

@@ -38,7 +38,8 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_headers_that_the_toolkit_lacks_are_found_in_torchs_packages(toolkit: Path, packages: Path) -> None:
     found = find_toolkit()
-    assert found == Toolkit(toolkit, Path("/usr/bin/ninja"), {FA3_HEADER: packages, GEMM_HEADER: packages})
+    headers = {FA3_HEADER: packages, GEMM_HEADER: packages}
+    assert found == Toolkit(toolkit / "bin" / "nvcc", toolkit, Path("/usr/bin/ninja"), headers)
     assert no_cuda_compiler(FA3_HEADER) is None
 
 

@@ -284,7 +284,7 @@ def fails(*_: object, **__: object) -> None:
     ("name", "found", "reason"),
     [
         (FLASHINFER, (), "finds no nvcc and no ninja and no curand_kernel.h: install the CUDA toolkit and ninja"),
-        (FLASHINFER, ("nvcc",), "finds no nvcc"),
+        (FLASHINFER, ("nvcc",), "finds no ninja"),
         ("triton", ("nvcc", "ninja"), "needs a C compiler at its first use, and finds none: install gcc"),
     ],
 )

@@ -61,9 +61,11 @@ class ChatOptions(TypedDict, total=False):
 
 
 def response_format_of(kind: type) -> dict[str, Any]:
-    """Return the `response_format` of answers that are a *kind* in JSON. Raises InvalidValue if it has no schema.
+    """Return the `response_format` of answers that are a *kind* in JSON.
 
-    response_format_of(Label)  # a model of pydantic, a dataclass, a TypedDict, a struct of msgspec
+        response_format_of(Label)  # a model of pydantic, a dataclass, a TypedDict, a struct of msgspec
+
+    Raises InvalidValue for a class without a schema.
     """
     make_schema = getattr(kind, "model_json_schema", None)
     try:

@@ -31,16 +31,18 @@ REMEDIES = MappingProxyType(
 class Toolkit:
     """What FlashInfer and DeepGEMM compile with, None if there is none.
 
-    *home* is the folder whose `bin` has nvcc; *headers* has the folder of each header.
+    *home* is the folder whose `bin` has *nvcc*, None for one that lies elsewhere on the search path; *headers* has the
+    folder of each header.
     """
 
+    nvcc: Path | None
     home: Path | None
     ninja: Path | None
     headers: Mapping[str, Path | None]
 
     def absent(self, *headers: str) -> list[str]:
         """Return those of nvcc, ninja and *headers* that are nowhere."""
-        places = {"nvcc": self.home, "ninja": self.ninja, **{name: self.headers[name] for name in headers}}
+        places = {"nvcc": self.nvcc, "ninja": self.ninja, **{name: self.headers[name] for name in headers}}
         return [name for name, path in places.items() if path is None]
 
 
@@ -55,7 +57,8 @@ def find_toolkit() -> Toolkit:
         name: next((folder for folder in folders if (folder / name).exists()), None)
         for name in (FA3_HEADER, GEMM_HEADER)
     }
-    return Toolkit(home, Path(ninja) if ninja else None, headers)
+    compiler = home / "bin" / "nvcc" if home else Path(nvcc) if nvcc else None
+    return Toolkit(compiler, home, Path(ninja) if ninja else None, headers)
 
 
 def _folders_of_packages() -> Iterator[Path]:

@@ -108,7 +108,7 @@ def pack_linear(layer: QuantisedLinear) -> BlockFp8:
     major = _major(weight_OI, (HOPPER, BLACKWELL, SMALL_BLACKWELL))
     if len(weight_OI) % ROWS:
         raise Unavailable(f"its outputs are no multiple of {ROWS}")
-    if major == HOPPER and find_toolkit().home is None:
+    if major == HOPPER and find_toolkit().nvcc is None:
         # DeepGEMM compiles a kernel for each shape, and no package brings them.
         raise Unavailable("nvcc compiles its kernels, and is not found: install the CUDA toolkit")
     return BlockFp8(weight_OI, scales, layer.bias_O, major == HOPPER)

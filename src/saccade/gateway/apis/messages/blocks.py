@@ -70,8 +70,7 @@ def _with_contents(blocks: Iterable[Named]) -> Iterator[Named]:
     for name, block in blocks:
         match block:
             case Block(type="document", source=Source(type="content", content=content) as source):
-                for holder, place in ((block, name), (source, f"{name}.source")):
-                    check_no_limits(holder, place)
+                _check_no_limits(block, source, name)
                 if block.title or block.context:
                     yield name, Block("text", on_own_lines(block.title or None, block.context or None))
                 yield from _document_blocks(content, f"{name}.source.content")
@@ -114,9 +113,14 @@ def _text_document(block: Block, name: str, files: TextFiles) -> str | None:
             text = read
         case _:
             return None
-    for holder, place in ((block, name), (source, f"{name}.source")):
-        check_no_limits(holder, place)
+    _check_no_limits(block, source, name)
     return on_own_lines(block.title or None, block.context or None, text)
+
+
+def _check_no_limits(block: Block, source: Source, name: str) -> None:
+    """Raise InvalidValue for limits of images in *block*, a document without pages, or in its *source*."""
+    check_no_limits(block, name)
+    check_no_limits(source, f"{name}.source")
 
 
 def _part(block: Block, field: str, chat_field: str, names: dict[str, str]) -> ContentPart:
