@@ -30,9 +30,9 @@ LIMITS: Final = LLParserLimits(
 )
 """Below the library's defaults, because a step of the engine waits: for one mask, tens of milliseconds at most."""
 
-WHITE_SPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
-"""White space between the values of JSON: a line break and an indentation. Without a bound, a model could write it for
-ever.
+WHITE_SPACE: Final = r"\x20|(\r?\n){1,2}[\x20\t]{0,20}"
+"""White space between the values of JSON: a space, or line breaks and an indentation, as in llama.cpp's grammars. With
+more room, a model that likes white space writes little else until its tokens are spent.
 """
 
 TOO_LARGE: Final = (
