@@ -5,6 +5,8 @@ patches of a view, T patches of all views, D values of a patch, C channels of th
 of images.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -33,9 +35,9 @@ class SiglipEmbeddings(nn.Module):
         self.positions_PC = torch.empty(0)
 
     def finish(self) -> None:
-        """Choose the entry of each patch from the loaded table."""
+        """Take the entries of the loaded table, one for each patch."""
         table_PC: torch.Tensor = self.position_embedding.weight  # type: ignore[assignment]
-        self.positions_PC = table_PC.index_select(0, position_ids(self.side).to(table_PC.device))
+        self.positions_PC = table_PC.detach()
 
     def forward(self, patches_TD: torch.Tensor) -> torch.Tensor:
         """Map the patches of all views to [T, C]."""
@@ -44,16 +46,36 @@ class SiglipEmbeddings(nn.Module):
 
 
 class SiglipTower(ViewTower):
-    """SigLIP's vision tower (Zhai et al. 2023, arXiv:2303.15343): as CLIP's, without class token and first norm."""
+    """SigLIP's vision tower (Zhai et al. 2023, arXiv:2303.15343): as CLIP's, without class token and first norm.
+
+    A family may have an *embedding_class* of its own.
+    """
+
+    embedding_class: ClassVar[type[SiglipEmbeddings]] = SiglipEmbeddings
 
     def __init__(self, config: ClipConfig, ranks: Ranks) -> None:
         blocks = (ClipBlock(config, ranks) for _ in range(config.depth))
-        super().__init__(SiglipEmbeddings(config), blocks, config.num_patches)
+        super().__init__(self.embedding_class(config), blocks, config.num_patches)
         self.post_layernorm = LayerNorm(config.hidden_size, config.norm_eps)
 
     def forward(self, patches_TD: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
         """Map normalised patches to hidden states [V, P, C], after the tower's last norm."""
         return self.post_layernorm(super().forward(patches_TD, metadata))  # type: ignore[no-any-return]
+
+
+class RoundedEmbeddings(SiglipEmbeddings):
+    """The entry of each patch comes from its place, as a number that is rounded."""
+
+    def finish(self) -> None:
+        """Choose the entry of each patch from the loaded table."""
+        super().finish()
+        self.positions_PC = self.positions_PC.index_select(0, position_ids(self.side).to(self.positions_PC.device))
+
+
+class Tower(SiglipTower):
+    """The tower of Idefics3."""
+
+    embedding_class = RoundedEmbeddings
 
 
 class Connector(nn.Module):
@@ -72,7 +94,7 @@ class Connector(nn.Module):
 class Network(TiledNetwork):
     """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
 
-    layout, tower, projection = Layout, SiglipTower, Connector
+    layout, tower, projection = Layout, Tower, Connector
     target = staticmethod(target)
 
 
