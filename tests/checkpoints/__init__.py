@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from checkpoints import (
+    gemma3,
     gemma4,
     glm_v,
     internvl,
@@ -34,6 +35,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "phi3_v": phi3_v.write,
     "paddleocr_vl": paddleocr_vl.write,
     "mistral3": mistral3.write,
+    "gemma3": gemma3.write,
     **{name: partial(smolvlm.write, name=name) for name in smolvlm.ARCHITECTURES},
     **{name: partial(gemma4.write, name=name) for name in gemma4.RELEASES},
 }
@@ -50,6 +52,7 @@ NETWORKS: dict[str, Callable[[Path], Path]] = {
     "phi3_v": phi3_v.write_network,
     "paddleocr_vl": paddleocr_vl.write_network,
     "mistral3": mistral3.write_network,
+    "gemma3": gemma3.write_network,
     **{name: partial(smolvlm.write_network, name=name) for name in smolvlm.ARCHITECTURES},
     **{name: partial(gemma4.write_network, name=name) for name in gemma4.RELEASES},
 }

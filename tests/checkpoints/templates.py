@@ -446,3 +446,28 @@ MISTRAL3 = """{%- macro text(content) -%}{{ content if content is string else co
 {%- endfor -%}
 """
 """Mistral Small 3.1: a system turn with the date by default, the first text of a turn alone, and no tools."""
+
+GEMMA3 = """{{ bos_token }}
+{%- set first = namespace(text='', turns=messages) -%}
+{%- if messages[0]['role'] == 'system' -%}
+{%- set told = messages[0]['content'] -%}
+{%- set first.text = (told if told is string else told[0]['text']) + '\\n\\n' -%}
+{%- set first.turns = messages[1:] -%}
+{%- endif -%}
+{%- for turn in first.turns -%}
+{%- if (turn['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+{{ raise_exception('Turns of user and assistant must alternate.') }}
+{%- endif -%}
+{{ '<start_of_turn>' + ('model' if turn['role'] == 'assistant' else turn['role']) + '\\n' + (first.text if loop.first else '') }}
+{%- if turn['content'] is string -%}{{ turn['content'] | trim }}
+{%- elif turn['content'] is iterable -%}
+{%- for part in turn['content'] -%}
+{%- if part['type'] == 'image' -%}{{ '<start_of_image>' }}
+{%- elif part['type'] == 'text' -%}{{ part['text'] | trim }}{%- endif -%}
+{%- endfor -%}
+{%- else -%}{{ raise_exception('A turn is a text or a list.') }}{%- endif -%}
+{{ '<end_of_turn>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}
+"""
+"""Gemma 3: the system turn stands in the first turn, of which it writes the first text alone; turns must alternate."""

@@ -199,7 +199,7 @@ SPECIALS = (
     "[BOS][EOS]", "<image>", "<image>\n", "<s>", "</s> [INST] ", "<unk><pad>", "<|image_1|>", "<|image_2|>\n<|image|>",
     "<|end|>\n<|assistant|>\nYes", "<|endoftext|>", "<|reserved_token_600|>", "<|user|>\n", "<0x0A>", "<|im_middle|>",
     "<turn|>\n<|turn>model\n", '<|"|>', "<|image><|image|><image|>", "<|channel>thought\n<channel|>",
-    "[IMG][IMG_BREAK][/INST]",
+    "[IMG][IMG_BREAK][/INST]", "<end_of_turn>\n<start_of_turn>model\n", "<start_of_image><image_soft_token>",
 )  # fmt: skip
 """What users type who would like to be somebody else: special tokens of one family or another."""
 

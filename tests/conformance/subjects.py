@@ -20,6 +20,7 @@ from references.native import (
     PooledPatches,
     RasterPatches,
     Rows,
+    SoftTokens,
     SquarePatches,
     Tiles,
 )
@@ -138,6 +139,7 @@ SUBJECTS = (
             ("gemma4_unified", SquarePatches),
         )
     ),
+    Subject("gemma3", SoftTokens, crops, extremes=((20_000, 1), (1, 20_000))),
     Subject("mistral3", Rows, merged_patches, extremes=((3_000, 2), (2, 3_000), (1_540, 1))),
     Subject("phi3_v", Phi3V, extremes=((1_000, 1), (1, 1_000)), is_lossless=False),
 )

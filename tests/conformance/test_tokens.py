@@ -171,6 +171,11 @@ def test_continued_message_ends_as_in_the_reference(
     tools = told_of_tools(both, begun)
     try:
         expected = both.reference.render(messages, False, told | tools | {"continue_final_message": True})
+    except TemplateError:
+        with pytest.raises(InvalidValue, match="template"):
+            model.template.render(messages, False, told, begun.tools, continues=True)
+        assert begun.messages[-1]["role"] == "assistant", "some templates refuse two turns of one role"
+        return
     except ValueError:
         with pytest.raises(InvalidValue, match="leaves out"):
             model.template.render(messages, False, told, begun.tools, continues=True)

@@ -307,6 +307,30 @@ class GemmaOracle:
         return [(frame, places) for frame in patches]
 
 
+class SoftTokensOracle:
+    """Gemma 3: images as squares, whose tokens see each other."""
+
+    atol = 1e-4
+
+    def __init__(self, folder: Path) -> None:
+        self.model = image_text_model(folder)
+        self.placeholder_token_ids: tuple[int, ...] = (self.model.config.image_token_id,)
+
+    @torch.inference_mode()
+    def logits(self, asked: EngineRequest, token_ids: list[int]) -> torch.Tensor:
+        ids = torch.tensor([asked.token_ids + token_ids[:-1]])
+        inputs: dict[str, Any] = {"input_ids": ids, "token_type_ids": (ids == self.placeholder_token_ids[0]).int()}
+        if asked.media:
+            inputs |= self.images(asked.media)
+        return self.model(**inputs).logits[0, len(asked.token_ids) - 1 :].float()
+
+    def images(self, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+        """Return normalised images [images, 3, S, S]."""
+        views = [torch.frombuffer(bytearray(item.inline or b""), dtype=torch.uint8) for item in items]
+        shaped = torch.cat([view.view(item.pixel_shape) for view, item in zip(views, items, strict=True)])
+        return {"pixel_values": (shaped.float() - 127.5) / 127.5}
+
+
 class UnifiedOracle(GemmaOracle):
     """The same without a tower: the values of a token, pixel by pixel, and its place.
 
@@ -347,6 +371,7 @@ ORACLES: Mapping[str, type[Oracle]] = {
     "phi3_v": Phi3VOracle,
     "paddleocr_vl": RasterOracle,
     "mistral3": RowsOracle,
+    "gemma3": SoftTokensOracle,
     "internvl": CroppedOracle,
     "internvl_moe": CroppedOracle,
     "glm4v": GlmOracle,

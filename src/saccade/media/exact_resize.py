@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-Mode = Literal["bicubic", "lanczos"]
+Mode = Literal["bilinear", "bicubic", "lanczos"]
 Numbers = npt.NDArray[np.float64]
 
 MAX_WEIGHT = 1 << 15
@@ -115,6 +115,11 @@ def _resampled(source: npt.NDArray[np.uint8], new: int, products: tuple[Block, .
     return out
 
 
+def _bilinear(distance: Numbers) -> Numbers:
+    """Return the weights of a triangle."""
+    return np.where(np.abs(distance) < 1, 1 - np.abs(distance), 0.0)
+
+
 def _bicubic(distance: Numbers) -> Numbers:
     """Return the weights of a cubic convolution with a = -0.5."""
     a, x = -0.5, np.abs(distance)
@@ -129,6 +134,7 @@ def _lanczos(distance: Numbers) -> Numbers:
 
 
 CURVES: dict[Mode, tuple[Callable[[Numbers], Numbers], float]] = {
+    "bilinear": (_bilinear, 1.0),
     "bicubic": (_bicubic, 2.0),
     "lanczos": (_lanczos, 3.0),
 }

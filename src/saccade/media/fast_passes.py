@@ -8,7 +8,11 @@ from PIL import Image
 from saccade.media import rgbx
 from saccade.media.exact_resize import Mode
 
-FILTERS: dict[Mode, FilterType] = {"bicubic": FilterType.catmull_rom, "lanczos": FilterType.lanczos3}
+FILTERS: dict[Mode, FilterType] = {
+    "bilinear": FilterType.bilinear,
+    "bicubic": FilterType.catmull_rom,
+    "lanczos": FilterType.lanczos3,
+}
 
 
 def resized(image: npt.NDArray[np.uint8], height: int, width: int, mode: Mode) -> npt.NDArray[np.uint8]:

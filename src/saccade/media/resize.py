@@ -24,8 +24,8 @@ MAX_SHRINKING = 100
 def resize(image: npt.NDArray[np.uint8], height: int, width: int, mode: Mode = "bicubic") -> npt.NDArray[np.uint8]:
     """Return *image* [old height, old width, 3] as planes [3, *height*, *width*], uint8.
 
-    Bicubic or Lanczos, with antialiasing, horizontal pass first, each pass rounded to uint8: torchvision's resize in
-    the reference processors. Without a change of size the result is a view; else it may be a view of rgbx memory.
+    With antialiasing, horizontal pass first, each pass rounded to uint8: torchvision's resize in the reference
+    processors. Without a change of size the result is a view; else it may be a view of rgbx memory.
     Raises MemoryError if an allocation fails.
     """
     old_height, old_width, _ = image.shape

@@ -33,8 +33,10 @@ class Family:
 
     *architectures* are strings of config.json that identify the family; each belongs to exactly one family.
     *model_types* identify it if config.json has no architecture. *placeholder* is the token for an image in a prompt;
-    its id is that of the first of *placeholder_keys* in config.json, else the tokenizer's. *image_tag* is the text for
-    the image with the given {number} in templates that take only strings; by default the placeholder and a line break.
+    its id is that of the first of *placeholder_keys* in config.json, else the tokenizer's. *template_mark* is the
+    special token that templates write for an image, if it is another one; layouts then write the placeholders.
+    *image_tag* is the text for the image with the given {number} in templates that take only strings; by default the
+    placeholder and a line break.
     *video_placeholder* is the token that is repeated for a video; None if videos are not served. With *split_at_images*
     every stretch of text between images is tokenised separately, each with a BOS.
     *tiktoken_pattern* splits text before a tiktoken.model encodes it. *template_switches* are the
@@ -55,6 +57,7 @@ class Family:
     placeholder: str
     placeholder_keys: tuple[str, ...] = ("image_token_id",)
     model_types: tuple[str, ...] = ()
+    template_mark: str | None = None
     image_tag: str | None = None
     video_placeholder: str | None = None
     split_at_images: bool = False

@@ -220,6 +220,12 @@ class FloatNorm(RMSNorm):
         return rms_norm(x_NE, self.scale, self.eps)
 
 
+class OffsetNorm(FloatNorm):
+    """FloatNorm of 1 + weight, which has too many digits for bfloat16."""
+
+    offset = 1
+
+
 class LayerNorm(Layer):
     """Layer norm with weight and bias over the last dimension."""
 

@@ -325,7 +325,9 @@ def write_images(
     position = 0
     for (start, stop, is_video), layout in zip(segments_of_media, layouts, strict=True):
         yield from segments[position:start]
-        placeholder = Segment(placeholders.video, is_special=True) if is_video else segments[start]
+        placeholder = segments[start]
+        if is_video or placeholders.template_mark is not None:
+            placeholder = Segment(placeholders.video if is_video else placeholders.image_token, is_special=True)
         for piece in layout.prompt or (layout.num_tokens,):
             yield placeholder if isinstance(piece, int) else Segment(piece, piece in special_tokens)
         position = stop

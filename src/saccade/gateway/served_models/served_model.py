@@ -65,14 +65,17 @@ DECLARED: Final = Parsers()
 class Placeholders(NamedTuple):
     """The placeholders of media in a model's prompts: the token id of an *image*, and those of a video.
 
-    A template writes *video_tokens* for a video. Its placeholder is the token *video* with the id *video_id*, which is
-    None for a model without videos.
+    A template writes the placeholder for an image, or the token *template_mark* if there is one; then *image_token* is
+    the placeholder. It writes *video_tokens* for a video. Its placeholder is the token *video* with the id *video_id*,
+    which is None for a model without videos.
     """
 
     image: int
     video_id: int | None = None
     video: str = ""
     video_tokens: tuple[str, ...] = ()
+    template_mark: str | None = None
+    image_token: str = ""
 
     @property
     def ids(self) -> frozenset[int]:
@@ -82,6 +85,14 @@ class Placeholders(NamedTuple):
     def of(self, layout: ImageLayout) -> int:
         """Return the id of the placeholders of the image or video of *layout*."""
         return self.image if self.video_id is None or not layout.frames else self.video_id
+
+    def is_image(self, segment: Segment, special_tokens: Mapping[str, int]) -> bool:
+        """Return whether *segment* of a rendered prompt stands for an image."""
+        if not segment.is_special:
+            return False
+        if self.template_mark is None:
+            return special_tokens.get(segment.text) == self.image
+        return segment.text == self.template_mark
 
 
 def media_segments(
@@ -98,7 +109,7 @@ def media_segments(
             continue
         segment = segments[position]
         position += 1
-        if segment.is_special and special_tokens.get(segment.text) == placeholders.image:
+        if placeholders.is_image(segment, special_tokens):
             yield position - 1, position, False
 
 
@@ -150,9 +161,11 @@ class VideoSide:
     placeholder_token_id: int
     layout: VideoLayout
 
-    def placeholders(self, image: int) -> Placeholders:
-        """Return the placeholders of media; *image* is the id of images."""
-        return Placeholders(image, self.placeholder_token_id, self.placeholder, self.layout.template_tokens)
+    def placeholders(self, images: Placeholders) -> Placeholders:
+        """Return *images* with those of videos."""
+        return images._replace(
+            video_id=self.placeholder_token_id, video=self.placeholder, video_tokens=self.layout.template_tokens
+        )
 
 
 @dataclass(frozen=True)
@@ -228,8 +241,8 @@ class ServedModel:
     @property
     def placeholders(self) -> Placeholders:
         """The placeholders of images and videos in prompts."""
-        image = self.placeholder_token_id
-        return Placeholders(image) if self.videos is None else self.videos.placeholders(image)
+        images = _image_placeholders(self.declaration, self.placeholder_token_id)
+        return images if self.videos is None else self.videos.placeholders(images)
 
     def fingerprint(self, settings: Mapping[str, Any]) -> bytes:
         """Return the part of an image's content hash that depends on the processor and its *settings*."""
@@ -247,6 +260,10 @@ class TextSide:
     tokenizer: Tokenizer
     template: ChatTemplate
     placeholder_token_id: int
+
+
+def _image_placeholders(family: Family, token_id: int) -> Placeholders:
+    return Placeholders(token_id, template_mark=family.template_mark, image_token=family.placeholder)
 
 
 def _tokenizer_file(family: Family, model_files: ModelFiles) -> str:
@@ -276,8 +293,17 @@ def _video_side(
         segments = text.template.render(VIDEO_PROBE)
     except InvalidValue:
         return None
-    media = list(media_segments(segments, special, side.placeholders(text.placeholder_token_id)))
+    placeholders = side.placeholders(_image_placeholders(family, text.placeholder_token_id))
+    media = list(media_segments(segments, special, placeholders))
     return side if [is_video for _, _, is_video in media] == [True] else None
+
+
+def _template_token_id(family: Family, tokenizer: Tokenizer, placeholder: int) -> int:
+    """Return the id of the token that templates write for an image. Raises StartupError."""
+    mark = family.template_mark
+    if mark is not None and mark not in tokenizer.special_tokens:
+        raise StartupError(f"The tokenizer has no token {mark}, which templates write for an image.")
+    return placeholder if mark is None else tokenizer.special_tokens[mark]
 
 
 def text_side(
@@ -313,12 +339,13 @@ def text_side(
     template_file = _template_file(model_files)
     begin(template_file)
     variables, reason = special_variables(tokenizer_config), ""
+    image_id = _template_token_id(family, tokenizer, token_id)
     tool_variables = FORMATS[family.tool_format].variables if family.tool_format is not None else None
     for image_tag in (None, tag):
         try:
             special_tokens = {*tokenizer.special_tokens, *video_tokens}
             template = ChatTemplate(source, special_tokens, variables, image_tag, tool_variables)
-            if tokenizer.encode(template.render(PROBE)).count(token_id) == 1:
+            if tokenizer.encode(template.render(PROBE)).count(image_id) == 1:
                 return TextSide(tokenizer, template, token_id)
         except InvalidValue as error:
             reason = f" {error.message}"

@@ -11,10 +11,10 @@ from torch import nn
 
 from saccade.models.backbones.decoder import DecoderLayer
 from saccade.models.backbones.grouped_query_text import mlp_of
-from saccade.models.backbones.hybrid_text import GatedAttention, OffsetNorm, SharedExpertMixture
+from saccade.models.backbones.hybrid_text import GatedAttention, SharedExpertMixture
 from saccade.models.backbones.text_config import HybridConfig
 from saccade.nn.context import ForwardContext
-from saccade.nn.layers import Linear
+from saccade.nn.layers import Linear, OffsetNorm
 from saccade.nn.parallel import Ranks
 
 

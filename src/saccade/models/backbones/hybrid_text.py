@@ -12,15 +12,9 @@ from saccade.models.backbones.gated_delta_net import GatedDeltaNet
 from saccade.models.backbones.grouped_query_text import MixtureOfExperts, mlp_of
 from saccade.models.backbones.text_config import ExpertsConfig, HybridConfig, TextConfig
 from saccade.nn.context import ForwardContext, KvCache
-from saccade.nn.layers import Attention, FloatNorm, Layer, Linear
+from saccade.nn.layers import Attention, Layer, Linear, OffsetNorm
 from saccade.nn.ops import CosSin
 from saccade.nn.parallel import ALONE, Ranks
-
-
-class OffsetNorm(FloatNorm):
-    """FloatNorm of 1 + weight, which has too many digits for bfloat16."""
-
-    offset = 1
 
 
 class GatedAttention(Layer):

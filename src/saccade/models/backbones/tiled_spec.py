@@ -6,7 +6,7 @@ from math import isqrt
 
 from saccade.errors import InvalidValue
 from saccade.models.backbones.clip_config import ClipConfig
-from saccade.models.backbones.text_config import TextConfig
+from saccade.models.backbones.text_config import DecoderConfig
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.preprocessing.tiles import num_views
 from saccade.models.spec import IMAGE, Grid, ModelSpec, Size
@@ -16,7 +16,7 @@ from saccade.models.spec import IMAGE, Grid, ModelSpec, Size
 class TiledSpec(ModelSpec):
     """models.spec.ModelSpec. *scale* x *scale* patches become one token."""
 
-    text: TextConfig
+    text: DecoderConfig
     vision: ClipConfig
     scale: int
     placeholder_of: Mapping[str, int]

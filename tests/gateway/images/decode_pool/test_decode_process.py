@@ -192,7 +192,7 @@ SIZES = {"square": (7071, 7071), "wide": (32_768, 1525), "tall": (1525, 32_768)}
 FAMILIES = {
     "qwen2_vl": "qwen2_vl", "qwen2_5_vl": "qwen2_5_vl", "qwen3_vl": "qwen3_vl", "qwen3_5": "qwen3_5",
     "kimi_k25": "kimi_k25", "kimi_k3": "kimi_k3", "phi3_v": "phi3_v", "llava": "llava_next", "smolvlm": "smolvlm", "paddleocr_vl": "paddleocr_vl", "glm4v": "glm4v_moe", "glm_ocr": "glm_ocr", "internvl": "internvl",
-    "gemma4": "gemma4", "gemma4_unified": "gemma4_unified", "mistral3": "mistral3",
+    "gemma4": "gemma4", "gemma4_unified": "gemma4_unified", "mistral3": "mistral3", "gemma3": "gemma3",
 }  # fmt: skip
 """Every family, and a release of it."""
 

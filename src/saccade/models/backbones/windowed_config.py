@@ -1,0 +1,129 @@
+"""The configuration of Gemma 3's text decoder, checked. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple, Self
+
+from saccade.errors import StartupError
+from saccade.models.backbones.model_config import choice, integer, number, section, values_of
+from saccade.models.backbones.rope_scaling import Rope, read_rope
+from saccade.models.backbones.text_config import DecoderConfig, TextStyle
+from saccade.models.spec import KvSpec, Paged
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+PATTERN = "sliding_window_pattern"
+ACTIVATION = "gelu_pytorch_tanh"
+STYLE = TextStyle(
+    MappingProxyType(
+        {
+            "vocab_size": 262_208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "hidden_activation": ACTIVATION,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-6,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            PATTERN: 6,
+        }
+    )
+)
+"""The defaults of transformers' configuration of this decoder."""
+
+THETAS: Mapping[str, tuple[str, float]] = MappingProxyType(
+    {FULL: ("rope_theta", 1_000_000.0), SLIDING: ("rope_local_base_freq", 10_000.0)}
+)
+"""The key of each kind of layers' base in older files, and its default."""
+
+UNSERVED = ("use_bidirectional_attention", "attn_logit_softcapping", "final_logit_softcapping")
+"""Keys that no release of this decoder sets."""
+
+
+class LayerKind(NamedTuple):
+    """The attention of a kind of layers. *window* is None for layers that attend to all tokens."""
+
+    window: int | None
+    rope: Rope
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowedConfig(DecoderConfig):
+    """The decoder. *kinds* has the attention of each layer. Scores are multiplied by *score_scale*."""
+
+    num_kv_heads: Annotated[int, "num_key_value_heads"]
+    head_dim: Annotated[int, "head_dim"]
+    score_scale: float
+    kinds: tuple[LayerKind, ...]
+
+    @classmethod
+    def read(cls, text: Mapping[str, Any], style: TextStyle = STYLE, max_model_len: int | None = None) -> Self:
+        text = {**style.defaults, **{key: value for key, value in text.items() if value is not None}}
+        choice(text, "hidden_activation", (ACTIVATION,))
+        return cls(style=style, **values_of(cls, text), **cls.more(text, style, max_model_len))
+
+    @classmethod
+    def more(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None) -> dict[str, Any]:
+        for key in UNSERVED:
+            if text.get(key):
+                raise StartupError(f"config.json: `{key}` is {text[key]!r}; this network knows only null.")
+        if integer(text, "num_attention_heads") % integer(text, "num_key_value_heads") or integer(text, "head_dim") % 2:
+            raise StartupError(
+                "config.json: `num_attention_heads` must be a multiple of `num_key_value_heads`, and a head must have "
+                "an even number of channels."
+            )
+        kinds = {
+            SLIDING: LayerKind(integer(text, "sliding_window"), _rope(text, SLIDING, max_model_len)),
+            FULL: LayerKind(None, _rope(text, FULL, max_model_len)),
+        }
+        return {
+            "max_position_embeddings": integer(text, "max_position_embeddings"),
+            "rope": kinds[FULL].rope,
+            "score_scale": number(text, "query_pre_attn_scalar") ** -0.5,
+            "kinds": tuple(kinds[name] for name in _layer_types(text)),
+        }
+
+    @property
+    def kv_specs(self) -> tuple[KvSpec, ...]:
+        """Return paged attention for every layer."""
+        return tuple(Paged(self.num_kv_heads, self.head_dim, self.head_dim, kind.window) for kind in self.kinds)
+
+
+def _layer_types(text: Mapping[str, Any]) -> list[str]:
+    num_layers, types = integer(text, "num_hidden_layers"), text.get("layer_types")
+    if types is None:
+        pattern = integer(text, PATTERN)
+        types = [SLIDING if (layer + 1) % pattern else FULL for layer in range(num_layers)]
+    if not isinstance(types, list) or len(types) != num_layers or not set(types) <= {SLIDING, FULL}:
+        raise StartupError(f"config.json: `layer_types` must name {num_layers} layers, each {SLIDING} or {FULL}.")
+    if FULL not in types:
+        raise StartupError(f"config.json: `layer_types` must name at least one layer of {FULL}.")
+    return types
+
+
+def _rope(text: Mapping[str, Any], name: str, max_model_len: int | None) -> Rope:
+    """Return the rotary frequencies of a kind of layers.
+
+    Newer files have parameters for each kind. Older ones have two bases, and one scaling for the layers that attend to
+    all tokens.
+    """
+    parameters = section({"rope_parameters": {}, **text}, "rope_parameters")
+    if not set(parameters) <= {SLIDING, FULL}:
+        raise StartupError(
+            f"config.json: `rope_parameters` must have {SLIDING} and {FULL}, not {', '.join(map(str, parameters))}."
+        )
+    own = parameters.get(name) or {}
+    if name == FULL and not parameters:
+        own = section({"rope_scaling": {}, **text}, "rope_scaling")
+    key, theta = THETAS[name]
+    keys = {
+        "rope_theta": text.get(key, theta),
+        "rope_parameters": own,
+        "max_position_embeddings": text["max_position_embeddings"],
+    }
+    head_dim, longest = integer(text, "head_dim"), integer(text, "max_position_embeddings")
+    return read_rope(keys, head_dim, max_model_len or longest)
