@@ -1,4 +1,4 @@
-"""Mistral Small 3.1: as a gateway sees it, and a whole tiny one with random weights and the release's names of tensors."""
+"""Mistral Small 3.1 and Ministral 3: as a gateway sees it, and whole tiny ones with random weights and the release's names of tensors."""
 
 import json
 from collections.abc import Mapping
@@ -30,6 +30,19 @@ TEXT = {
     "max_position_embeddings": 8192, "rope_theta": 1000000000.0, "sliding_window": None, "attention_dropout": 0.0,
     "use_cache": True, "vocab_size": 1280,
 }  # fmt: skip
+YARN = {
+    "type": "yarn", "rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+"""Queries grow at every 32nd position, so that it shows."""
+
+MINISTRAL = {
+    **{key: value for key, value in TEXT.items() if key != "rope_theta"}, "model_type": "ministral3",
+    "rope_parameters": {**YARN, "max_position_embeddings": 8192}, "tie_word_embeddings": False,
+}  # fmt: skip
+RELEASES: Mapping[str, Mapping[str, Any]] = {"mistral3": TEXT, "ministral3": MINISTRAL}
+"""The text of each."""
+
 VISION = {
     "model_type": "pixtral", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "head_dim": 16, "hidden_act": "silu", "image_size": 1540, "patch_size": 14,
@@ -58,14 +71,14 @@ def _tokenizer(folder: Path) -> dict[str, int]:
     return ids
 
 
-def write(folder: Path, changes: Mapping[str, Any] | None = None) -> Path:
-    """Write the gateway's files into *folder* and return it."""
+def write(folder: Path, name: str = "mistral3", changes: Mapping[str, Any] | None = None) -> Path:
+    """Write the gateway's files of the release *name* into *folder* and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     ids = _tokenizer(folder)
     config = {
         "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
         "image_token_index": ids["[IMG]"], "multimodal_projector_bias": False, "projector_hidden_act": "gelu",
-        "spatial_merge_size": 2, "vision_feature_layer": -1, "text_config": TEXT, "vision_config": VISION,
+        "spatial_merge_size": 2, "vision_feature_layer": -1, "text_config": RELEASES[name], "vision_config": VISION,
         "torch_dtype": "float32",
     }  # fmt: skip
     write_json(folder, "config.json", {**config, **(changes or {})})
@@ -95,11 +108,11 @@ def _released(name: str) -> str:
     return name
 
 
-def write_network(folder: Path) -> Path:
+def write_network(folder: Path, name: str = "mistral3") -> Path:
     """Write a whole tiny one: 3 layers, hidden 96, heads wider than its part of that."""
     from transformers import Mistral3Config, Mistral3ForConditionalGeneration
 
-    write(folder)
+    write(folder, name)
     torch.manual_seed(0)
     model = Mistral3ForConditionalGeneration(Mistral3Config.from_pretrained(folder, tie_word_embeddings=False))
     randomize(model.float().eval())

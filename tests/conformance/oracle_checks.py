@@ -16,7 +16,9 @@ PROMPTS: dict[str, list[Any]] = {
     "image first and last": [((64, 64), 4), 7, ((96, 96), 5)],
     "image twice": [2, ((160, 96), 6), 3, ((160, 96), 6), 4],
 }
-RARE = frozenset({"gemma4_e2b", "gemma4_unified", "glm4v_moe", "glm46v", "glm_ocr", "internvl_moe", "mistral3"})
+RARE = frozenset(
+    {"gemma4_e2b", "gemma4_unified", "glm4v_moe", "glm46v", "glm_ocr", "internvl_moe", "mistral3", "ministral3"}
+)
 """Checkpoints that differ little from another, or have a decoder and a form of prompts that others have: the everyday
 suite runs the others alone, and `make conformance` fewer sizes of chunks."""
 

@@ -140,6 +140,9 @@ SUBJECTS = (
         )
     ),
     Subject("gemma3", SoftTokens, crops, extremes=((20_000, 1), (1, 20_000))),
-    Subject("mistral3", Rows, merged_patches, extremes=((3_000, 2), (2, 3_000), (1_540, 1))),
+    *(
+        Subject(name, Rows, merged_patches, extremes=((3_000, 2), (2, 3_000), (1_540, 1)))
+        for name in ("mistral3", "ministral3")
+    ),
     Subject("phi3_v", Phi3V, extremes=((1_000, 1), (1, 1_000)), is_lossless=False),
 )

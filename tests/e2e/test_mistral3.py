@@ -12,8 +12,9 @@ from references.native import Rows
 pytestmark = pytest.mark.conformance
 
 
-def test_answers_equal_the_reference(network_folder: Callable[[str], Path]) -> None:
-    folder = network_folder("mistral3")
+@pytest.mark.parametrize("name", ["mistral3", "ministral3"])
+def test_answers_equal_the_reference(name: str, network_folder: Callable[[str], Path]) -> None:
+    folder = network_folder(name)
     rows = Rows(folder)
     processor = partial(rows.processor, add_special_tokens=False)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from networks import build, check_features, config_of, with_value
+from networks import build, check_features, config_of, load, with_value
 from references.networks import RowsOracle
 from safetensors.torch import load_file
 from tables import table
@@ -64,6 +64,34 @@ def test_release_has_as_many_parameters_as_the_reference() -> None:
     assert round(sum(sizes) / 1e9, 1) == 24.0
 
 
+def test_queries_of_ministral_grow_as_in_the_reference(network_folder: Folder) -> None:
+    from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
+
+    decoder = load(network_folder("ministral3")).language_model
+    positions = torch.arange(200)
+    expected = get_llama_4_attn_scale(positions[None], 0.1, 32).flatten()
+    factors = decoder.rotation_at(positions.expand(3, -1), torch.float32).factors.flatten()
+    assert factors.tolist() == expected.tolist()
+    assert len(set(factors.tolist())) == 7
+
+
+def test_missing_keys_of_ministral_have_the_defaults_of_the_reference() -> None:
+    from transformers import Ministral3Config
+
+    reference: Any = Ministral3Config()
+    text = Spec.read({"text_config": {"model_type": "ministral3"}, "vision_config": {}}).text
+    assert (text.hidden_size, text.intermediate_size, text.num_layers, text.num_heads, text.num_kv_heads) == (
+        reference.hidden_size, reference.intermediate_size, reference.num_hidden_layers, reference.num_attention_heads,
+        reference.num_key_value_heads,
+    )  # fmt: skip
+    assert (text.head_dim, text.vocab_size, text.norm_eps, text.max_position_embeddings, text.sliding_window) == (
+        reference.head_dim, reference.vocab_size, reference.rms_norm_eps, reference.max_position_embeddings, None,
+    )  # fmt: skip
+    rope = reference.rope_parameters
+    assert text.query_scaling == (rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"])
+    assert (text.rope.theta, text.rope.divisors[-1], text.rope.magnitude) == (rope["rope_theta"], rope["factor"], 1.0)
+
+
 def test_missing_keys_have_the_defaults_of_the_reference() -> None:
     from transformers import Mistral3Config, PixtralVisionConfig
 
@@ -79,7 +107,8 @@ def test_missing_keys_have_the_defaults_of_the_reference() -> None:
 @table(
     ("path", "value", "words"),
     [
-        ("text_config.model_type", "ministral3", "model_type"),
+        ("text_config.model_type", "mistral4", "'mistral4'; this network knows mistral, ministral3"),
+        ("text_config", {"model_type": "ministral3", "rope_parameters": {"rope_theta": 5.0}}, "llama_4_scaling_beta"),
         ("text_config", 5, "text_config"),
         ("vision_config.model_type", "clip_vision_model", "model_type"),
         ("vision_config.num_attention_heads", 5, "num_attention_heads"),

@@ -371,6 +371,7 @@ ORACLES: Mapping[str, type[Oracle]] = {
     "phi3_v": Phi3VOracle,
     "paddleocr_vl": RasterOracle,
     "mistral3": RowsOracle,
+    "ministral3": RowsOracle,
     "gemma3": SoftTokensOracle,
     "internvl": CroppedOracle,
     "internvl_moe": CroppedOracle,

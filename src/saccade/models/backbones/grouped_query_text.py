@@ -6,7 +6,7 @@ Shapes: N tokens, E hidden size, Q query heads, K key/value heads, H = Q + K, D 
 token.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from saccade.models.backbones.text_config import ExpertsConfig, TextConfig
 from saccade.nn.context import ForwardContext, KvCache, Scoring
 from saccade.nn.experts import Experts, softmax_top_k
 from saccade.nn.layers import Attention, Layer, Linear, RMSNorm
+from saccade.nn.ops import CosSin
 from saccade.nn.parallel import ALONE, Ranks
 
 
@@ -53,7 +54,14 @@ class GroupedQueryAttention(Layer):
 
     def attend(self, x_NE: torch.Tensor, rotation: Any, context: ForwardContext) -> torch.Tensor:
         """Return the attended values [N, Q * D]."""
-        q_NQD, own = self.ops.cached_heads(
+        q_NQD, own = self.cached_heads(x_NE, rotation, context)
+        return self.attention.attend(q_NQD, own, context)
+
+    def cached_heads(
+        self, x_NE: torch.Tensor, rotation: CosSin, context: ForwardContext
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """Write the keys and values of *x_NE*; return queries [N, Q, D], and the keys and values."""
+        return self.ops.cached_heads(
             self.qkv_proj(x_NE).view(x_NE.shape[0], -1, self.head_dim),
             self.attention.num_kv_heads,
             None if self.q_norm is None else self.qk_weight_HD,
@@ -62,7 +70,6 @@ class GroupedQueryAttention(Layer):
             context.cache(self.attention.layer, KvCache),
             context.layout.slot_mapping,
         )
-        return self.attention.attend(q_NQD, own, context)
 
 
 class MixtureOfExperts(nn.Module):
@@ -93,11 +100,13 @@ def mlp_of(
 
 
 class GroupedQueryDecoder(TextDecoder):
-    """Maps embeddings to hidden states."""
+    """Maps embeddings to hidden states, with layers of the class *attention*."""
+
+    attention: ClassVar[type[GroupedQueryAttention]] = GroupedQueryAttention
 
     def __init__(self, config: TextConfig, ranks: Ranks = ALONE) -> None:
         parts = (
-            (GroupedQueryAttention(config, layer, ranks.attention), mlp_of(config, layer, ranks))
+            (self.attention(config, layer, ranks.attention), mlp_of(config, layer, ranks))
             for layer in range(config.num_layers)
         )
         super().__init__(config, ranks, (DecoderLayer(config, *own) for own in parts))

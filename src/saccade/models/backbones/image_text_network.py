@@ -4,7 +4,7 @@ Shapes: N tokens, I values of a row of pixels, E hidden size, R rows to predict 
 W = E, except for families with several features for each token.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -26,7 +26,7 @@ class ImageTextNetwork(Layer):
     """
 
     layout: ClassVar[type[Layout]]
-    decoder: ClassVar[type[Any]]
+    decoder: ClassVar[Callable[..., Any]]
 
     def __init__(
         self, spec: Any, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE

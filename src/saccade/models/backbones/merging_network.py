@@ -3,7 +3,7 @@
 Shapes: B bytes of pixels, U tokens of images in the step, W = E * number of features of a token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,7 +27,7 @@ class VideoMetadata:
 class MergingNetwork(ImageTextNetwork):
     """models.network.Network. *tower* is made from the spec's vision and the encoder's ranks."""
 
-    decoder: ClassVar[type[Any]] = GroupedQueryDecoder
+    decoder: ClassVar[Callable[..., Any]] = GroupedQueryDecoder
     tower: ClassVar[type[Any]]
 
     def build(self, spec: Any, ranks: Ranks) -> None:

@@ -40,13 +40,42 @@ MISTRAL_DEFAULTS: Mapping[str, Any] = MappingProxyType(
 """The defaults of transformers' MistralConfig."""
 
 
+MINISTRAL_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        **LLAMA_COMMON,
+        "vocab_size": 131072,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 34,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale_all_dim": 1.0,
+            "mscale": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    }
+)
+"""The defaults of transformers' Ministral3Config."""
+
+
 class TextStyle(NamedTuple):
     """Properties of an architecture that config.json does not have, and the *defaults* of missing keys.
 
     *normed_heads*: queries and keys are normalised per head, and config.json names the head size. *qkv_bias*: queries,
     keys and values have biases. *has_window*: `sliding_window` counts. *axes*: how the channels of M-RoPE's axes lie,
     None for positions on one axis; *mrope_section* applies if config.json has none. *rotary_factor* is the part of a
-    head's channels that is rotated if config.json does not say; None for decoders that know only 1.
+    head's channels that is rotated if config.json does not say; None for decoders that know only 1. *scales_queries*:
+    queries grow with their positions.
     """
 
     defaults: Mapping[str, Any] = COMMON
@@ -56,11 +85,13 @@ class TextStyle(NamedTuple):
     axes: Literal["chunked", "interleaved"] | None = None
     mrope_section: tuple[int, int, int] | None = None
     rotary_factor: float | None = None
+    scales_queries: bool = False
 
 
 PHI3 = TextStyle(LLAMA_COMMON, has_window=True)
 LLAMA = TextStyle(LLAMA_DEFAULTS, has_window=True)
 MISTRAL = TextStyle(MISTRAL_DEFAULTS, has_window=True)
+MINISTRAL = TextStyle(MINISTRAL_DEFAULTS, has_window=True, scales_queries=True)
 DEEPSEEK = TextStyle()
 
 
@@ -137,6 +168,13 @@ class ExpertsConfig:
         return config
 
 
+class QueryScaling(NamedTuple):
+    """A query at position p is multiplied by 1 + *beta* * log(1 + floor(p / *length*)), with the length of training."""
+
+    beta: float
+    length: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(DecoderConfig):
     """Grouped-query attention. *attention_bias*: all four matrices of the attention have biases.
@@ -149,6 +187,7 @@ class TextConfig(DecoderConfig):
     head_dim: int
     sliding_window: int | None
     experts: ExpertsConfig | None
+    query_scaling: QueryScaling | None = None
 
     @classmethod
     def more(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None) -> dict[str, Any]:
@@ -170,6 +209,7 @@ class TextConfig(DecoderConfig):
             "rope": rope,
             "mrope_section": _mrope_section(text, style, len(rope.divisors)),
             "experts": ExpertsConfig.read(text),
+            "query_scaling": _query_scaling(text) if style.scales_queries else None,
         }
 
     @property
@@ -210,6 +250,11 @@ def _rotary_factor(text: Mapping[str, Any], style: TextStyle) -> float:
         return 1.0
     key = "partial_rotary_factor"
     return number({key: style.rotary_factor, **text, **rope_section(text)}, key)
+
+
+def _query_scaling(text: Mapping[str, Any]) -> QueryScaling:
+    rope = rope_section(text)
+    return QueryScaling(number(rope, "llama_4_scaling_beta"), integer(rope, "original_max_position_embeddings"))
 
 
 def _mrope_section(text: Mapping[str, Any], style: TextStyle, num_pairs: int) -> tuple[int, int, int] | None:

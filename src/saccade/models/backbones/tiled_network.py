@@ -3,7 +3,7 @@
 Shapes: B bytes of pixels, U tokens of images in the step, E hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +25,7 @@ class TiledNetwork(ImageTextNetwork):
     tower's views to features.
     """
 
-    decoder: ClassVar[type[Any]] = GroupedQueryDecoder
+    decoder: ClassVar[Callable[..., Any]] = GroupedQueryDecoder
     tower: ClassVar[type[Any]]
     projection: ClassVar[type[Any]]
 

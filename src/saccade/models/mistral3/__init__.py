@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 and 3.2."""
+"""Mistral Small 3.1 and 3.2, Ministral 3, Devstral Small 2."""
 
 from saccade.models.family import Family
 
@@ -10,7 +10,7 @@ FAMILY = Family(
     image_tag="[IMG]",
     plain_positions=True,
     limits=(
-        "Text networks other than Mistral, such as Ministral 3's, are refused by the engine.",
+        "The engine refuses text networks other than Mistral's and Ministral 3's: Small 4 and Medium 3.5 have latents.",
         "A release in Mistral's own files alone (params.json, tekken.json) is refused: it lacks a tokenizer.json.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Pixtral's tower, a merger of patches and Mistral's decoder.
+"""Pixtral's tower, a merger of patches, and the decoder of Mistral or Ministral 3.
 
 Formulas: transformers 5.23, modeling_pixtral.py and modeling_mistral3.py. Shapes: P patches, C values of a patch, E
 hidden size, U merged patches, X text width.
@@ -10,8 +10,11 @@ import numpy as np
 import torch
 
 from saccade.models.backbones.clip_vision import MlpProjector
+from saccade.models.backbones.grouped_query_text import GroupedQueryDecoder
 from saccade.models.backbones.merging_network import MergingNetwork
 from saccade.models.backbones.merging_tower import BlockMetadata, GatedTowerMlp, MergingTower
+from saccade.models.backbones.scaled_query_text import ScaledQueryDecoder
+from saccade.models.backbones.text_config import TextConfig
 from saccade.models.mistral3.layout import Layout
 from saccade.models.mistral3.spec import TowerConfig
 from saccade.models.mistral3.weights import target
@@ -83,3 +86,8 @@ class Network(MergingNetwork):
     """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
 
     layout, tower, target = Layout, Tower, staticmethod(target)
+
+    @staticmethod
+    def decoder(text: TextConfig, ranks: Ranks) -> GroupedQueryDecoder:
+        """Return the decoder of Mistral, or of Ministral 3."""
+        return (GroupedQueryDecoder if text.query_scaling is None else ScaledQueryDecoder)(text, ranks)

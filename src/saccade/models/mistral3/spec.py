@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from saccade.models.backbones.grid_spec import MergedPatchSpec
 from saccade.models.backbones.model_config import check_equal, choice, flag, section, values_of
 from saccade.models.backbones.rope_scaling import rope_section
-from saccade.models.backbones.text_config import MISTRAL, TextConfig, text_section
+from saccade.models.backbones.text_config import MINISTRAL, MISTRAL, TextConfig, TextStyle, text_section
 from saccade.models.backbones.vision_config import MergingVisionConfig
 from saccade.models.mistral3 import FAMILY
 from saccade.models.mistral3.layout import merge_size
@@ -16,6 +16,9 @@ from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import IMAGE
 
 DEFAULT_IMAGE_TOKEN_ID = 10
+STYLES: Mapping[str, TextStyle] = MappingProxyType({"mistral": MISTRAL, "ministral3": MINISTRAL})
+"""By the model_type of `text_config`."""
+
 FIXED: Mapping[str, Any] = MappingProxyType({"vision_feature_layer": -1, "projector_hidden_act": "gelu"})
 """Settings of config.json with one supported value, which is also their default."""
 
@@ -77,7 +80,7 @@ class Spec(MergedPatchSpec):
         """Read config.json. Raises StartupError, naming the key."""
         section(config, "text_config")
         keys = text_section(config)
-        choice({"model_type": "mistral", **keys}, "model_type", ("mistral",))
-        text = TextConfig.read(keys, MISTRAL)
+        kind = choice({"model_type": "mistral", **keys}, "model_type", tuple(STYLES))
+        text = TextConfig.read(keys, STYLES[kind])
         token_id = FAMILY.placeholder_below(config, text.vocab_size, DEFAULT_IMAGE_TOKEN_ID)
         return cls(text, TowerConfig.read(config, text), {IMAGE: token_id})
