@@ -270,9 +270,20 @@ def running(
 
     Its client connects with *tls*.
     """
+    with serving(describe(folder, max_model_len) if described else None, config, log, tls) as gateway:
+        yield gateway
+
+
+@contextmanager
+def serving(
+    description: Description | None,
+    config: GatewayConfig | None = None,
+    log: LogOutput | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[Gateway]:
+    """As running(), for a worker with any *description*, None if it does not describe itself."""
     with tempfile.TemporaryFile() as log_file, model_trials.shared():
         log = log or LogOutput(LineWriter(log_file.fileno(), lambda _: b"{}\n"), logging.INFO, is_terminal=False)
-        description = describe(folder, max_model_len) if described else None
         with _running(description, config or GatewayConfig(), log, log_file, tls) as gateway:
             yield gateway
 

@@ -14,6 +14,7 @@ from conftest import Opened, Site
 from PIL import Image
 
 from saccade.cli.bundled import bundled
+from saccade.models.bundled_model import ABILITIES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -78,6 +79,7 @@ def test_dropped_image_is_answered_and_shown_as_inspect_shows_it(site: Site, ope
     with opened(site.root) as page:
         drop(page, IMAGE.read_bytes())
         assert ask(page) == "LS"
+        assert ABILITIES in page.inner_text("#note")
         caption = page.inner_text("#caption")
         assert f"{width} × {height} pixels: {columns} × {rows} patches" in caption
         assert f"{tokens} tokens" in caption

@@ -1,11 +1,15 @@
 """`saccade ask`: questions to a server from a terminal."""
 
 import io
+import json
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import clips
+import msgspec
 import pdfs
 import pytest
 import scripted
@@ -104,3 +108,53 @@ def test_bundled_model_answers_if_no_server_does(
     assert shown.out.strip() == IMAGE.stem.partition("-")[0]
     assert "the bundled model answers this once" in shown.err
     assert f"{ABILITIES} `saccade serve MODEL`" in shown.err
+
+
+def test_what_the_server_notes_about_a_model_follows_its_answer(
+    tiny_qwen3_vl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    description = msgspec.structs.replace(
+        scripted.describe(tiny_qwen3_vl), aliases=("other",), note="It \x1b[2Jguesses."
+    )
+    with scripted.serving(description) as gateway:
+        for words in ((), ("--model", "other")):
+            gateway.answer_pieces("a")
+            assert asked(gateway, "Hello?", *words) == 0
+            assert capsys.readouterr() == ("a\n", "saccade: It \ufffd[2Jguesses.\n")
+
+
+class UnlistedModels(BaseHTTPRequestHandler):
+    """A server that answers chats, and GET requests with the status *listing* or a page."""
+
+    listing = 404
+
+    def do_GET(self) -> None:
+        self._send(self.listing, "text/html", b"<html></html>")
+
+    def do_POST(self) -> None:
+        delta = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+        delta["choices"] = [{"index": 0, "delta": {"content": "yes"}, "finish_reason": "stop"}]
+        self._send(200, "text/event-stream", f"data: {json.dumps(delta)}\n\ndata: [DONE]\n\n".encode())
+
+    def _send(self, status: int, media_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", media_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@table("listing", [404, 200])
+def test_a_named_model_needs_no_list(listing: int, capsys: pytest.CaptureFixture[str]) -> None:
+    handler = type("Handler", (UnlistedModels,), {"listing": listing})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        words = ["ask", "Is it?", "--url", f"http://127.0.0.1:{server.server_port}"]
+        assert run([*words, "--model", "m"]) == 0
+        assert capsys.readouterr() == ("yes\n", "")
+        assert run(words) == 1
+        server.shutdown()
+    assert "which is not an answer of the OpenAI API" in capsys.readouterr().err

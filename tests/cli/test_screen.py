@@ -55,6 +55,12 @@ def test_summary_names_the_number_format_of_the_cache_if_it_is_another(dtype: st
     assert line.endswith(shown)
 
 
+def test_summary_has_the_note_of_the_worker() -> None:
+    written = io.StringIO()
+    show_summary(Console(file=written, width=100), msgspec.structs.replace(DESCRIPTION, note="It [b]guesses."), "")
+    assert "It [b]guesses. " in written.getvalue()
+
+
 def test_summary_says_how_many_tokens_fit_in_layers_with_a_window() -> None:
     written = io.StringIO()
     sizes = {"num_blocks": 40, "block_size": 16, "window": 1024, "num_window_blocks": 30}

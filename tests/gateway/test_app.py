@@ -144,6 +144,7 @@ def test_models(gateway: scripted.Gateway) -> None:
     assert models["object"] == "list"
     assert models["data"] == [gateway.ask("GET", "/v1/models/tiny").json]
     assert models["data"][0]["max_model_len"] == scripted.MAX_MODEL_LEN
+    assert "note" not in models["data"][0]
 
 
 @pytest.mark.parametrize("text", ["Hello", "<|im_end|> 你好", ""])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
+import msgspec
 from cyclopts import Parameter
 from rich.console import Console
 
@@ -14,7 +15,6 @@ from saccade.cli.client import DEFAULT_URL, data_url, stream_answer, user_messag
 from saccade.config import Count
 from saccade.errors import StartupError
 from saccade.llm.serving import serve
-from saccade.models.bundled_model import ABILITIES, BUNDLED_NAME, WAY_ON
 from saccade.transport.unreachable import is_refused, proxy_hint, why_unreachable
 
 if TYPE_CHECKING:
@@ -62,19 +62,19 @@ def ask(
         client = stack.enter_context(openai.OpenAI(base_url=api, api_key=api_key or "none", max_retries=0))
         try:
             try:
-                name = model or _served(client)
+                name, note = _served(client, api, model)
             except openai.APIConnectionError as error:
-                if url is not None or not is_refused(error):
+                if url is not None or model is not None or not is_refused(error):
                     raise
                 print(f"saccade: no server answers at {api}; the bundled model answers this once", file=sys.stderr)
                 client = stack.enter_context(client.with_options(base_url=stack.enter_context(serve()).url))
-                name = _served(client)
+                name, note = _served(client, api)
             answer = stream_answer(client, name, messages, _show, **options)
         except openai.APIError as error:
             raise StartupError(_sentence(error, api)) from error
     print()
-    if name == BUNDLED_NAME:
-        print(f"saccade: {ABILITIES} {WAY_ON}", file=sys.stderr)
+    if note:
+        print(f"saccade: {note}", file=sys.stderr)
     if sys.stdout.isatty():
         Console().print(str(answer), style="dim", highlight=False)
 
@@ -119,11 +119,43 @@ def _api(url: str) -> str:
     raise StartupError(f"--url {url} must be the address of an API, as {DEFAULT_URL}.")
 
 
-def _served(client: "openai.OpenAI") -> str:
-    """Return the first model that the server lists. Raises StartupError if it lists none."""
-    for model in client.models.list():
-        return model.id
-    raise StartupError("The server lists no model; its workers may not be ready yet.")
+class _Model(msgspec.Struct):
+    """An entry of the server's list, as far as it is read; *note* is a string only of Saccade's."""
+
+    id: str
+    note: object = ""
+
+
+class _Models(msgspec.Struct):
+    """The server's list of models."""
+
+    data: list[_Model]
+
+
+def _served(client: "openai.OpenAI", api: str, name: str | None = None) -> tuple[str, str]:
+    """Return the model's name, and what the server of *api* notes about its answers.
+
+    Without a *name* it is the first model that the server lists. Raises openai.APIError, and StartupError if the server
+    lists none.
+    """
+    import openai
+
+    try:
+        # The SDK's own list fails in unforeseen ways if the answer is a page.
+        models = msgspec.json.decode(client.models.with_raw_response.list().content, type=_Models).data
+    except (openai.APIStatusError, msgspec.DecodeError) as error:
+        # Such a server may still answer for a model that the user names.
+        if name is not None:
+            return name, ""
+        if isinstance(error, openai.APIStatusError):
+            raise
+        raise StartupError(_is_a_stranger(api)) from error
+    for model in models:
+        if name in (None, model.id):
+            return model.id, _printable(model.note) if isinstance(model.note, str) else ""
+    if name is None:
+        raise StartupError("The server lists no model; its workers may not be ready yet.")
+    return name, ""
 
 
 def _sentence(error: "openai.APIError", api: str) -> str:
@@ -136,11 +168,18 @@ def _sentence(error: "openai.APIError", api: str) -> str:
     if isinstance(error.body, dict) and isinstance(error.body.get("message"), str):
         return str(error.body["message"])
     status = f" with {error.status_code}" if isinstance(error, openai.APIStatusError) else ""
+    return _is_a_stranger(api, status)
+
+
+def _is_a_stranger(api: str, status: str = "") -> str:
     return f"{api} answered{status}, which is not an answer of the OpenAI API.{proxy_hint(api)}"
 
 
 def _show(piece: str) -> None:
-    """Print a piece of the answer. A terminal would act on control characters."""
-    if sys.stdout.isatty():
-        piece = "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in piece)
-    print(piece, end="", flush=True)
+    """Print a piece of the answer."""
+    print(_printable(piece) if sys.stdout.isatty() else piece, end="", flush=True)
+
+
+def _printable(text: str) -> str:
+    """Return *text* without control characters, on which a terminal would act."""
+    return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text)

@@ -20,7 +20,6 @@ from saccade.cli.costs import EXAMPLE, image_cost
 from saccade.config import GIB, MIB
 from saccade.errors import RequestError, StartupError
 from saccade.gateway.config import MediaSettings, ServerSettings
-from saccade.models.bundled_model import ABILITIES, BUNDLED_NAME, WAY_ON
 from saccade.protocol.description import Description
 from saccade.protocol.engine_ipc import EngineProgress
 from saccade.transport import shared_memory
@@ -90,8 +89,8 @@ def show_summary(
         "model",
         description.model if num_copies == 1 else f"{description.model}, {num_copies} copies; figures are each one's",
     )
-    if description.model == BUNDLED_NAME:
-        table.add_row("", f"{ABILITIES} {WAY_ON}")
+    if description.note:
+        table.add_row("", description.note)
     table.add_row("device", f"{description.device}, {description.dtype}")
     if description.mm_encoder_attn_backend:
         names = (description.attention_backend, f"vision encoder: {description.mm_encoder_attn_backend}")

@@ -14,9 +14,11 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.executor import kv_copies
 from saccade.engine.executor.caches import Caches, CacheSizes
 from saccade.engine.executor.execution import Execution
+from saccade.engine.executor.fingerprint import has_bundled_weights
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.memory import block_format, limits
 from saccade.engine.recording import Machine
+from saccade.models.bundled_model import ABILITIES, WAY_ON
 from saccade.models.spec import has_states, window_of
 from saccade.protocol.description import Description
 from saccade.protocol.kv_transfer import KvForm
@@ -28,6 +30,8 @@ PACKAGES: Mapping[str, str] = MappingProxyType(
     {"triton": "triton", "flashinfer": "flashinfer-python", "flashinfer_cudnn": "flashinfer-python"}
 )
 """The package of each attention backend that does not compute with torch."""
+
+RANDOM_WEIGHTS = "The weights are random (--load-format dummy), so answers mean nothing."
 
 
 def describe(
@@ -60,6 +64,7 @@ def describe(
         gpu_memory_utilization=config.gpu_memory_utilization if model.network.device.type == "cuda" else None,
         window=window_of(model.network.spec.kv_specs) or 0,
         num_window_blocks=sizes.num_window_blocks,
+        note=_note(config),
     )
 
 
@@ -90,6 +95,13 @@ def describe_machine(description: Description, num_threads: int) -> Machine:
         processor=_processor(description.device),
         versions={name: version for name in packages if (version := _version(name))},
     )
+
+
+def _note(config: EngineConfig) -> str:
+    """Return what a user must know about the answers, "" for nothing."""
+    if config.load_format == "dummy":
+        return RANDOM_WEIGHTS
+    return f"{ABILITIES} {WAY_ON}" if has_bundled_weights(config) else ""
 
 
 def _device(model: LoadedModel) -> str:

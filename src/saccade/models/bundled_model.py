@@ -3,5 +3,8 @@
 BUNDLED_NAME = "saccade-reader"
 """The model's name in the API."""
 
-ABILITIES = f"{BUNDLED_NAME} only reads 1 to 4 capitals and digits, and names six shapes and eight colours."
+BUNDLED_WEIGHTS = bytes.fromhex("4da803aed5aedd98a6cfd9619486041ff17cefdc895f536baba47191d0ed6196")
+"""The digest of its weights, by which an engine knows them under any name (engine/executor/fingerprint.py)."""
+
+ABILITIES = "The bundled model only reads 1 to 4 capitals and digits, and names six shapes and eight colours."
 WAY_ON = "`saccade serve MODEL` serves a model for other questions."

@@ -34,6 +34,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     without such layers.
     *kv_transfer_address*, host:port, is where decode workers get KV state from a prefill worker.
     *weights* (32 bytes) names the weights without the files; b"" if the worker does not report it.
+    *note* is a sentence for people: what they must know about the model's answers, "" for nothing.
     """
 
     model: str
@@ -65,3 +66,4 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     takes_thinking_budgets: bool = False
     window: Count = 0
     num_window_blocks: Count = 0
+    note: str = ""

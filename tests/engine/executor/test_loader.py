@@ -14,10 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from tables import table
 
+from saccade.cli.bundled import bundled
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import choose_dtype, load_model
 from saccade.engine.executor.weight_files import Checkpoint
 from saccade.errors import StartupError
+from saccade.models.bundled_model import ABILITIES, BUNDLED_NAME, WAY_ON
 from saccade.nn import layers
 from saccade.nn.experts import Experts
 from saccade.nn.layers import Linear
@@ -318,6 +320,23 @@ def test_every_name_of_the_model_is_described(tiny_qwen3_vl: Path) -> None:
 
 
 DUMMY = {"device": "cpu", "load_format": "dummy"}
+
+
+@table("settings", [{}, {"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}, {"hf_overrides": '{"x": 1}'}])
+def test_the_bundled_model_is_known_under_any_name(settings: dict[str, str], tmp_path: Path) -> None:
+    folder = shutil.copytree(bundled("model"), tmp_path / "copy")
+    description = engines.engine(folder, **settings).description
+    assert (description.model, description.note) == ("tiny", f"{ABILITIES} {WAY_ON}")
+
+
+def test_a_model_of_random_weights_says_so(tmp_path: Path) -> None:
+    note = engines.engine(bundled("model"), **DUMMY).description.note
+    assert note == "The weights are random (--load-format dummy), so answers mean nothing."
+
+
+def test_other_models_have_no_note(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_qwen3_vl, tmp_path / BUNDLED_NAME)
+    assert engines.engine(folder, aliases=(BUNDLED_NAME,)).description.note == ""
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "qwen3_vl_moe"])

@@ -11,7 +11,6 @@ import scripted
 from tables import table
 
 from saccade.gateway.config import GatewayConfig
-from saccade.models.bundled_model import ABILITIES, BUNDLED_NAME
 
 PATHS = ("/", "/docs")
 
@@ -38,12 +37,6 @@ def test_page_needs_no_key_and_runs_only_its_own_scripts(path: str, keyed: scrip
     assert response.headers["referrer-policy"] == "no-referrer"
     assert re.search(r"<(?:script|style) |\son\w+=|\sstyle=|(?:src|href)=\"(?:https?:|//)", html) is None
     assert "innerHTML" not in html
-
-
-def test_page_says_what_the_bundled_model_can_do(keyed: scripted.Gateway) -> None:
-    html = keyed.ask("GET", "/").body.decode()
-    assert f'data-model="{BUNDLED_NAME}" hidden>{ABILITIES} ' in html
-    assert "BUNDLED" not in html
 
 
 def test_everything_that_the_page_calls_still_needs_the_key(keyed: scripted.Gateway) -> None:

@@ -10,9 +10,13 @@ from saccade.config import MIB
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.weight_index import HF_QUANT_CONFIG, weight_files
 from saccade.identity.content import files_digest
+from saccade.models.bundled_model import BUNDLED_WEIGHTS
 from saccade.models.files import engine_config, parse_json
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import CONFIG
+
+WEIGHTS = b"saccade.weights.1"
+"""The start of a digest of weights."""
 
 
 def model_fingerprint(config: EngineConfig, files: ModelFiles) -> bytes:
@@ -30,7 +34,14 @@ def weights_digest(config: EngineConfig, files: ModelFiles) -> bytes:
 
     Workers whose files differ without an effect on answers have different fingerprints, but the same digest.
     """
-    return fingerprint(b"saccade.weights.1", _weights(config), tuple(_features(config, files)))
+    return fingerprint(WEIGHTS, _weights(config), tuple(_features(config, files)))
+
+
+def has_bundled_weights(config: EngineConfig) -> bool:
+    """Return whether the weights are those of the model that ships with Saccade, whatever folder and name they have."""
+    weights = _weights(config)
+    # A released model's many files are not read once more.
+    return len(weights) == 1 and fingerprint(WEIGHTS, weights) == BUNDLED_WEIGHTS
 
 
 def _weights(config: EngineConfig) -> list[Path]:

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
-from msgspec import Meta, Struct, structs
+from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from saccade.gateway.apis.text_files import with_text_files
 from saccade.gateway.body_bounds import check_messages
@@ -33,7 +33,10 @@ class DetokenizeAnswer(Struct, frozen=True):
 
 
 class ModelCard(Struct, frozen=True):
-    """A served model under one of its names; *root* is the first of them, which answers have."""
+    """A served model under one of its names; *root* is the first of them, which answers have.
+
+    *note* is what people must know about its answers; most models have none.
+    """
 
     id: str
     root: str
@@ -41,6 +44,7 @@ class ModelCard(Struct, frozen=True):
     max_model_len: int
     object: Literal["model"] = "model"
     owned_by: str = "saccade"
+    note: str | UnsetType = UNSET
 
 
 class ModelList(Struct, frozen=True):

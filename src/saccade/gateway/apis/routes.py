@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, request_response
@@ -141,7 +142,13 @@ class Endpoints:
 
 
 def _card(name: str, served: ServedModel) -> ModelCard:
-    return ModelCard(id=name, root=served.name, created=served.created, max_model_len=served.max_model_len)
+    return ModelCard(
+        id=name,
+        root=served.name,
+        created=served.created,
+        max_model_len=served.max_model_len,
+        note=served.note or UNSET,
+    )
 
 
 def _info(name: str, served: ServedModel) -> ModelInfo:

@@ -112,7 +112,9 @@ class ModelRegistry:
             # Builds run concurrently: the last description counts, not the last build to end.
             if self._described[description.model] is description:
                 own = self._chat_template is None
-                self._models[description.model] = dataclasses.replace(served, has_own_template=own)
+                self._models[description.model] = dataclasses.replace(
+                    served, has_own_template=own, note=description.note
+                )
                 self.unservable.cancel()
                 # The model is never freed. Without this every collection would scan it, for tens of milliseconds.
                 gc.collect()

@@ -176,6 +176,7 @@ class ServedModel:
 
     *tokenizer_file* is the name of *tokenizer*'s file. *markup* is that of answers with tags of several tokens.
     *videos* is None for a model that takes no videos. The template may be the operator's instead of the model's own.
+    *note* is what its workers note about its answers, for people.
     """
 
     name: str
@@ -195,6 +196,7 @@ class ServedModel:
     created: int
     videos: VideoSide | None = None
     has_own_template: bool = True
+    note: str = ""
     scope: bytes = field(default_factory=partial(secrets.token_bytes, 16))
 
     @classmethod

@@ -4,13 +4,10 @@ import base64
 import hashlib
 import re
 from collections.abc import Awaitable, Callable
-from html import escape
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
-
-from saccade.models.bundled_model import ABILITIES, BUNDLED_NAME, WAY_ON
 
 FOLDER = Path(__file__).parent
 
@@ -21,11 +18,10 @@ _INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 def page(name: str) -> Callable[[Request], Awaitable[Response]]:
     """Return an endpoint that answers with the page *name*, a file of this folder.
 
-    The files that the page links to become a part of it, and so does what the bundled model can do. Its own styles and
-    scripts run by their hashes, so text that would become HTML by a mistake still runs nothing.
+    The files that the page links to become a part of it. Its own styles and scripts run by their hashes, so text that
+    would become HTML by a mistake still runs nothing.
     """
     html = _LINKED.sub(_inlined, (FOLDER / name).read_text())
-    html = html.replace("BUNDLED_NAME", BUNDLED_NAME).replace("BUNDLED_ABILITIES", f"{escape(ABILITIES)} {WAY_ON}")
     hashes: dict[str, list[str]] = {"style": [], "script": []}
     for tag, content in _INLINE.findall(html):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
