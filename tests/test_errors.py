@@ -25,6 +25,7 @@ JUDGED = {
     "engine/core/request_validation.py": {"most", "num_positions", "self.max_model_len"},
     "engine/core/requests.py": {"problem"},
     "engine/core/scheduler.py": {"num_requests"},
+    "engine/installed.py": {"needed_by"},
     "fair_queue.py": {"num_own - 1", "self._wait_seconds", "self._what"},
     "gateway/admin.py": {"', '.join(missed)"},
     "gateway/images/decode_pool/pool.py": {"job.medium", "limit"},

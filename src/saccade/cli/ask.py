@@ -13,6 +13,7 @@ from rich.console import Console
 
 from saccade.cli.client import DEFAULT_URL, data_url, stream_answer, user_message
 from saccade.config import Count
+from saccade.engine.installed import require_engine
 from saccade.errors import StartupError
 from saccade.llm.serving import serve
 from saccade.transport.unreachable import is_refused, proxy_hint, why_unreachable
@@ -66,6 +67,7 @@ def ask(
             except openai.APIConnectionError as error:
                 if url is not None or model is not None or not is_refused(error):
                     raise
+                require_engine(f"No server answers at {api}, and the bundled model")
                 print(f"saccade: no server answers at {api}; the bundled model answers this once", file=sys.stderr)
                 client = stack.enter_context(client.with_options(base_url=stack.enter_context(serve()).url))
                 name, note = _served(client, api)

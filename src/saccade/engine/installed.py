@@ -13,7 +13,7 @@ def has_engine() -> bool:
     return all(find_spec(name) is not None for name in PACKAGES)
 
 
-def require_engine() -> None:
-    """Raise NotInstalled if a model cannot be computed here."""
+def require_engine(needed_by: str = "This") -> None:
+    """Raise NotInstalled if a model cannot be computed here; its sentence begins with *needed_by*."""
     if not has_engine():
-        raise NotInstalled("This needs the engine: pip install 'saccade-vlm[engine]'")
+        raise NotInstalled(f"{needed_by} needs the engine: pip install 'saccade-vlm[engine]'")
