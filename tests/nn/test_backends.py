@@ -134,6 +134,18 @@ def test_a_start_says_why() -> None:
     assert why(AUTO, load_vision_backend(AUTO), Workload()) == f"auto for float32 on cpu; {reason}"
 
 
+def test_no_package_is_named_that_would_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (9, 0))
+    for entry in (*BACKENDS.values(), *VISION_BACKENDS.values()):
+        if "saccade-vlm[gpu]" in entry.install:
+            monkeypatch.setitem(sys.modules, entry.module, None)
+    for dtype, is_hinted in ((torch.bfloat16, True), (torch.float32, False)):
+        workload = Workload(torch.device("cuda"), dtype)
+        for plain in (load_backend(PLAIN), load_vision_backend(PLAIN)):
+            assert ("saccade-vlm[gpu]" in why(AUTO, plain, workload)) is is_hinted
+
+
 def test_nothing_of_another_device_is_imported_for_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     others = {entry.module for entry in (*BACKENDS.values(), *VISION_BACKENDS.values()) if entry.device_type == "cuda"}
     for module in others:
@@ -150,17 +162,28 @@ def test_layers_of_latents_are_declined_without_a_method_for_them() -> None:
         load_backend(TRITON, workload)
 
 
-def test_without_the_processor_amx_is_refused_and_auto_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("numba")
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_without_the_processor_amx_is_refused_and_auto_is_plain(
+    is_installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, VISION_BACKENDS[AMX].module, None)
     monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
-    assert load_vision_backend(AUTO, BFLOAT16).name == PLAIN
+    plain = load_vision_backend(AUTO, BFLOAT16)
+    assert plain.name == PLAIN
+    reason = "this processor has no AMX, or the system does not enable it"
+    assert why(AUTO, plain, BFLOAT16) == f"auto for bfloat16 on cpu; not amx: {reason}"
     with pytest.raises(StartupError, match="cannot be amx: this processor has no AMX"):
         load_vision_backend(AMX, BFLOAT16)
 
 
 def test_without_its_folder_or_numba_amx_is_refused_and_auto_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.nn.backends.workload.has_amx", lambda: True)
     monkeypatch.setitem(sys.modules, VISION_BACKENDS[AMX].module, None)
-    assert load_vision_backend(AUTO, BFLOAT16).name == PLAIN
+    plain = load_vision_backend(AUTO, BFLOAT16)
+    assert plain.name == PLAIN
+    assert "`pip install 'saccade-vlm[cpu]'` installs it" in why(AUTO, plain, BFLOAT16)
+    assert "pip" not in why(AUTO, plain, Workload())
     with pytest.raises(StartupError, match=r"cannot be amx: it is not installed .*saccade-vlm\[cpu\]"):
         load_vision_backend(AMX, BFLOAT16)
 

@@ -14,7 +14,7 @@ import torch
 
 from saccade.nn.amx.kernel import ARGUMENTS, attention, workspace_bytes
 from saccade.nn.backends import torch_sdpa
-from saccade.nn.backends.workload import Workload
+from saccade.nn.backends.workload import Workload, not_on_amx
 from saccade.nn.context import Heads, PackedLayout
 
 PART_SCORES = 1 << 18
@@ -50,13 +50,7 @@ class VisionAttentionBackend:
     @staticmethod
     def unavailable(workload: Workload) -> str | None:
         """Return why this backend cannot compute *workload*; None if it can."""
-        device, dtype = workload.device.type, str(workload.dtype).removeprefix("torch.")
-        if device != "cpu" or workload.dtype != torch.bfloat16:
-            return f"it computes in bfloat16 on a CPU, not in {dtype} on {device}"
-        # Linux enables the tile registers only for a process that requests them, as _init_amx does.
-        if not (torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()):
-            return "this processor has no AMX, or the system does not enable it"
-        return None
+        return not_on_amx(workload)
 
     def __init__(self) -> None:
         self._kernel = attention()

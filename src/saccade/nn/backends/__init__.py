@@ -1,12 +1,12 @@
 """Attention backends by name, one registry for decoders and one for vision towers. Only the chosen one is imported."""
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from saccade.errors import StartupError
-from saccade.nn.backends.workload import Workload
+from saccade.nn.backends.workload import Workload, not_half_on_gpu, not_on_amx
 from saccade.nn.context import AttentionBackend, VisionAttentionBackend
 from saccade.nn.libraries import Unavailable, attempt
 
@@ -16,22 +16,30 @@ AUTO, PLAIN, AMX = "auto", "torch_sdpa", "amx"
 PLAIN_WORKLOAD = Workload()
 
 
+def _fit(_: Workload) -> None:
+    """Return None: only the module itself knows a reason."""
+
+
 class Backend(NamedTuple):
     """A backend: its *module*. With *device_type*, auto imports it only on such a device.
 
-    *install* is the command that installs what the module imports.
+    *install* is the command that installs what the module imports. *unfit* returns why it would not help, or None: a
+    reason against a Workload that needs no import.
     """
 
     module: str
     device_type: str | None = None
     install: str = ""
+    unfit: Callable[[Workload], str | None] = _fit
 
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
         PLAIN: Backend("saccade.nn.backends.torch_sdpa"),
         "triton": Backend("saccade.nn.backends.triton_attention", "cuda", "pip install triton"),
-        "flashinfer": Backend("saccade.nn.backends.flashinfer_paged", "cuda", "pip install 'saccade-vlm[gpu]'"),
+        "flashinfer": Backend(
+            "saccade.nn.backends.flashinfer_paged", "cuda", "pip install 'saccade-vlm[gpu]'", unfit=not_half_on_gpu
+        ),
     }
 )
 """Backends for decoders; auto tries the last first. The module has a class AttentionBackend. Its static method
@@ -44,10 +52,13 @@ VISION_BACKENDS: Mapping[str, Backend] = MappingProxyType(
         PLAIN: Backend("saccade.nn.backends.torch_sdpa"),
         "triton": Backend("saccade.nn.backends.triton_attention", "cuda", "pip install triton"),
         "flashinfer_cudnn": Backend(
-            "saccade.nn.backends.flashinfer_cudnn", "cuda", "pip install 'saccade-vlm[gpu]' nvidia-cudnn-frontend"
+            "saccade.nn.backends.flashinfer_cudnn",
+            "cuda",
+            "pip install 'saccade-vlm[gpu]' nvidia-cudnn-frontend",
+            unfit=not_half_on_gpu,
         ),
         "torch_varlen": Backend("saccade.nn.backends.torch_varlen", "cuda"),
-        AMX: Backend("saccade.nn.amx.backend", "cpu", "pip install 'saccade-vlm[cpu]'"),
+        AMX: Backend("saccade.nn.amx.backend", "cpu", "pip install 'saccade-vlm[cpu]'", unfit=not_on_amx),
     }
 )
 """Backends for vision towers, in the same order. The module has a class VisionAttentionBackend, as above."""
@@ -126,6 +137,8 @@ def _reasons(
 def _reason(name: str, entry: Backend, class_name: str, workload: Workload) -> str | None:
     if name in workload.failed:
         return workload.failed[name]
+    if (reason := entry.unfit(workload)) is not None:
+        return reason
     try:
         with attempt():
             module = importlib.import_module(entry.module)
@@ -135,5 +148,5 @@ def _reason(name: str, entry: Backend, class_name: str, workload: Workload) -> s
     backend = getattr(module, class_name)
     if workload.is_captured and name != PLAIN and not backend.captures_decodes:
         return "its decodes cannot be captured, which --cuda-graphs needs"
-    reason: str | None = backend.unavailable(workload)
-    return reason
+    unavailable: str | None = backend.unavailable(workload)
+    return unavailable

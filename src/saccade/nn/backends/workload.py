@@ -48,13 +48,36 @@ def not_on_gpu(workload: Workload) -> str | None:
     return None if torch.cuda.is_available() else "torch finds no CUDA device"
 
 
+def not_half_on_gpu(workload: Workload) -> str | None:
+    """Return the reason against a backend that computes only on GPUs, and only in half precision."""
+    return not_on_gpu(workload) or _not_computing_in(workload, HALF)
+
+
+def has_amx() -> bool:
+    """Return whether this process may use AMX. Linux enables its registers only for one that requests them."""
+    return torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()
+
+
+def not_on_amx(workload: Workload) -> str | None:
+    """Return the reason against a backend that computes only in bfloat16 on a CPU with AMX."""
+    device, dtype = workload.device.type, _name(workload.dtype)
+    if device != "cpu" or workload.dtype != torch.bfloat16:
+        return f"it computes in bfloat16 on a CPU, not in {dtype} on {device}"
+    return None if has_amx() else "this processor has no AMX, or the system does not enable it"
+
+
 def not_in(workload: Workload, dtypes: Sequence[torch.dtype], caches: Sequence[torch.dtype] = ()) -> str | None:
     """Return the reason against a backend for *dtypes* that reads only caches in the queries' dtype or in *caches*."""
-    if workload.dtype not in dtypes:
-        return f"it computes in {' and '.join(map(_name, dtypes))}, not in {_name(workload.dtype)}"
-    if workload.cache_dtype not in (None, workload.dtype, *caches):
+    reason = _not_computing_in(workload, dtypes)
+    if reason is None and workload.cache_dtype not in (None, workload.dtype, *caches):
         return f"it reads no KV cache in {_name(workload.cache_dtype)}"
-    return None
+    return reason
+
+
+def _not_computing_in(workload: Workload, dtypes: Sequence[torch.dtype]) -> str | None:
+    if workload.dtype in dtypes:
+        return None
+    return f"it computes in {' and '.join(map(_name, dtypes))}, not in {_name(workload.dtype)}"
 
 
 def not_for_latents(workload: Workload) -> str | None:
