@@ -9,10 +9,12 @@ import tomllib
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import jsonschema
 import pytest
 import yaml
+from tables import table
 
 from saccade.cli.main import make_app
 from saccade.gateway.workers.pool import check_url
@@ -114,6 +116,27 @@ def test_new_secrets_writes_keys_that_the_services_can_use(tmp_path: Path) -> No
         == f"The keys are in {secrets} already; nothing was changed. For new ones, move that folder away.\n"
     )
     assert tomllib.loads((secrets / "gateway.toml").read_text()) == settings
+
+
+@table(
+    ("before", "kept"),
+    [
+        (None, ""),
+        ("", ""),
+        ("SECRETS_GID=1\n", ""),
+        ("MODEL=/models/a", "MODEL=/models/a\n"),
+        ("# mine\n export SECRETS_GID = 1\n\nMODEL=%s\\n\nSECRETS_GID=2\n", "# mine\n\nMODEL=%s\\n\n"),
+    ],
+)
+def test_new_secrets_writes_its_line_of_env_once(before: str | None, kept: str, tmp_path: Path) -> None:
+    script, settings = tmp_path / "new-secrets", tmp_path / ".env"
+    script.write_bytes((FOLDER / "new-secrets").read_bytes())
+    if before is not None:
+        settings.write_text(before)
+    for folder in ("first", "second"):  # moved away, as the script says
+        subprocess.run(["sh", str(script)], capture_output=True, check=True, timeout=60)
+        (tmp_path / "secrets").rename(tmp_path / f"{folder}-{uuid4()}")
+        assert settings.read_text() == f"{kept}SECRETS_GID={os.getgid()}\n"
 
 
 def test_prometheus_scrapes_the_gateway_with_its_key() -> None:
