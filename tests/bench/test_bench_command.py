@@ -63,6 +63,16 @@ async def test_one_server_under_two_loads(tmp_path: Path, capsys: pytest.Capture
     assert all(one["text_ms"][0] <= one["last_ms"] <= one["end_ms"] for one in records)
 
 
+async def test_progress_in_a_file_has_no_colours(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert await bench(ScriptedServer(), flags=("--concurrency", "1", "--num-requests", "2")) == 0
+    shown = capsys.readouterr()
+    assert shown.err.strip()
+    assert "\x1b" not in shown.out + shown.err
+
+
 async def test_two_servers_are_measured_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     order: list[str] = []
 

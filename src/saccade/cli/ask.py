@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 from cyclopts import Parameter
-from rich.console import Console
 
 from saccade.cli.client import DEFAULT_URL, data_url, stream_answer, user_message
 from saccade.config import Count
+from saccade.consoles import new_console
 from saccade.engine.installed import require_engine
 from saccade.errors import StartupError
 from saccade.llm.serving import serve
@@ -78,7 +78,7 @@ def ask(
     if note:
         print(f"saccade: {note}", file=sys.stderr)
     if sys.stdout.isatty():
-        Console().print(str(answer), style="dim", highlight=False)
+        new_console(style="dim").print(str(answer))
 
 
 def _split(words: tuple[str, ...]) -> tuple[tuple[str, ...], str]:

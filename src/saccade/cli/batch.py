@@ -12,9 +12,9 @@ from saccade.cli import exit_codes
 from saccade.cli.client import DEFAULT_URL
 from saccade.cli.output import resumable
 from saccade.config import Count, Seconds
+from saccade.consoles import new_console
 from saccade.eval.batch import is_good, open_journal, requests, run_batch
 from saccade.eval.runner import Journal
-from saccade.llm.progress import progress_console
 
 
 def batch(
@@ -65,5 +65,5 @@ def batch(
 async def _run(url: str, api_key: str, file: Path, journal: Journal, concurrency: int, seconds: float) -> None:
     async with new_session(seconds) as session:
         server = await Server(url, session, api_key).named()
-        with progress_console().status("") as status:
+        with new_console(stderr=True).status("") as status:
             await run_batch(server, requests(file), journal, concurrency, lambda num: status.update(f"{num} answers"))

@@ -2,7 +2,6 @@
 
 import msgspec
 import uvloop
-from rich.console import Console
 
 from saccade.bench.client import Server, new_session
 from saccade.bench.page import page
@@ -11,6 +10,7 @@ from saccade.bench.settings import BenchSettings
 from saccade.cli import exit_codes
 from saccade.cli.output import aligned, check_writable
 from saccade.config import Many
+from saccade.consoles import new_console
 
 SETTINGS = BenchSettings()
 
@@ -64,7 +64,7 @@ def bench(
 
 
 async def _measure(sides: list[tuple[str, str, str, str]], settings: BenchSettings) -> Result:
-    progress = Console(stderr=True, highlight=False, markup=False, style="dim", soft_wrap=True)
+    progress = new_console(stderr=True, style="dim", soft_wrap=True)
     async with new_session(settings.timeout) as session:
         servers = [Server(url, session, key, metrics_key, model) for url, key, metrics_key, model in sides]
         return await measure(servers, settings, progress.print)

@@ -11,7 +11,6 @@ import json
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from saccade.cli.bundled import bundled
 from saccade.cli.client import about, ask_about
 from saccade.cli.screen import own_program
 from saccade.config import Count, program
+from saccade.consoles import new_console
 from saccade.engine.installed import require_engine
 from saccade.errors import StartupError
 from saccade.llm.serving import free_port, serve
@@ -92,12 +92,12 @@ def image_rows(path: Path, columns: int = IMAGE_COLUMNS) -> Segments:
 
 def show_held_answers(client: "openai.OpenAI", model: str, image: Path, console: Console) -> None:
     """Print a structured answer and a tool call about an image of a shape, and the effect of their grammars."""
-    console.print(f"\n{image.name}, answers that a grammar holds", style="dim", highlight=False)
-    console.print(f"{QUESTIONS['shapes'][0]} One of {', '.join(SHAPES)}: ", end="", style="bold", highlight=False)
+    console.print(f"\n{image.name}, answers that a grammar holds", style="dim")
+    console.print(f"{QUESTIONS['shapes'][0]} One of {', '.join(SHAPES)}: ", end="", style="bold")
     shape = ask_about(client, model, image, QUESTIONS["shapes"][0], console, choices=SHAPES).text
     console.print("\nA tool call: ", end="", style="bold")
     call = call_tool(client, model, image, {"shape": shape})
-    console.print(call, style="bold green", markup=False, highlight=False)
+    console.print(call, style="bold green", markup=False)
     console.print("The model chose from the list; it was not trained on tools, and the grammar spelled out the call.")
 
 
@@ -112,7 +112,7 @@ def demo(*, workers: Count = 1) -> None:
     import openai
 
     require_engine()
-    console = Console()
+    console = new_console(markup=True)
     if workers > 1:
         show_workers(workers, console)
         return
@@ -120,15 +120,15 @@ def demo(*, workers: Count = 1) -> None:
     with serve() as server:
         client, model = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0), server.model
         for image in images:
-            console.print(f"\n{image.name}", style="dim", highlight=False)
-            if sys.stdout.isatty():
+            console.print(f"\n{image.name}", style="dim")
+            if console.is_terminal:
                 console.print(image_rows(image))
             for question in QUESTIONS[image.parent.name]:
                 console.print(f"{question} ", end="", style="bold")
                 answer = ask_about(client, model, image, question, console)
-                console.print(f"   [dim]{answer}[/dim]", highlight=False)
+                console.print(f"   [dim]{answer}[/dim]")
         show_held_answers(client, model, images[-1], console)
-    console.print(f"\n{ABILITIES}", highlight=False, soft_wrap=True)
+    console.print(f"\n{ABILITIES}", soft_wrap=True)
     console.print(f"Run `{own_program()} serve` to serve it, or with MODEL after it another one.", soft_wrap=True)
 
 
@@ -167,7 +167,7 @@ def show_workers(num_workers: int, console: Console) -> None:
     import openai
 
     images = sorted(bundled("images").glob("texts/*.png"))
-    console.print(f"{num_workers} workers start, each with the whole bundled model, and a gateway.", highlight=False)
+    console.print(f"{num_workers} workers start, each with the whole bundled model, and a gateway.")
     with _running(num_workers, images[0]) as fleet:
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{fleet.port}/v1", api_key="none", max_retries=0)
         names = {url: f"worker {number}" for number, url in enumerate(fleet.workers, 1)}
@@ -176,7 +176,7 @@ def show_workers(num_workers: int, console: Console) -> None:
             route = fleet.route(image)
             answer = ask_about(client, BUNDLED_NAME, image, QUESTION, console)
             tokens = f"{answer.cached_tokens} of {answer.prompt_tokens} tokens cached"
-            console.print(f"   [dim]{image.name}, by {names[route.worker]} ({route.reason}), {tokens}", highlight=False)
+            console.print(f"   [dim]{image.name}, by {names[route.worker]} ({route.reason}), {tokens}")
             return route.worker
 
         console.print("\nThe images are new. Each goes to the worker with the least work:")
@@ -185,10 +185,10 @@ def show_workers(num_workers: int, console: Console) -> None:
         console.print("\nThe same again. Each goes to the worker that holds it, and most of its prompt is cached:")
         holder = [ask(image) for image in images][-1]
         process = fleet.workers[holder]
-        console.print(f"\nNow `kill -9 {process.pid}`, {names[holder]}, and its question again:", highlight=False)
+        console.print(f"\nNow `kill -9 {process.pid}`, {names[holder]}, and its question again:")
         process.kill()
         ask_about(client, BUNDLED_NAME, images[-1], QUESTION, console)
-        console.print(f"   [dim]{images[-1].name}, by another than {names[holder]}", highlight=False)
+        console.print(f"   [dim]{images[-1].name}, by another than {names[holder]}")
         console.print("\nIt was answered all the same. docs/fleet.md shows workers on several machines.")
 
 

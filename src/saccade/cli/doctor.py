@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 from cyclopts import Group, Parameter
-from rich.console import Console
 from rich.text import Text
 
 from saccade.cli import exit_codes
@@ -17,6 +16,7 @@ from saccade.cli.fleet_checks import check_fleet, reports_of_gateway, reports_of
 from saccade.cli.machine_checks import Finding, State, check_machine, check_model
 from saccade.cli.worker_access import WORKER_ACCESS, WorkerAccess
 from saccade.config import Many, Port, Switch
+from saccade.consoles import new_console
 from saccade.telemetry import log_warnings
 
 COLOURS: dict[State, str] = {"ok": "green", "warning": "yellow", "failed": "bold red"}
@@ -79,9 +79,9 @@ async def _findings(model: Path | None, port: int, fleet: FleetFlags) -> list[Fi
 
 def _show(findings: Sequence[Finding]) -> None:
     """Print a line for each of *findings*, and how many there are of each state."""
-    console = Console()
+    console = new_console(soft_wrap=True)
     for one in findings:
         sentence = f"{one.name}: {one.detail}".rstrip(".") + (f". {one.fix}" if one.fix else "")
-        console.print(Text.assemble((f"{one.state:<9}", COLOURS[one.state]), sentence), soft_wrap=True)
+        console.print(Text.assemble((f"{one.state:<9}", COLOURS[one.state]), sentence))
     states = Counter(finding.state for finding in findings)
     print(", ".join(f"{states[state]} {state}" for state in COLOURS))

@@ -7,13 +7,13 @@ from saccade.bench.client import Server, new_session
 from saccade.cli import exit_codes
 from saccade.cli.output import aligned, check_writable, resumable
 from saccade.config import Many
+from saccade.consoles import new_console
 from saccade.eval.ask import Side, examine, open_journal
 from saccade.eval.page import cells, page
 from saccade.eval.report import report
 from saccade.eval.runner import Journal
 from saccade.eval.settings import EvalSettings
 from saccade.eval.tasks import Source, source_of
-from saccade.llm.progress import progress_console
 
 SETTINGS = EvalSettings()
 
@@ -69,7 +69,7 @@ async def _examine(
     """Ask one server, then the other."""
     async with new_session(settings.timeout) as session:
         servers = [await Server(url, session, key, model=model).named() for url, key, model in places]
-        with progress_console().status("") as status:
+        with new_console(stderr=True).status("") as status:
             return [
                 await examine(server, source, settings, journal, lambda num: status.update(f"{num} answers"))
                 for server in servers

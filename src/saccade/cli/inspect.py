@@ -16,6 +16,7 @@ from rich.table import Table
 from saccade.cli.admin_port import call, require_key
 from saccade.cli.bundled import bundled
 from saccade.cli.model_input import Patches, Stopwatch, model_input, preview_of
+from saccade.consoles import new_console
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.fingerprint import model_fingerprint
 from saccade.engine.executor.weight_index import weight_files
@@ -94,12 +95,12 @@ def inspect(
     served = ServedModel.from_files(folder.name, read_model_files(folder), UNBOUNDED)
     watch.lap("load model files")
     media, draft, patches = model_input(served, [_read(path) for path in images], question, watch)
-    console = Console()
+    console = new_console()
     for path, image, of_page in zip(_paths_of(images, media), media, patches, strict=True):
         _show_image(console, path, image, _write_resized(path, image, of_page, served, out, watch))
     _show_prompt(console, served, draft)
     _show_keys(console, folder, media, draft, all_of_them=blocks)
-    console.print(str(watch), highlight=False, soft_wrap=True)
+    console.print(str(watch), soft_wrap=True)
 
 
 def _read(path: Path) -> bytes:
@@ -158,12 +159,12 @@ def _show_image(console: Console, path: Path, image: EncodedImage, target: Path 
     table.add_row("on the wire", f"{layout.pixel_dtype} {list(layout.pixel_shape)}, {nbytes} bytes")
     table.add_row("tokens", str(layout.num_tokens))
     table.add_row("content_hash", image.content_hash.hex())
-    console.print(table, markup=False, highlight=False, soft_wrap=True)
+    console.print(table, markup=False, soft_wrap=True)
     console.print()
 
 
 def _show_prompt(console: Console, served: ServedModel, draft: Draft) -> None:
-    console.print(f"prompt: {len(draft.token_ids)} tokens", highlight=False)
+    console.print(f"prompt: {len(draft.token_ids)} tokens")
     table = Table("from", "to", "what", "token ids", "text", box=None)
     position = 0
     for span in chain.from_iterable(draft.spans):
@@ -173,7 +174,7 @@ def _show_prompt(console: Console, served: ServedModel, draft: Draft) -> None:
         table.add_row(str(span.start), str(end), "image", identifier, "")
         position = end
     _add_text(table, served, draft.token_ids, position, len(draft.token_ids))
-    console.print(table, markup=False, highlight=False)
+    console.print(table, markup=False)
     console.print()
 
 
@@ -198,14 +199,14 @@ def _show_keys(console: Console, folder: Path, images: Sequence[EncodedImage], d
         return
     root = root_key(model_fingerprint(EngineConfig(str(folder), folder.name), read_model_files(folder)), b"")
     keys = block_keys(root, draft.token_ids, runs, BLOCK_SIZE)
-    console.print(f"full KV blocks of {BLOCK_SIZE} tokens: {len(keys)}", highlight=False)
+    console.print(f"full KV blocks of {BLOCK_SIZE} tokens: {len(keys)}")
     table = Table("block", "tokens", "key", box=None)
     numbers = range(len(keys)) if all_of_them or len(keys) <= 2 else (0, len(keys) - 1)
     for number in numbers:
         table.add_row(str(number), f"{number * BLOCK_SIZE}-{(number + 1) * BLOCK_SIZE}", keys[number].hex())
-    console.print(table, markup=False, highlight=False)
+    console.print(table, markup=False)
     if len(numbers) < len(keys):
-        console.print("`--blocks` shows all keys.", highlight=False)
+        console.print("`--blocks` shows all keys.")
     console.print()
 
 

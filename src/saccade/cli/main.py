@@ -8,11 +8,11 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, CycloptsPanel, MissingArgumentError, Parameter, UnknownOptionError
 from cyclopts.help import DefaultFormatter
-from rich.console import Console
 
 from saccade import config
 from saccade.cli import exit_codes, vllm_flags
 from saccade.cli.help import ALL_FLAGS, ShortHelp
+from saccade.consoles import new_console
 from saccade.errors import NotInstalled, SaccadeError
 from saccade.release import installed_version
 
@@ -68,6 +68,7 @@ def make_app(file: Path | None, help_formatter: DefaultFormatter | None = None) 
         help_flags=("--help", "-h", ALL_FLAGS),
         help_formatter=help_formatter,
         version=installed_version,
+        console=new_console(markup=True),
         config=config.sources(file, _translated),
     )
     for name, summary in COMMANDS.items():
@@ -96,7 +97,7 @@ def _show_usage_error(error: CycloptsError) -> None:
         command = " ".join(("saccade", *(error.command_chain or ())))
         _say(f"`{command}` needs {error.argument.name}: `{command} --help` says what it is.")
         return
-    Console(stderr=True).print(CycloptsPanel(error))
+    new_console(stderr=True).print(CycloptsPanel(error))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -130,7 +131,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _say(sentence: str) -> None:
-    Console(stderr=True).print(f"saccade: {sentence}", markup=False, highlight=False, soft_wrap=True)
+    new_console(stderr=True, soft_wrap=True).print(f"saccade: {sentence}")
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from saccade.cli import exit_codes
+from saccade.consoles import new_console
 from saccade.engine.installed import require_engine
 from saccade.errors import StartupError
 from saccade.supervisor.checkpoint import resolve_model
@@ -40,7 +41,7 @@ def replay(
     from saccade.engine.recording import Recording, Replay  # they import torch
     from saccade.engine.startup import fresh_engine
 
-    console = Console(soft_wrap=True, markup=False, highlight=False)
+    console = new_console(soft_wrap=True)
     try:
         recording = Recording(file)
         recording.check_images()
@@ -48,7 +49,7 @@ def replay(
         changes = {name: value for name, value in settings.items() if value is not None}
         engine, machine = fresh_engine(recording.header, changes)
     except StartupError as error:
-        Console(stderr=True, soft_wrap=True, markup=False, highlight=False).print(f"saccade: {error.message}")
+        new_console(stderr=True, soft_wrap=True).print(f"saccade: {error.message}")
         return exit_codes.CANNOT_REPLAY
     others = _differing(recording.header.machine, machine)
     for name, recorded, here in others:

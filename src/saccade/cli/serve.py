@@ -35,11 +35,11 @@ from saccade.cli.screen import (
     warn,
 )
 from saccade.cli.torch_build import installed_torch, unused_cuda
+from saccade.consoles import new_console
 from saccade.engine.config import EngineSettings
 from saccade.engine.installed import require_engine
 from saccade.gateway.config import MediaSettings, ServerSettings
 from saccade.gateway.served_models.model_probe import ModelProbe
-from saccade.llm.progress import progress_console
 from saccade.llm.serving import api_url, reachable
 from saccade.models.files import read_chat_template, read_model_files, with_chat_template, with_overrides
 from saccade.private_folder import private_folder
@@ -72,7 +72,7 @@ def serve(
         Copies of the model, each with a worker of its own; they share out the GPUs, or the CPU's threads.
     """
     require_engine()
-    console = progress_console()
+    console = new_console(stderr=True)
     warn(
         console,
         REMOTE_CODE if engine.trust_remote_code else None,

@@ -1,20 +1,20 @@
 """`saccade top`: a board of what happens at a gateway now, in the terminal."""
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from saccade.cli.admin_port import read, require_key
 from saccade.config import Switch
+from saccade.consoles import new_console
 from saccade.gateway.admin import Board
 from saccade.protocol.engine_load import Load
 
@@ -45,11 +45,11 @@ def top(
     def now() -> Board:
         return read(gateway, "/board", key, Board, "saccade top")
 
-    console, board = Console(), now()
-    # Rich takes a pipe for a terminal if FORCE_COLOR is set.
-    is_terminal = sys.stdout.isatty()
-    if once or not is_terminal:
-        Console(width=None if is_terminal else PIPE_COLUMNS).print(frame(board, board))
+    console, board = new_console(), now()
+    if not console.is_terminal:
+        console.width = PIPE_COLUMNS
+    if once or not console.is_terminal:
+        console.print(frame(board, board))
         return
     with contextlib.suppress(KeyboardInterrupt), Live(frame(board, board), console=console, screen=True) as live:
         while True:

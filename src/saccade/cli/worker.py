@@ -18,10 +18,10 @@ from rich.console import Console
 from saccade.cli.flags import ENGINE, LogLevel, check_without_model, engine_config, model_folder
 from saccade.cli.screen import REMOTE_CODE, StartProgress, show_summary, warn
 from saccade.cli.torch_build import installed_torch, unused_cuda
+from saccade.consoles import new_console
 from saccade.engine.config import EngineSettings, SplitSettings
 from saccade.engine.installed import require_engine
 from saccade.errors import StartupError
-from saccade.llm.progress import progress_console
 from saccade.telemetry import configure_logging
 from saccade.tracing.tracer import NO_TRACES, TraceSettings
 from saccade.transport import private_sockets, shared_memory
@@ -135,7 +135,7 @@ def worker(
         The least level that is logged.
     """
     require_engine()
-    console = progress_console()
+    console = new_console(stderr=True)
     if engine.trust_remote_code:
         warn(console, REMOTE_CODE)
     bind, transfer_bind, checked = access.bind(), split.bind(), access.access()

@@ -10,10 +10,10 @@ from typing import Any, Self, TypeVar, Unpack
 
 from rich.progress import Progress
 
+from saccade.consoles import new_console
 from saccade.errors import InvalidValue, StartupError
 from saccade.llm.async_llm import AsyncLLM
 from saccade.llm.conversation import ImageInput
-from saccade.llm.progress import progress_console
 from saccade.llm.results import ChatResult
 from saccade.llm.sampling import ChatOptions, SamplingParams
 
@@ -82,7 +82,7 @@ class LLM:
                 "sampling_params",
             )
         calls = list(zip(several, each, strict=True))
-        console = progress_console()
+        console = new_console(stderr=True)
         with Progress(console=console, disable=is_one or not (progress and console.is_terminal)) as bar:
             task = bar.add_task("answers", total=len(several))
 
