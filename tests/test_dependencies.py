@@ -74,7 +74,7 @@ def test_readme_names_the_pinned_torch() -> None:
     assert f"pinned to {PINNED['torch']}" in readme
 
 
-def test_the_base_has_nothing_of_the_engine() -> None:
+def test_the_base_has_nothing_of_the_engine() -> None:  # F26
     names = [Requirement(line).name for line in EXTRAS["engine"]]
     assert sorted(names) == sorted(PACKAGES)
     assert not {*names, "numba"} & {Requirement(line).name for line in PROJECT["dependencies"]}

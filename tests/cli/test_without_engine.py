@@ -1,4 +1,4 @@
-"""The base installs a gateway: every command that computes no model works without torch."""
+"""The base installs a gateway: every command that computes no model works without torch. # F26"""
 
 import asyncio
 import json
