@@ -19,7 +19,10 @@ from smg_servicer import Engine, servicer_class
 from tokenspeed_worker import listening
 
 IMAGE = random_image(333, 257, 1)
-NEED = "needs the engine: pip install 'saccade-vlm[engine]'"
+NEED = (
+    "needs the engine: pip install 'saccade-vlm[engine]'; \"Install\" in README.md names the build of torch to install "
+    "first."
+)
 SENTENCE = f"This {NEED}"
 HELP = """
 from saccade.cli.main import COMMANDS, run

@@ -16,4 +16,7 @@ def has_engine() -> bool:
 def require_engine(needed_by: str = "This") -> None:
     """Raise NotInstalled if a model cannot be computed here; its sentence begins with *needed_by*."""
     if not has_engine():
-        raise NotInstalled(f"{needed_by} needs the engine: pip install 'saccade-vlm[engine]'")
+        raise NotInstalled(
+            f"{needed_by} needs the engine: pip install 'saccade-vlm[engine]'; \"Install\" in README.md names the "
+            "build of torch to install first."
+        )
