@@ -103,10 +103,15 @@ def text_layer(prefix: str, layer: int) -> Iterator[Header]:
 
 
 class Headers:
-    """A checkpoint of which the headers are known."""
+    """A checkpoint of which the headers are known, and the values that follow from them."""
 
     def __init__(self) -> None:
         self.tensors = {name: StoredTensor(name, "a", shape, dtype) for name, shape, dtype in headers()}
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor `weight_shape`."""
+        rows, columns = self.tensors[name.replace("shape", "packed")].shape
+        return torch.tensor([rows, 8 * columns])
 
 
 @pytest.mark.conformance

@@ -218,7 +218,7 @@ def test_names(network: Callable[[str], Any]) -> None:
         "mtp.layers.0.mlp.experts.down_proj", None, 3
     )
     assert drafting("mtp.pre_fc_norm_hidden.weight") == Target("mtp.pre_fc_norm_hidden.weight")
-    assert network("qwen3_5").locate("lm_head.weight") is None
+    assert network("qwen3_5").locate("lm_head.weight") == Target("language_model.embed_tokens.weight")
 
 
 @table("name", NAMES)

@@ -182,7 +182,7 @@ def test_text_may_have_a_section_of_its_own(name: str, network_folder: Callable[
     nested["text_config"] = {**flat, "rope_parameters": rope}
     original = config_of(network_folder(name))
     assert models.load_spec(name, nested) == models.load_spec(name, original)
-    assert build(nested).loads_head == build(original).loads_head == (name == "qwen2_5_vl")
+    assert build(nested).is_tied == build(original).is_tied == (name == "qwen2_vl")
 
 
 YARN = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 1000}

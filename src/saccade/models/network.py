@@ -22,6 +22,16 @@ class Target(NamedTuple):
     transposed: bool = False
 
 
+class Derived(NamedTuple):
+    """A checkpoint tensor that the network computes itself. It must have one of *values*, else it is refused.
+
+    *words* say where the network's values come from.
+    """
+
+    values: tuple[torch.Tensor, ...]
+    words: str
+
+
 class Network(Protocol):
     """A torch module on one device. Shapes: N tokens, B bytes of pixels, U tokens of media, V vocabulary.
 
@@ -39,7 +49,17 @@ class Network(Protocol):
     def dtype(self) -> torch.dtype:
         """The dtype of the parameters."""
 
-    def locate(self, name: str) -> Target | None:
+    @property
+    def is_tied(self) -> bool:
+        """Whether the embedding is also the matrix of the logits, so that a head fills the embedding."""
+
+    def untie(self) -> None:
+        """Take a head of its own, still empty. Call before loading."""
+
+    def is_head(self, name: str) -> bool:
+        """Return whether the checkpoint's tensor *name* belongs to the matrix of the logits."""
+
+    def locate(self, name: str) -> Target | Derived | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
 
     def finish(self) -> None:

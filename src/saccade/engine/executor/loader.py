@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 from torch import nn
 
 from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.fingerprint import model_fingerprint, weights_digest
+from saccade.engine.executor.tied_head import settle_head
 from saccade.engine.executor.weight_files import Checkpoint, open_checkpoint
 from saccade.engine.executor.weight_filler import Progress, fill, fill_randomly
 from saccade.engine.executor.weight_formats import Quantisation, read_quantisation
@@ -25,6 +27,8 @@ from saccade.nn.layers import Linear
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import CONFIG
+
+logger = structlog.get_logger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -68,17 +72,21 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     if not network.spec.takes_more_tokens:
         _check_length(config, network.spec.max_position_embeddings)
     network.to(dtype)
-    num_parameters = count_parameters(network)
     kv_scales: Mapping[int, tuple[float, float]] = {}
     if config.load_format == "dummy":
         if quantisation is not None:
             raise StartupError(
                 f"--load-format dummy makes plain weights, but {quantisation.source} says that they are quantised."
             )
+        num_parameters = count_parameters(network)
         fill_randomly(network, device, progress)
     else:
         with open_checkpoint(folder) as checkpoint:
+            settle_head(network, checkpoint)
+            num_parameters = count_parameters(network)
             plan = make_plan(network, checkpoint, quantisation, ranks)
+            if plan.spare:
+                logger.info("tensors that only other arithmetic needs are not used", tensors=dict(plan.spare))
             fill(network, plan, checkpoint, device, progress)
             kv_scales = _kv_scales(plan, checkpoint)
     network.finish()

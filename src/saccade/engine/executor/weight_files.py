@@ -15,6 +15,9 @@ from saccade.errors import StartupError
 LISTED = 12
 """The most names that an error lists; it counts the others."""
 
+COMPARED_AT_ONCE = 1 << 22
+"""Values that are compared at a time, so that no whole tensor is held."""
+
 STORED_DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64,
@@ -56,6 +59,14 @@ class Checkpoint:
         if not tensor.shape:
             return opened.get_tensor(name)  # type: ignore[no-any-return]
         return opened.get_slice(name)[(*slices, *(slice(None),) * (len(tensor.shape) - len(slices)))]  # type: ignore[no-any-return]
+
+    def agree(self, first: StoredTensor, second: StoredTensor, dtype: torch.dtype) -> bool:
+        """Return whether two plain tensors have equal values once they are rounded to *dtype*."""
+        if first.shape != second.shape:
+            return False
+        step = max(1, COMPARED_AT_ONCE // max(1, prod(first.shape[1:])))
+        parts = [(slice(start, start + step),) for start in range(0, first.shape[0], step)] if first.shape else [()]
+        return all(torch.equal(*(self.read(one.name, part).to(dtype) for one in (first, second))) for part in parts)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The places of a checkpoint's tensors in the parameters of a rank."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import nn
@@ -123,13 +124,22 @@ def _of_expert(target: Target, expert: int | None) -> tuple[slice, ...]:
 
 
 class Filling(NamedTuple):
-    """Tensors that fill *target*: one that is plain, under the field PLAIN, or the fields of a weight in *format*."""
+    """Tensors that fill *target*: one that is plain, under the field PLAIN, or the fields of a weight in *format*.
+
+    *derived* are the weight's tensors whose values follow from its shape.
+    """
 
     target: Target
     fields: Mapping[str, StoredTensor]
     format: WeightFormat | None = None
+    derived: Mapping[str, StoredTensor] = MappingProxyType({})
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """All tensors, by field."""
+        return {**self.fields, **self.derived}
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors."""
+        """Bytes of the fields."""
         return sum(tensor.num_bytes for tensor in self.fields.values())

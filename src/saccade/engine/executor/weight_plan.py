@@ -1,27 +1,34 @@
 """Match the tensors of a checkpoint, by the headers of its files, to a network's parameters.
 
-Every tensor fills a parameter, or the family or the format declares it as not needed. Every parameter is filled once.
-All faults are reported together. No values are read, but those of biases that only the checkpoint has.
+Every tensor fills a parameter, or has the values that the network or the format computes itself, or the family or the
+format declares it as not needed. Every parameter is filled once. All faults are reported together. Of values, only
+those are read that stand for something else: biases that only the checkpoint has, and tensors that follow from others.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from saccade.engine.executor.weight_files import Checkpoint, StoredTensor, listed
 from saccade.engine.executor.weight_formats import Quantisation
 from saccade.engine.executor.weight_places import PLAIN, Filling, Slot, WeightPlace, is_turned
 from saccade.errors import StartupError
+from saccade.models.network import Derived, Target
 from saccade.nn.formats.quantised import Region, WeightFormat
 from saccade.nn.parallel import Ranks
 
 PLAIN_DTYPES = ("F64", "F32", "BF16", "F16")
 """The dtypes of plain weights, which are rounded to the network's dtype."""
+
+INTEGERS = ("I32", "I64")
+ROUNDING = 1e-5
+"""By how much the reference's powers may differ from ours, in addition to the rounding of a tensor's dtype."""
 
 WEIGHT = "weight"
 KV_SCALE = re.compile(r"(?P<attention>.*\.layers\.\d+\.[^.]*attn)\.(?:[^.]+\.)?(?P<which>[kv])_scale")
@@ -30,11 +37,15 @@ LAYER = re.compile(r"language_model\.layers\.(\d+)\.")
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """The parameters' *places* and *fillings*, by name, and the tensors of *kv_scales*: by layer, and "k" or "v"."""
+    """The parameters' *places* and *fillings*, by name, and the tensors of *kv_scales*: by layer, and "k" or "v".
+
+    *spare* counts the tensors of quantised weights that only other arithmetic needs, by the ends of their names.
+    """
 
     places: Mapping[str, WeightPlace]
     fillings: dict[str, list[Filling]] = field(default_factory=lambda: defaultdict(list))
     kv_scales: dict[tuple[int, str], StoredTensor] = field(default_factory=dict)
+    spare: Counter[str] = field(default_factory=Counter)
 
     @property
     def num_bytes(self) -> int:
@@ -53,6 +64,7 @@ class _Faults:
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     unusable: list[str] = field(default_factory=list)
+    contradictory: list[str] = field(default_factory=list)
 
     def check(self, quantisation: Quantisation | None) -> None:
         """Raise StartupError if there is a fault."""
@@ -60,6 +72,7 @@ class _Faults:
             ("lacks {} tensors", self.missing),
             ("has {} tensors that the network does not know", self.unexpected),
             ("has {} tensors that cannot be used", self.unusable),
+            ("has {} tensors with other values than those that they stand for", self.contradictory),
         )
         sentences = [f"The checkpoint {words.format(len(names))}: {listed(names)}." for words, names in kinds if names]
         if sentences and quantisation is not None:
@@ -76,26 +89,30 @@ def make_plan(network: nn.Module, checkpoint: Checkpoint, quantisation: Quantisa
     places = {name: WeightPlace.of(network, name, ranks) for name, _ in network.named_parameters()}
     plan = LoadPlan(places)
     faults = _Faults()
-    for filling in _fillings(network, checkpoint, quantisation, plan):
+    for filling in _fillings(network, checkpoint, quantisation, plan, faults):
         place = places.get(filling.target.parameter)
         if place is None and quantisation is not None and _is_idle_bias(filling, checkpoint, quantisation):
             continue
         if place is None or not place.takes(filling.target):
-            faults.unexpected.extend(f"{tensor.name} ({tensor.file})" for tensor in filling.fields.values())
+            faults.unexpected.extend(f"{tensor.name} ({tensor.file})" for tensor in filling.tensors.values())
             continue
-        faults.unusable.extend(_wrong(place, filling))
+        wrong = _wrong(place, filling)
+        faults.unusable.extend(wrong)
         faults.missing.extend(_missing_fields(filling))
+        if not wrong and place.filled(filling.target):
+            faults.contradictory.extend(_contradictions(place, filling, checkpoint))
         plan.fillings[place.name].append(filling)
     for place in places.values():
+        plan.fillings[place.name] = _without_copies(network, checkpoint, plan.fillings[place.name])
         _check_slots(place, plan.fillings[place.name], faults)
     faults.check(quantisation)
     return plan
 
 
 def _fillings(
-    network: Any, checkpoint: Checkpoint, quantisation: Quantisation | None, plan: LoadPlan
+    network: Any, checkpoint: Checkpoint, quantisation: Quantisation | None, plan: LoadPlan, faults: _Faults
 ) -> Iterator[Filling]:
-    """Yield all fillings, even of unknown parameters. Note the scales of caches in *plan*."""
+    """Yield all fillings, even of unknown parameters. Note in *plan* the scales of caches, and unused tensors."""
     quantised: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
     formats: dict[str, WeightFormat] = {}
     scales: list[StoredTensor] = []
@@ -110,21 +127,77 @@ def _fillings(
         if field is not None:
             quantised[field.weight][field.end] = tensor
             formats[field.weight] = field.format
-        elif (target := network.locate(tensor.name)) is not None:
+        elif isinstance(target := network.locate(tensor.name), Derived):
+            faults.contradictory.extend(_differences(tensor, target, checkpoint))
+        elif target is not None:
             yield Filling(target, {PLAIN: tensor})
     for weight, fields in quantised.items():
         # Every field of a weight lies where the weight would.
         format, target = formats[weight], network.locate(weight)
-        used = {end: tensor for end, tensor in fields.items() if end not in format.unused}
-        if used.keys() - set(format.optional) and target is not None:
-            yield Filling(target, used, (format.transposed() or format) if target.transposed else format)
+        if not isinstance(target, Target):
+            continue
+        by_shape = {end: tensor for end, tensor in fields.items() if end in format.derived}
+        used = {end: tensor for end, tensor in fields.items() if end not in (*format.unused, *by_shape)}
+        is_plain = not used.keys() - set(format.optional) and not by_shape
+        plan.spare.update(fields if is_plain else fields.keys() & set(format.unused))
+        if not is_plain:
+            yield Filling(target, used, (format.transposed() or format) if target.transposed else format, by_shape)
     for tensor in scales:
         _note_kv_scale(tensor, network, siblings, plan)
 
 
+def _differences(tensor: StoredTensor, derived: Derived, checkpoint: Checkpoint) -> list[str]:
+    """Return the fault of a tensor that has none of the values that the network computes itself."""
+    fault = [f"{tensor.name} ({tensor.file}; not {derived.words})"]
+    if tensor.dtype not in PLAIN_DTYPES:
+        return fault
+    values = checkpoint.read(tensor.name)
+    relative, smallest = torch.finfo(values.dtype).eps + ROUNDING, torch.finfo(values.dtype).tiny
+    are_equal = (
+        values.shape == own.shape and torch.allclose(values.double(), own.double(), relative, smallest)
+        for own in derived.values
+    )
+    return [] if any(are_equal) else fault
+
+
+def _contradictions(place: WeightPlace, filling: Filling, checkpoint: Checkpoint) -> list[str]:
+    """Return the faults of tensors of a quantised weight that do not have the values that follow from its shape."""
+    if filling.format is None:
+        return []
+    rows, columns = place.checkpoint_shape(filling.target)[-2:]
+    faults = []
+    for end, tensor in filling.derived.items():
+        rule = filling.format.derived[end]
+        if tensor.dtype not in INTEGERS or not torch.equal(
+            checkpoint.read(tensor.name).long().flatten(), rule.of(rows, columns)
+        ):
+            faults.append(f"{tensor.name} ({tensor.file}; not {rule.words})")
+    return faults
+
+
+def _without_copies(network: nn.Module, checkpoint: Checkpoint, fillings: list[Filling]) -> list[Filling]:
+    """Return *fillings* without plain tensors that equal the tensor of an earlier one, as a tied head does."""
+    firsts: dict[Target, Filling] = {}
+    others = []
+    for filling in fillings:
+        first = firsts.setdefault(filling.target, filling)
+        if first is not filling and not _are_copies(network, checkpoint, first, filling):
+            others.append(filling)
+    return [*firsts.values(), *others]
+
+
+def _are_copies(network: nn.Module, checkpoint: Checkpoint, first: Filling, second: Filling) -> bool:
+    """Return whether both are plain and equal in the network's dtype."""
+    if first.format is not None or second.format is not None:
+        return False
+    tensors = first.fields[PLAIN], second.fields[PLAIN]
+    dtype = network.get_parameter(first.target.parameter).dtype
+    return all(tensor.dtype in PLAIN_DTYPES for tensor in tensors) and checkpoint.agree(*tensors, dtype)
+
+
 def _is_idle_bias(filling: Filling, checkpoint: Checkpoint, quantisation: Quantisation) -> bool:
     """Return whether a tensor is a bias of zeros: AutoGPTQ gives one to every quantised layer."""
-    name = next(iter(filling.fields.values())).name
+    name = next(iter(filling.tensors.values())).name
     module, _, end = name.rpartition(".")
     return end == "bias" and quantisation.format_of(module) is not None and not checkpoint.read(name).any()
 
@@ -149,7 +222,7 @@ def _field_of(tensor: StoredTensor, quantisation: Quantisation) -> _FieldOf | No
             suffix = last.removeprefix(WEIGHT)
             if tensor.dtype in field_of.dtypes and tensor.name.endswith(suffix):
                 return _FieldOf(tensor.name.removesuffix(suffix), last, format)
-    if format is None or (end not in format.fields and end not in format.unused):
+    if format is None or end not in (*format.fields, *format.unused, *format.derived):
         return None
     if end == WEIGHT and end in format.fields and tensor.dtype not in format.fields[end].dtypes:
         return None
@@ -169,7 +242,7 @@ def _missing_fields(filling: Filling) -> list[str]:
     """Return the tensors that a quantised weight lacks."""
     if filling.format is None:
         return []
-    present, tensor = next(iter(filling.fields.items()))
+    present, tensor = next(iter(filling.tensors.items()))
     # If experts are joined in one tensor, the names of fields lack the word `weight`.
     is_whole = tensor.name.endswith(f".{present}")
     start = tensor.name.removesuffix(present if is_whole else present.removeprefix(WEIGHT))
@@ -187,9 +260,10 @@ def _wrong(place: WeightPlace, filling: Filling) -> list[str]:
     if format is None:
         return _unlike(filling.fields[PLAIN], PLAIN_DTYPES, expected)
     fields = [(tensor, format.fields[end]) for end, tensor in filling.fields.items()]
+    name = next(iter(filling.tensors.values())).name
     can_transpose = not target.transposed or format.transposed() is not None
     if len(place.shape) != 2 or not can_transpose or not place.holds_formats:
-        return [f"{fields[0][0].name}: the network does not take {place.name} in a quantised format"]
+        return [f"{name}: the network does not take {place.name} in a quantised format"]
     *experts, rows, columns = place.checkpoint_shape(target._replace(transposed=False))
     whole = Region(0, rows, 0, columns)
     shapes = ((tensor, field, field.shape(whole)) for tensor, field in fields)
@@ -216,7 +290,7 @@ def _check_slots(place: WeightPlace, fillings: list[Filling], faults: _Faults) -
     for filling in fillings:
         for slot in place.filled(filling.target):
             if slot in filled:
-                names = (next(iter(one.fields.values())).name for one in (filled[slot], filling))
+                names = (next(iter(one.tensors.values())).name for one in (filled[slot], filling))
                 faults.unusable.append(f"{' and '.join(names)} are the same weight")
             filled[slot] = filling
     faults.missing.extend(_described(place, slot) for slot in place.slots if slot not in filled)

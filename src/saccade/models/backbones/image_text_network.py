@@ -4,6 +4,7 @@ Shapes: N tokens, I values of a row of pixels, E hidden size, R rows to predict 
 W = E, except for families with several features for each token.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -11,11 +12,16 @@ import torch
 
 from saccade.models.backbones.decoder import TextDecoder
 from saccade.models.family import Layout
-from saccade.models.network import Target
+from saccade.models.network import Derived, Target
 from saccade.nn.context import ForwardContext
 from saccade.nn.layers import Layer, Linear, finish
 from saccade.nn.ops import normalise_pixels
 from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.rope import inverse_frequencies
+
+TEXT, HEAD, EMBEDDING = "language_model.", "lm_head.", "language_model.embed_tokens."
+FREQUENCIES = ".rotary_emb.inv_freq"
+LAYER = re.compile(r"language_model\.layers\.(\d+)\.")
 
 
 class ImageTextNetwork(Layer):
@@ -32,13 +38,10 @@ class ImageTextNetwork(Layer):
         self, spec: Any, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
         super().__init__()
-        self.spec, text = spec, spec.text
-        self.loads_head = not text.tied
-        self.language_model: TextDecoder = self.decoder(text, ranks)
-        self.lm_head: Linear | None = None
-        if self.loads_head:
-            shared = self.language_model.embed_tokens.ranks
-            self.lm_head = Linear(text.hidden_size, text.vocab_size, bias=False, split="outputs", ranks=shared)
+        self.spec = spec
+        self.is_tied = spec.text.tied
+        self.language_model: TextDecoder = self.decoder(spec.text, ranks)
+        self.lm_head = None if self.is_tied else self._head()
         settings = self.layout(config, preprocessor).settings
         self.mean_std = [settings["image_mean"], settings["image_std"]]
         self.scaled_mean_std = torch.empty(0)
@@ -60,21 +63,55 @@ class ImageTextNetwork(Layer):
         """Return the place of the release's tensor *name*; None if no network of the family needs it."""
         raise NotImplementedError
 
-    def locate(self, name: str) -> Target | None:
+    def _head(self) -> Linear:
+        text, ranks = self.spec.text, self.language_model.embed_tokens.ranks
+        return Linear(text.hidden_size, text.vocab_size, bias=False, split="outputs", ranks=ranks)
+
+    def untie(self) -> None:
+        """Take a head of its own, still empty. Call before loading."""
+        with torch.device(self.device):
+            self.lm_head = self._head().to(self.dtype)
+        self.is_tied = False
+
+    def is_head(self, name: str) -> bool:
+        """Return whether the checkpoint's tensor *name* belongs to the matrix of the logits."""
+        target = self.target(name)
+        return target is not None and target.parameter.startswith(HEAD)
+
+    def locate(self, name: str) -> Target | Derived | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed.
 
-        Not needed are a head that is not loaded, and the rotary frequencies that old releases hold.
+        A tied head fills the embedding. Old releases hold rotary frequencies, which the configuration gives.
         """
-        target = None if name.endswith(".rotary_emb.inv_freq") else self.target(name)
-        is_head = target is not None and target.parameter == "lm_head.weight"
-        return None if is_head and not self.loads_head else target
+        target = self.target(name)
+        if target is None:
+            return None
+        if target.parameter.startswith(TEXT) and name.endswith(FREQUENCIES):
+            return self._frequencies(target)
+        if self.is_tied and target.parameter.startswith(HEAD):
+            return target._replace(parameter=target.parameter.replace(HEAD, EMBEDDING, 1))
+        return target
+
+    def _frequencies(self, target: Target) -> Derived | Target:
+        """Return the rotary frequencies of a layer, or of the whole decoder; *target* for a layer that is not there.
+
+        Releases hold them as their code computes with them, or before they are stretched for longer contexts.
+        """
+        match = LAYER.match(target.parameter)
+        layer = 0 if match is None else int(match[1])
+        if layer >= self.spec.text.num_layers:
+            return target
+        rope = self.spec.text.rope_of(layer)
+        size, cpu = 2 * len(rope.divisors), torch.device("cpu")
+        every = (inverse_frequencies(rope.theta, size, cpu, divisors) for divisors in (rope.divisors, None))
+        return Derived(tuple(every), "the rotary positions of config.json")
 
     def finish(self) -> None:
         """Compute the values derived from loaded weights and their device. Call once, after loading."""
         for part in self.children():
             finish(part)
         self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=self.device) * 255
-        if not self.loads_head:
+        if self.is_tied:
             # A separate layer shares the embedding's tensor, and is packed like other layers if that is faster.
             self.lm_head = Linear.of(self.language_model.embedding_VE)
 

@@ -128,6 +128,10 @@ class DecoderConfig:
         """Return the fields that name no key. Raises StartupError, naming the key."""
         raise NotImplementedError
 
+    def rope_of(self, layer: int) -> Rope:
+        """Return the rotary frequencies of *layer*."""
+        return self.rope
+
     @property
     def kv_specs(self) -> tuple[KvSpec, ...]:
         """Return what each layer keeps of a sequence."""

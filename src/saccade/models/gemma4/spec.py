@@ -167,6 +167,9 @@ class GemmaText(DecoderConfig):
             "sees_images": sees == "vision",
         }
 
+    def rope_of(self, layer: int) -> Rope:
+        return self.kinds[layer].rope
+
     def cache_of(self, layer: int) -> int:
         """Return the layer whose keys and values *layer* attends to: itself, or the last of its kind that has any."""
         own = self.num_layers - self.num_shared

@@ -7,12 +7,22 @@ modelopt/torch/quantization/qtensor/fp8_tensor.py (FP8QTensor.dequantize).
 
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Self
 
 import torch
 from torch.nn import functional
 
-from saccade.nn.formats.quantised import WHOLE_ROW, Cell, QuantisedWeight, Region, WeightField, looked_up, scaled
+from saccade.nn.formats.quantised import (
+    WHOLE_ROW,
+    Cell,
+    DerivedValues,
+    QuantisedWeight,
+    Region,
+    WeightField,
+    looked_up,
+    scaled,
+)
 
 FLOATS = ("F32", "BF16", "F16")
 BLOCK = 128
@@ -32,6 +42,7 @@ class Fp8:
 
     unused = ("input_scale",)
     optional = ()
+    derived: Mapping[str, DerivedValues] = MappingProxyType({})
 
     def __init__(self, cell: Cell | None = (BLOCK, BLOCK), scale: str = INVERSE) -> None:
         self.cell, self.scale = cell, scale

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import torch
 
-from saccade.nn.formats.quantised import Region, WeightField, looked_up, scaled
+from saccade.nn.formats.quantised import DerivedValues, Region, WeightField, looked_up, scaled
 
 GROUP_SIZE = 16
 PER_BYTE = 2
@@ -28,6 +28,7 @@ class Nvfp4:
     joins_experts = False
     kind = "nvfp4"
     unused = ()
+    derived: Mapping[str, DerivedValues] = MappingProxyType({})
 
     def __init__(
         self,

@@ -5,12 +5,13 @@ AutoAWQ, awq/utils/packing_utils.py; AutoGPTQ, nn_modules/qlinear; GPTQModel, fo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 
 import torch
 
-from saccade.nn.formats.quantised import WHOLE_ROW, Region, WeightField, looked_up, scaled
+from saccade.nn.formats.quantised import WHOLE_ROW, DerivedValues, Region, WeightField, looked_up, scaled
 
 WORD = 32
 FLOATS = ("BF16", "F16", "F32")
@@ -34,13 +35,14 @@ class PackedInts:
     values: str
     scales: str
     zeros: str | None = None
-    unused: tuple[str, ...] = ()
+    derived: Mapping[str, DerivedValues] = field(default_factory=dict, compare=False)
     packs_rows: bool = False
     places: tuple[int, ...] | None = None
     zeros_offset: int = 0
     is_transposed: bool = False
     joins_experts = False
     optional = ()
+    unused = ()
 
     @property
     def kind(self) -> str:
@@ -108,12 +110,23 @@ def _nibbles(middle: int, device: torch.device) -> torch.Tensor:
     return torch.stack((codes % 16, codes // 16), -1).float() - middle
 
 
+SHAPE = MappingProxyType(
+    {"weight_shape": DerivedValues("the shape of the weight", lambda rows, columns: torch.tensor([rows, columns]))}
+)
+
+
+def _groups(size: int) -> Mapping[str, DerivedValues]:
+    """Return the group of each column, which releases store. Another order than the columns' own is not read."""
+    words = "column // group_size: groups in the order of activations are not served"
+    return MappingProxyType({"g_idx": DerivedValues(words, lambda _, columns: torch.arange(columns) // size)})
+
+
 def compressed(bits: int = 4, group_size: int = WHOLE_ROW, *, symmetric: bool = True) -> PackedInts:
     """Return compressed-tensors' format "pack-quantized"."""
     zeros = None if symmetric else "weight_zero_point"
     kind = "" if symmetric else ", asymmetric"
     name = f"compressed-tensors pack-quantized, {bits} bits{kind}"
-    return PackedInts(name, bits, group_size, "weight_packed", "weight_scale", zeros, unused=("weight_shape",))
+    return PackedInts(name, bits, group_size, "weight_packed", "weight_scale", zeros, SHAPE)
 
 
 def awq(group_size: int = WHOLE_ROW) -> PackedInts:
@@ -128,5 +141,5 @@ def gptq(bits: int = 4, group_size: int = WHOLE_ROW, *, zeros_offset: int = 1) -
     """Return AutoGPTQ's format, whose stored zero points are less by one; those of "gptq_v2" are not."""
     return PackedInts(
         f"GPTQ, {bits} bits", bits, group_size, "qweight", "scales", "qzeros",
-        unused=("g_idx",), zeros_offset=zeros_offset, is_transposed=True,
+        _groups(group_size), zeros_offset=zeros_offset, is_transposed=True,
     )  # fmt: skip

@@ -8,7 +8,7 @@ float32 and rounded once, to the network's dtype.
 Shapes: O rows and I columns of a weight, N tokens, E experts of this rank.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -66,12 +66,20 @@ class WeightField(NamedTuple):
         return tuple(part.stop - part.start for part in self.slices(region))
 
 
+class DerivedValues(NamedTuple):
+    """A tensor of whole numbers that follows from a weight's shape: *words* say how, *of* returns it for [O, I]."""
+
+    words: str
+    of: Callable[[int, int], torch.Tensor]
+
+
 class WeightFormat(Protocol):
     """The form of a weight in a checkpoint.
 
     *kind* names the kernels that take it. *fields* are by the ends of their tensors' names; a checkpoint may lack those
-    in *optional*. Tensors with an end in *unused* belong to the weight, and are not needed. With *joins_experts*, some
-    releases store a matrix of all experts in one tensor; the names of its fields lack the word `weight`.
+    in *optional*. Tensors with an end in *unused* belong to the weight, and only other arithmetic needs them. Those in
+    *derived* must have the values that follow from the shape. With *joins_experts*, some releases store a matrix of all
+    experts in one tensor; the names of its fields lack the word `weight`.
     """
 
     @property
@@ -88,6 +96,9 @@ class WeightFormat(Protocol):
 
     @property
     def unused(self) -> tuple[str, ...]: ...
+
+    @property
+    def derived(self) -> Mapping[str, DerivedValues]: ...
 
     @property
     def joins_experts(self) -> bool: ...
