@@ -40,11 +40,44 @@ class StoredTensor(NamedTuple):
 
 
 class Checkpoint:
-    """All tensors of open files, by name in the order of the files. Tensors that are read map the file's memory."""
+    """All tensors of open files, by name in the order of the files. Tensors that are read map the file's memory.
+
+    A tensor may stand in several files if it is the same in all: dtype, shape and bytes. Raises StartupError otherwise.
+    """
 
     def __init__(self, files: Mapping[str, Any]) -> None:
         self._files = files
-        self.tensors = {tensor.name: tensor for file in files for tensor in self._headers(file)}
+        self.tensors: dict[str, StoredTensor] = {}
+        self._copies: list[StoredTensor] = []
+        for tensor in (tensor for file in files for tensor in self._headers(file)):
+            if self.tensors.setdefault(tensor.name, tensor) is not tensor:
+                self._copies.append(tensor)
+        self._check_copies()
+
+    def has(self, name: str, file: str) -> bool:
+        """Return whether *file* has the tensor *name*."""
+        first = self.tensors.get(name)
+        return first is not None and (first.file == file or any(one[:2] == (name, file) for one in self._copies))
+
+    def _check_copies(self) -> None:
+        differences = [
+            f"{copy.name} in {self.tensors[copy.name].file} and {copy.file}"
+            for copy in self._copies
+            if not self._is_same(copy)
+        ]
+        if differences:
+            raise StartupError(
+                f"{len(differences)} tensors stand in two files that do not agree about them: {listed(differences)}. "
+                "Which one counts is not known: remove the wrong file, or take the tensor out of it."
+            )
+
+    def _is_same(self, copy: StoredTensor) -> bool:
+        """Return whether *copy* equals the tensor of its name in an earlier file."""
+        first = self.tensors[copy.name]
+        if copy.dtype not in STORED_DTYPES or copy[2:] != first[2:]:
+            return False
+        tensors = (self._files[one.file].get_tensor(one.name).reshape(-1).view(torch.uint8) for one in (first, copy))
+        return torch.equal(*tensors)
 
     def _headers(self, file: str) -> Iterator[StoredTensor]:
         opened = self._files[file]
@@ -95,9 +128,7 @@ def open_files(paths: Iterable[Path]) -> Iterator[Checkpoint]:
 def _check_index(folder: Path, checkpoint: Checkpoint) -> None:
     """Raise StartupError if the index names tensors that are not in their file."""
     wrong = [
-        f"{name} in {file}"
-        for name, file in weight_map(folder).items()
-        if name not in checkpoint.tensors or checkpoint.tensors[name].file != Path(file).name
+        f"{name} in {file}" for name, file in weight_map(folder).items() if not checkpoint.has(name, Path(file).name)
     ]
     if wrong:
         raise StartupError(f"{INDEX} names {len(wrong)} tensors that its files do not have: {listed(wrong)}.")

@@ -8,6 +8,7 @@ from saccade.errors import StartupError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SHARDS = "model-*-of-*.safetensors"
 HF_QUANT_CONFIG = "hf_quant_config.json"
 
 
@@ -26,12 +27,16 @@ def weight_map(folder: Path) -> Mapping[str, str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the checkpoint's safetensors files, in name order. Raises StartupError if one is missing."""
+    """Return the checkpoint's safetensors files, in name order. Raises StartupError if one is missing.
+
+    Others than those that the index names do not count. Without it, one file counts, or all shards.
+    """
     names = sorted({Path(name).name for name in weight_map(folder).values()})
     if not names:
-        if not (folder / WEIGHTS).is_file():
+        files = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob(SHARDS))
+        if not files:
             raise StartupError(f"{folder} holds neither {WEIGHTS} nor {INDEX}.")
-        return [folder / WEIGHTS]
+        return files
     files = [folder / name for name in names]
     for file in files:
         if not file.is_file():

@@ -1,0 +1,87 @@
+"""Which files of a folder count, and tensors that stand in several of them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from networks import load
+from safetensors.torch import load_file, save_file
+from tables import table
+
+from saccade.engine.executor.weight_files import open_checkpoint
+from saccade.errors import StartupError
+
+Tensors = dict[str, torch.Tensor]
+A, B, C = (f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3))
+SHARED = torch.tensor([[0.5, float("nan")], [0.0, -1.0]])
+
+
+def folder_of(path: Path, files: dict[str, Tensors], index: dict[str, str] | None) -> Path:
+    for name, tensors in files.items():
+        save_file(tensors, path / name)
+    if index is not None:
+        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return path
+
+
+def read(path: Path) -> Tensors:
+    with open_checkpoint(path) as checkpoint:
+        return {name: checkpoint.read(name).clone() for name in checkpoint.tensors}
+
+
+@table("index", [{"a": A, "b": B, "x": A}, {"a": A, "b": B, "x": B}, {"a": A, "b": B, "c": C, "x": C}, None])
+def test_a_tensor_may_stand_in_several_files(tmp_path: Path, index: dict[str, str] | None) -> None:
+    """With the same dtype, shape and bytes, also those of NaN."""
+    files = {name: {letter: torch.ones(1), "x": SHARED.clone()} for name, letter in ((A, "a"), (B, "b"), (C, "c"))}
+    values = read(folder_of(tmp_path, files, index))["x"]
+    assert torch.equal(values.view(torch.uint8), SHARED.view(torch.uint8))
+
+
+@table("owner", [A, C, None])
+@table(
+    "other",
+    [SHARED + 1, SHARED.abs(), SHARED.to(torch.float16), SHARED[:1], SHARED.T.reshape(1, 4), torch.ones(2, 2).char()],
+)
+def test_files_that_do_not_agree_are_both_named(tmp_path: Path, owner: str | None, other: torch.Tensor) -> None:
+    """Whichever of them the index names: it does not know the other."""
+    ones = {name: torch.ones(1) for name in "abc"}
+    files = {A: {"a": ones["a"], "x": SHARED}, B: {"b": ones["b"]}, C: {"c": ones["c"], "x": other.contiguous()}}
+    folder_of(tmp_path, files, None if owner is None else {"a": A, "b": B, "c": C, "x": owner})
+    with pytest.raises(StartupError, match=rf"1 tensors stand in two files .*: x in {A} and {C}\."):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "left_out", ["mtp.safetensors", "model-00009-of-00009.safetensors", "consolidated.safetensors"]
+)
+def test_a_file_that_the_index_does_not_name_is_left_out(tmp_path: Path, left_out: str) -> None:
+    files = {A: {"a": torch.ones(1)}, left_out: {"a": torch.zeros(1), "z": torch.ones(1)}}
+    found = read(folder_of(tmp_path, files, {"a": A}))
+    assert found.keys() == {"a"}
+    assert found["a"] == 1
+
+
+def test_without_an_index_one_file_counts_or_all_shards(tmp_path: Path) -> None:
+    files = {A: {"a": torch.ones(1)}, B: {"b": torch.ones(1)}, "consolidated.safetensors": {"c": torch.ones(1)}}
+    assert read(folder_of(tmp_path, files, None)).keys() == {"a", "b"}
+    save_file({"whole": torch.ones(1)}, tmp_path / "model.safetensors")
+    assert read(tmp_path).keys() == {"whole"}
+
+
+def test_a_network_from_shards_that_share_a_tensor(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    whole = load(tiny_qwen3_vl).state_dict()
+    copy = shutil.copytree(tiny_qwen3_vl, tmp_path / "model")
+    tensors = load_file(copy / "model.safetensors")
+    (copy / "model.safetensors").unlink()
+    twice = "model.language_model.embed_tokens.weight"
+    names = sorted(tensors)
+    files = {
+        A: {name: tensors[name] for name in names[::2]} | {twice: tensors[twice]},
+        B: {name: tensors[name] for name in names[1::2]} | {twice: tensors[twice]},
+    }
+    for owner in (A, B):
+        index = dict.fromkeys(names[::2], A) | dict.fromkeys(names[1::2], B) | {twice: owner}
+        folder_of(copy, files, index)
+        assert all(torch.equal(value, whole[name]) for name, value in load(copy).state_dict().items())
