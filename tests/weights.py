@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from references.formats import Tensors
 
+from saccade.engine.executor.quantisation import Quantisation
 from saccade.engine.executor.weight_files import open_files
 from saccade.engine.executor.weight_filler import fill
-from saccade.engine.executor.weight_formats import Quantisation
 from saccade.engine.executor.weight_plan import make_plan
 from saccade.nn.formats.fp8 import Fp8
 from saccade.nn.formats.nvfp4 import Nvfp4

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from saccade import models
+from saccade.engine.executor.quantisation import ModuleList, Quantisation
 from saccade.engine.executor.weight_files import StoredTensor
-from saccade.engine.executor.weight_formats import IgnoreList, Quantisation
 from saccade.engine.executor.weight_plan import make_plan
 from saccade.nn.formats.packed_ints import compressed
 from saccade.nn.parallel import ALONE, Ranks
@@ -123,7 +123,7 @@ def test_kimi_k25(ranks: Ranks) -> None:
     with torch.device("meta"):
         network = models.load_network("kimi_k25")(spec, CONFIG, PROCESSOR, ranks)
     network.to(torch.bfloat16)
-    quantisation = Quantisation(compressed(4, 32), IgnoreList.of(IGNORED), "config.json")
+    quantisation = Quantisation(compressed(4, 32), ModuleList.of(IGNORED), "config.json")
     plan = make_plan(network, checkpoint, quantisation, ranks)  # type: ignore[arg-type]
     # The release's own figure, but for its tensors of shapes. A rank reads a part of each tensor that is cut.
     assert round(plan.num_bytes / 2**30, 2) == 554.27

@@ -13,7 +13,8 @@ from real.installed import CONFIGS
 from tables import table
 
 from saccade import models
-from saccade.engine.executor.weight_formats import Quantisation, read_quantisation
+from saccade.engine.executor.quantisation import Quantisation
+from saccade.engine.executor.weight_formats import read_quantisation
 from saccade.engine.executor.weight_index import HF_QUANT_CONFIG
 from saccade.errors import StartupError
 

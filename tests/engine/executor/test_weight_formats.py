@@ -8,7 +8,8 @@ import pytest
 from references.formats import AWQ, COMPRESSED, FLOAT, FP8, GPTQ, GROUP, NVFP4_PACKED, ROWS
 from tables import table
 
-from saccade.engine.executor.weight_formats import IgnoreList, Quantisation, read_quantisation
+from saccade.engine.executor.quantisation import ModuleList, Quantisation
+from saccade.engine.executor.weight_formats import read_quantisation
 from saccade.errors import StartupError
 from saccade.nn.formats.quantised import WHOLE_ROW
 
@@ -48,6 +49,26 @@ def test_a_checkpoint_without_formats(tmp_path: Path) -> None:
         ({"quantization_config": {**GPTQ, "bits": 8, "group_size": -1, "dynamic": None}}, None, "GPTQ, 8 bits", None),
         ({"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}, None, "each tensor", None),
         ({"quantization_config": {**FP8, "activation_scheme": "static"}}, None, "each block", None),
+        ({"quantization_config": {**FP8, "scale_fmt": "ue8m0", "ignored_layers": ["a"]}}, None, "each block", "a"),
+        ({"quantization_config": {**GPTQ, "quant_method": "gptq_marlin"}}, None, "GPTQ, 4 bits", None),
+        ({"quantization_config": {**GPTQ, "ignore": ["re:a.*"], "dynamic": {}}}, None, "GPTQ, 4 bits", "a.b"),
+        ({"quantization_config": {**AWQ, "quant_method": "awq_marlin", "version": "GEMM"}}, None, "AWQ", None),
+        ({"quantization_config": {"quant_method": "awq", "w_bit": 4, "q_group_size": 32}}, None, "AWQ", None),
+        (
+            {
+                "quantization_config": {
+                    **COMPRESSED,
+                    "config_groups": {
+                        "a": {"targets": ["re:.*q_proj"], "weights": GROUP},
+                        "b": {"targets": ["Linear"], "weights": {**GROUP, "observer": "mse"}},
+                        "c": {"targets": ["Attention"], "weights": None, "output_activations": {"num_bits": 8}},
+                    },
+                }
+            },
+            None,
+            "compressed-tensors pack-quantized, 4 bits",
+            None,
+        ),
     ],
 )
 def test_formats_are_read_from_every_place(
@@ -105,6 +126,78 @@ def test_strategies_of_floats(tmp_path: Path, changes: dict[str, Any], cell: obj
     assert found.format.fields["weight_scale"].cell == cell
 
 
+MODULES = ("model.layers.0.mlp.down_proj", "model.layers.0.mlp.up_proj", "model.layers.0.self_attn.q_proj", "lm_head")
+
+
+def bits_of(found: Quantisation | None) -> list[int | None]:
+    """The bits of MODULES, None if a module must be plain."""
+    assert found is not None
+    return [getattr(found.format_of(module), "bits", None) for module in MODULES]
+
+
+@table(
+    ("settings", "bits"),
+    [
+        ({}, [4, 4, 4, 4]),
+        ({"dynamic": None}, [4, 4, 4, 4]),
+        *(({"dynamic": {"-:.*self_attn.*": value}}, [4, 4, None, 4]) for value in ({}, False, None, {"bits": 8})),
+        *(({"dynamic": {"lm_head": value}}, [4, 4, 4, 4]) for value in ({}, None)),
+        ({"dynamic": {"lm_head": False}}, [4, 4, 4, None]),
+        ({"dynamic": {"+:.*mlp.*": {"bits": 4, "group_size": 32, "sym": False, "desc_act": False}}}, [4, 4, 4, 4]),
+        ({"dynamic": {"+:.*down_proj": {"bits": 8}}}, [8, 4, 4, 4]),
+        ({"dynamic": {".*down_proj": {"bits": 8, "group_size": 64}}}, [8, 4, 4, 4]),
+        ({"dynamic": {"-:.*mlp.*": {}, "+:.*down_proj": {"bits": 8}}}, [None, None, 4, 4]),
+        ({"dynamic": {"+:.*down_proj": {"bits": 8}, "-:.*mlp.*": {}}}, [8, None, 4, 4]),
+        ({"dynamic": {"down_proj": {"bits": 8}}}, [4, 4, 4, 4]),
+        ({"modules_in_block_to_quantize": [["mlp.up_proj"], ["mlp.down_proj"]]}, [4, 4, None, None]),
+        ({"modules_in_block_to_quantize": ["mlp.up_proj"], "lm_head": True}, [None, 4, None, 4]),
+        ({"modules_to_not_convert": ["self_attn"], "ignore": ["lm_head"]}, [4, 4, None, None]),
+        ({"exclude_modules": ["*mlp*"]}, [None, None, 4, 4]),
+    ],
+)
+def test_settings_of_modules_in_gptq(tmp_path: Path, settings: dict[str, Any], bits: list[int | None]) -> None:
+    """The first pattern that matches a name from its start decides, as in GPTQModel."""
+    assert bits_of(read(tmp_path, {"quantization_config": {**GPTQ, **settings}})) == bits
+
+
+EIGHT = {**GROUP, "num_bits": 8}
+
+
+@table(
+    ("groups", "bits"),
+    [
+        ({"a": (["re:.*down_proj"], EIGHT), "b": (["Linear"], GROUP)}, [8, 4, 4, 4]),
+        ({"b": (["Linear"], GROUP), "a": (["re:.*down_proj"], EIGHT)}, [8, 4, 4, 4]),
+        ({"a": (["re:.*down_proj"], EIGHT), "b": (["re:.*mlp.*"], GROUP)}, [8, 4, None, None]),
+        ({"a": (["re:.*mlp.*"], GROUP), "b": (["model.layers.0.mlp.up_proj", "re:lm_head"], EIGHT)}, [4, 8, None, 8]),
+        ({"a": (["Linear"], GROUP), "b": (["model.layers.0.mlp.up_proj"], EIGHT)}, [4, 8, 4, 4]),
+    ],
+)
+def test_groups_with_other_settings(
+    tmp_path: Path, groups: dict[str, tuple[list[str], dict[str, Any]]], bits: list[int | None]
+) -> None:
+    """A name comes before an expression, and that before a class of modules, as in compressed-tensors."""
+    stated = {name: {"targets": targets, "weights": weights} for name, (targets, weights) in groups.items()}
+    assert bits_of(read(tmp_path, {"quantization_config": {**COMPRESSED, "config_groups": stated}})) == bits
+
+
+def test_groups_have_formats_of_their_own(tmp_path: Path) -> None:
+    groups = {
+        "group_0": {"targets": ["re:.*self_attn.*"], "format": "float-quantized", "weights": ROWS},
+        "group_1": {"targets": ["Linear"], "format": "pack-quantized", "weights": GROUP},
+    }
+    section = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": groups}
+    found = read(tmp_path, {"quantization_config": section})
+    assert found is not None
+    assert found.formats == "compressed-tensors pack-quantized, 4 bits, fp8 (e4m3 with a scale for each row)"
+    assert [one.name.split()[0] for module in MODULES if (one := found.format_of(module))] == [
+        "compressed-tensors",
+        "compressed-tensors",
+        "fp8",
+        "compressed-tensors",
+    ]
+
+
 def test_layers_have_formats_of_their_own(tmp_path: Path) -> None:
     """By their names, by those of what contains them, with or without the first parts."""
     layers = {"model.layers.0.self_attn": {"quant_algo": "FP8"}, "layers.0.mlp.up_proj": {"quant_algo": "NVFP4"}}
@@ -121,14 +214,26 @@ def test_layers_have_formats_of_their_own(tmp_path: Path) -> None:
 @table(
     ("found", "words"),
     [
-        ({"quant_method": "bitsandbytes"}, ["'bitsandbytes'", "awq, compressed-tensors, fp8, gptq, modelopt"]),
+        ({"quant_method": "bitsandbytes"}, ["'bitsandbytes'", "awq, awq_marlin, compressed-tensors, fp8, gptq"]),
         ({**AWQ, "version": "gemv"}, ["version 'gemv'", "gemm"]),
         ({**AWQ, "zero_point": False}, ["zero_point False"]),
         ({**AWQ, "bits": 8}, ["bits 8", "4"]),
         ({**AWQ, "group_size": 12}, ["group_size", "12"]),
         ({**GPTQ, "desc_act": True}, ["desc_act True"]),
         ({**GPTQ, "bits": 3}, ["bits 3", "4, 8"]),
-        ({**GPTQ, "dynamic": {"-:a": {}}}, ["dynamic"]),
+        ({**GPTQ, "dynamic": {"+:.*down": {"bits": 3}}}, ["dynamic '+:.*down'", "bits 3", "4, 8"]),
+        ({**GPTQ, "dynamic": {".*down": {"desc_act": True}}}, ["dynamic '.*down'", "desc_act True"]),
+        ({**GPTQ, "dynamic": {".*down": {"group_size": 12}}}, ["dynamic '.*down'", "group_size", "12"]),
+        ({**GPTQ, "dynamic": {".*down": {"method": "awq"}}}, ["dynamic '.*down'", "'awq'", "gptq"]),
+        ({**GPTQ, "dynamic": {".*down": {"method": ["gptq"]}}}, ["dynamic '.*down'", "['gptq']"]),
+        ({**GPTQ, "dynamic": {".*down": 4}}, ["dynamic '.*down'", "not 4"]),
+        ({**GPTQ, "dynamic": {"-:((": {}}}, ["`dynamic`", "regular expression"]),
+        ({**GPTQ, "dynamic": ["a"]}, ["`dynamic`", "['a']"]),
+        ({**GPTQ, "pack_dtype": "int64"}, ["pack_dtype 'int64'", "int32"]),
+        ({**GPTQ, "modules_in_block_to_quantize": "mlp"}, ["`modules_in_block_to_quantize`"]),
+        ({**GPTQ, "modules_in_block_to_quantize": [["mlp", 3]]}, ["`modules_in_block_to_quantize`"]),
+        ({**GPTQ, "ignore": ["re:(("]}, ["`ignore`", "regular expression"]),
+        ({**AWQ, "w_bit": 3, "bits": None}, ["bits 3"]),
         ({**GPTQ, "checkpoint_format": "marlin"}, ["'marlin'", "gptq, gptq_v2"]),
         ({}, ["None is not known"]),
         ({**COMPRESSED, "format": "int-quantized"}, ["'int-quantized'", "pack-quantized"]),
@@ -146,7 +251,7 @@ def test_layers_have_formats_of_their_own(tmp_path: Path) -> None:
         ({**COMPRESSED, "ignore": ["re:(("]}, ["'((' ", "regular expression"]),
         ({**FP8, "weight_block_size": [128]}, ["weight_block_size [128]"]),
         ({**FP8, "fmt": "e5m2"}, ["fmt 'e5m2'"]),
-        ({**FP8, "scale_fmt": "ue8m0"}, ["scale_fmt 'ue8m0'"]),
+        ({**FP8, "scale_fmt": "int"}, ["scale_fmt 'int'", "float, ue8m0"]),
         (
             {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"},
             ["quant_algo 'W4A16_AWQ'", "NVFP4, W4A16_NVFP4, FP8, MIXED_PRECISION"],
@@ -160,7 +265,7 @@ def test_layers_have_formats_of_their_own(tmp_path: Path) -> None:
         (rows(symmetric=False), ["symmetric False"]),
         (
             {**FLOAT, "config_groups": {"a": {"weights": ROWS}, "b": {"weights": {**ROWS, "strategy": "tensor"}}}},
-            ["one `strategy`"],
+            ["the same class of modules"],
         ),
         ({"quant_method": "modelopt", **NVFP4, "group_size": 32}, ["group_size 32"]),
     ],
@@ -181,7 +286,7 @@ def test_damaged_own_file(tmp_path: Path, content: str) -> None:
 
 def test_ignore_lists() -> None:
     """Names as the releases write them: of modules, of what contains them, with wildcards, as regular expressions."""
-    names = IgnoreList.of(
+    names = ModuleList.of(
         ["lm_head", "model.visual", "layers.0.mlp.gate", "model.layers.*.self_attn*", "re:.*mlp\\.(up|down)_proj.*"]
     )
     ignored = ["lm_head", "language_model.lm_head", "model.visual", "model.visual.blocks.3.attn.qkv",
@@ -189,4 +294,4 @@ def test_ignore_lists() -> None:
     kept = ["model.lm_heads", "model.visuals.blocks", "model.layers.0.mlp.gate_proj", "model.layers.10.mlp.gate",
             "model.layers.7.linear_attn.out_proj", "a.mlp.experts.0.up_proj"]  # fmt: skip
     assert [name for name in (*ignored, *kept) if name in names] == ignored
-    assert "anything" not in IgnoreList()
+    assert "anything" not in ModuleList()

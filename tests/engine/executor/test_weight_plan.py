@@ -11,7 +11,7 @@ from tables import table
 from torch import nn
 from weights import FORMATS, fill_from
 
-from saccade.engine.executor.weight_formats import IgnoreList, Quantisation
+from saccade.engine.executor.quantisation import ModuleList, Quantisation
 from saccade.errors import StartupError
 from saccade.models.network import Target
 from saccade.nn.experts import Experts
@@ -81,7 +81,7 @@ def load(
     with torch.device("meta"):
         network = Toy(ranks, transposed)
     known = FORMATS[form] if isinstance(form, str) else form
-    quantisation = None if known is None else Quantisation(known, IgnoreList(), "config.json")
+    quantisation = None if known is None else Quantisation(known, ModuleList(), "config.json")
     fill_from(network, folder / "model.safetensors", quantisation=quantisation, ranks=ranks)
     assert network.number == 3
     experts = network.mlp["experts"]

@@ -12,10 +12,11 @@ from torch import nn
 from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.fingerprint import model_fingerprint, weights_digest
+from saccade.engine.executor.quantisation import Quantisation
 from saccade.engine.executor.tied_head import settle_head
 from saccade.engine.executor.weight_files import Checkpoint, open_checkpoint
 from saccade.engine.executor.weight_filler import Progress, fill, fill_randomly
-from saccade.engine.executor.weight_formats import Quantisation, read_quantisation
+from saccade.engine.executor.weight_formats import read_quantisation
 from saccade.engine.executor.weight_plan import LoadPlan, make_plan
 from saccade.errors import StartupError
 from saccade.models.backbones.decoder import TextDecoder

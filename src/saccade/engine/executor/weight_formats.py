@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
+from saccade.engine.executor.quantisation import REGEX, ModuleList, Quantisation, Rule
 from saccade.engine.executor.weight_index import HF_QUANT_CONFIG
 from saccade.errors import StartupError
 from saccade.nn.formats.fp8 import Fp8
@@ -17,83 +17,11 @@ from saccade.nn.formats.quantised import WHOLE_ROW, Cell, WeightFormat
 from saccade.protocol.model_files import CONFIG
 
 KEY = "quantization_config"
-REGEX = "re:"
 SCALE = "weight_scale"
 """The field of scales in most formats."""
 
-NOT_CONVERTED = "modules_to_not_convert"
-
-
-@dataclass(frozen=True)
-class IgnoreList:
-    """The modules that are not quantised: a name in *names*, or one that *expression* matches from its start.
-
-    A name includes the modules within it, and may lack its first parts, for lists relative to the text model.
-    """
-
-    names: frozenset[str] = frozenset()
-    expression: re.Pattern[str] | None = None
-
-    @classmethod
-    def of(cls, patterns: Iterable[str]) -> "IgnoreList":
-        """Read patterns: "re:" begins a regular expression, as in compressed-tensors; else * is a wildcard, as in
-        Model Optimizer's lists. Raises re.error.
-        """
-        names, expressions = set(), []
-        for pattern in patterns:
-            if pattern.startswith(REGEX):
-                expressions.append(re.compile(pattern.removeprefix(REGEX)).pattern)
-            elif "*" in pattern:
-                expressions.append(rf"(?:.*\.)?{re.escape(pattern).replace(re.escape('*'), '.*')}(?:\..*)?$")
-            else:
-                names.add(pattern)
-        joined = "|".join(f"(?:{expression})" for expression in expressions)
-        return cls(frozenset(names), re.compile(joined) if joined else None)
-
-    def __contains__(self, module: str) -> bool:
-        is_named = any(name in self.names for name in _names(module))
-        return is_named or (self.expression is not None and self.expression.match(module) is not None)
-
-
-def _names(module: str) -> Iterator[str]:
-    """Yield the names of *module* and of its parents, as a list may write them."""
-    parts = module.split(".")
-    for end in range(len(parts), 0, -1):
-        for first in range(end):
-            yield ".".join(parts[first:end])
-
-
-class Quantisation(NamedTuple):
-    """The *format* of quantised weights, except in *ignored* modules, or the formats of *layers*, by name.
-
-    *source* names the configuration, for errors.
-    """
-
-    format: WeightFormat | None
-    ignored: IgnoreList
-    source: str
-    layers: Mapping[str, WeightFormat] = MappingProxyType({})
-
-    def format_of(self, module: str) -> WeightFormat | None:
-        """Return the format that *module* may have; None if it must be plain."""
-        if module in self.ignored:
-            return None
-        name = next((name for name in _names(module) if name in self.layers), None) if self.layers else None
-        return self.format if name is None else self.layers[name]
-
-    @property
-    def formats(self) -> str:
-        """The names of all formats, for errors."""
-        return ", ".join(dict.fromkeys(format.name for format in self._every))
-
-    @property
-    def is_fp8(self) -> bool:
-        """Whether all formats are FP8."""
-        return all(isinstance(format, Fp8) for format in self._every)
-
-    @property
-    def _every(self) -> list[WeightFormat]:
-        return ([] if self.format is None else [self.format]) + list(self.layers.values())
+EXCLUSIONS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
+"""The keys that list plain modules, of all formats: tools write each of them with each method."""
 
 
 def read_quantisation(config: Mapping[str, Any], folder: Path) -> Quantisation | None:
@@ -129,28 +57,55 @@ def _sections(config: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, Ma
 
 
 def _compressed_tensors(section: Mapping[str, Any], source: str) -> Quantisation:
-    kind = section.get("format")
+    groups = section.get("config_groups")
+    every = [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+    # A group without weights describes activations alone.
+    every = [group for group in every if group.get("weights") is not None]
+    if not every or not all(isinstance(group["weights"], dict) for group in every):
+        raise StartupError(f"{source}: `config_groups` must describe `weights`.")
+    rules = [rule for group in every for rule in _rules_of(group, section.get("format"), source)]
+    formats = list(dict.fromkeys(rule.format for rule in rules))
+    ignored = _ignored(section, source)
+    if len(formats) == 1:
+        return Quantisation(formats[0], ignored, source)
+    # As in compressed-tensors, a name comes before an expression, and that before a class of modules.
+    names, expressions, classes = (
+        [rule for rule in rules if _rank(rule.modules) == rank] for rank in (NAME, EXPRESSION, CLASS)
+    )
+    if len(dict.fromkeys(rule.format for rule in classes)) > 1:
+        raise StartupError(f"{source}: several of `config_groups` have the same class of modules as their target.")
+    return Quantisation(classes[0].format if classes else None, ignored, source, rules=(*names, *expressions))
+
+
+def _rules_of(group: Mapping[str, Any], otherwise: object, source: str) -> Iterator[Rule]:
+    """Yield the rules of a group; one that names nothing for the classes of modules among its targets.
+
+    *otherwise* is the format of groups that name none.
+    """
+    kind, weights = group.get("format") or otherwise, group["weights"]
     if not isinstance(kind, str) or kind not in COMPRESSED:
         raise _unknown(source, "format", kind, ", ".join(COMPRESSED))
-    groups = section.get("config_groups")
-    weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
-    if not weights or not all(isinstance(weight, dict) for weight in weights):
-        raise StartupError(f"{source}: `config_groups` must describe `weights`.")
     allowed, read = COMPRESSED[kind]
-    for weight in weights:
-        for key, values in allowed.items():
-            if weight.get(key) not in values:
-                raise _unknown(source, f"weights.{key}", weight.get(key), ", ".join(map(repr, values)))
-    return Quantisation(read(weights, source), _ignored(section, "ignore", source), source)
+    for key, values in allowed.items():
+        if weights.get(key) not in values:
+            raise _unknown(source, f"weights.{key}", weights.get(key), ", ".join(map(repr, values)))
+    format = read(weights, source)
+    for target in _texts(group, "targets", source) or [""]:
+        is_class = not target or target[0].isupper()
+        yield Rule(ModuleList() if is_class else _modules([target], "targets", source), format)
 
 
-def _packed(weights: Sequence[Mapping[str, Any]], source: str) -> WeightFormat:
-    kinds = {(weight["num_bits"], weight["strategy"], weight["symmetric"]) for weight in weights}
-    sizes = [weight.get("group_size") for weight in weights]
-    if len(kinds) > 1 or any(size != sizes[0] for size in sizes):
-        raise StartupError(f"{source}: all of `config_groups` must have the same form of weights.")
-    bits, strategy, symmetric = kinds.pop()
-    size = WHOLE_ROW if strategy == "channel" else _group_size(sizes[0], bits, source)
+NAME, EXPRESSION, CLASS = range(3)
+
+
+def _rank(modules: ModuleList) -> int:
+    return NAME if modules.names else CLASS if modules.expression is None else EXPRESSION
+
+
+def _packed(weights: Mapping[str, Any], source: str) -> WeightFormat:
+    bits, symmetric = weights["num_bits"], weights["symmetric"]
+    is_channel = weights["strategy"] == "channel"
+    size = WHOLE_ROW if is_channel else _group_size(weights.get("group_size"), bits, source)
     return compressed(bits, size, symmetric=symmetric)
 
 
@@ -163,15 +118,12 @@ def _group_size(size: object, bits: int, source: str) -> int:
     return size
 
 
-def _nvfp4(weights: Sequence[Mapping[str, Any]], source: str) -> WeightFormat:
+def _nvfp4(weights: Mapping[str, Any], source: str) -> WeightFormat:
     return Nvfp4("compressed-tensors nvfp4-pack-quantized", "weight_packed", "weight_global_scale", is_divisor=True)
 
 
-def _float(weights: Sequence[Mapping[str, Any]], source: str) -> WeightFormat:
-    cells = {_cell(weight, source) for weight in weights}
-    if len(cells) > 1:
-        raise StartupError(f"{source}: all of `config_groups` must have one `strategy` of weights.")
-    return Fp8(cells.pop(), SCALE)
+def _float(weights: Mapping[str, Any], source: str) -> WeightFormat:
+    return Fp8(_cell(weights, source), SCALE)
 
 
 def _cell(weight: Mapping[str, Any], source: str) -> Cell | None:
@@ -189,7 +141,7 @@ def _cell(weight: Mapping[str, Any], source: str) -> Cell | None:
             raise _unknown(source, "weights.strategy", value, "tensor, channel, block")
 
 
-Check = tuple[Mapping[str, tuple[object, ...]], Callable[[Sequence[Mapping[str, Any]], str], WeightFormat]]
+Check = tuple[Mapping[str, tuple[object, ...]], Callable[[Mapping[str, Any], str], WeightFormat]]
 COMPRESSED: Mapping[str, Check] = MappingProxyType(
     {
         "pack-quantized": (
@@ -214,8 +166,10 @@ COMPRESSED: Mapping[str, Check] = MappingProxyType(
 
 
 def _fp8(section: Mapping[str, Any], source: str) -> Quantisation:
-    _check(section, source, {"fmt": ("e4m3",), "activation_scheme": ("dynamic", "static"), "scale_fmt": ("float",)})
-    ignored = _ignored(section, NOT_CONVERTED, source)
+    _check(
+        section, source, {"fmt": ("e4m3",), "activation_scheme": ("dynamic", "static"), "scale_fmt": ("float", "ue8m0")}
+    )
+    ignored = _ignored(section, source)
     match section.get("weight_block_size"):
         case None:
             return Quantisation(Fp8(None, SCALE), ignored, source)
@@ -226,22 +180,71 @@ def _fp8(section: Mapping[str, Any], source: str) -> Quantisation:
 
 
 def _awq(section: Mapping[str, Any], source: str) -> Quantisation:
-    _check(section, source, {"bits": (4,), "zero_point": (True,), "version": ("gemm",)})
-    size = _group_size(section.get("group_size"), 4, source)
-    return Quantisation(awq(size), _ignored(section, NOT_CONVERTED, source), source)
+    # AutoAWQ's own file has the older names, and the version in capitals.
+    bits, size = section.get("bits") or section.get("w_bit"), section.get("group_size") or section.get("q_group_size")
+    stated = {**section, "bits": bits, "version": str(section.get("version") or "gemm").lower()}
+    _check(stated, source, {"bits": (4,), "zero_point": (True,), "version": ("gemm",)})
+    return Quantisation(awq(_group_size(size, 4, source)), _ignored(section, source), source)
 
 
 GPTQ_OFFSETS: Mapping[str, int] = MappingProxyType({"gptq": 1, "gptq_v2": 0})
 """The number that is added to a stored zero point, by `checkpoint_format`."""
 
+WITHOUT, WITH = "-:", "+:"
+"""The beginnings of patterns in GPTQ's `dynamic`: modules that are not quantised, and modules with other settings."""
+
 
 def _gptq(section: Mapping[str, Any], source: str) -> Quantisation:
-    _check(section, source, {"desc_act": (False,), "checkpoint_format": tuple(GPTQ_OFFSETS), "dynamic": ({},)})
+    dynamic, only = section.get("dynamic") or {}, _in_blocks(section, source)
+    if not isinstance(dynamic, dict):
+        raise StartupError(f"{source}: `dynamic` must map patterns of modules to settings, not {dynamic!r}.")
+    rules = tuple(_dynamic_rule(section, pattern, settings, source) for pattern, settings in dynamic.items())
+    head = ("lm_head",) if only and section.get("lm_head") else ()
+    format, ignored = _gptq_format(section, source), _ignored(section, source)
+    origin = f"{source} and its `dynamic`" if dynamic else source
+    return Quantisation(format, ignored, origin, rules=rules, only=(*only, *head))
+
+
+def _gptq_format(section: Mapping[str, Any], source: str) -> WeightFormat:
+    _check(
+        section,
+        source,
+        {"desc_act": (False,), "checkpoint_format": tuple(GPTQ_OFFSETS), "pack_dtype": ("int32",)},
+    )
     bits, offset = section.get("bits"), GPTQ_OFFSETS[section.get("checkpoint_format") or "gptq"]
     if bits not in (4, 8):
         raise _unknown(source, "bits", bits, "4, 8")
     size = _group_size(section.get("group_size"), bits, source)
-    return Quantisation(gptq(bits, size, zeros_offset=offset), _ignored(section, NOT_CONVERTED, source), source)
+    return gptq(bits, size, zeros_offset=offset)
+
+
+def _dynamic_rule(section: Mapping[str, Any], pattern: str, settings: object, source: str) -> Rule:
+    """Return the rule of an entry of `dynamic`: the settings of its modules replace those of *section*."""
+    place = f"{source}: dynamic {pattern!r}"
+    if settings not in ({}, None, False) and not isinstance(settings, dict):
+        raise StartupError(f"{place} must have settings, false or null, not {settings!r}.")
+    modules = _modules([REGEX + pattern.removeprefix(WITHOUT).removeprefix(WITH)], "dynamic", source)
+    if pattern.startswith(WITHOUT) or settings is False:
+        return Rule(modules, None)
+    own = settings if isinstance(settings, dict) else {}
+    methods = own.get("quant_method", own.get("method"))
+    if methods not in (None, *METHODS) or (methods is not None and METHODS[methods] is not _gptq):
+        raise _unknown(place, "quant_method", methods, "gptq")
+    return Rule(modules, _gptq_format({**section, **own}, place))
+
+
+def _in_blocks(section: Mapping[str, Any], source: str) -> tuple[str, ...]:
+    """Return the modules of a block that are quantised, of which GPTQ has a list, or lists for its order of work."""
+    key = "modules_in_block_to_quantize"
+    lists = section.get(key) or []
+    flat = (
+        [name for one in lists for name in (one if isinstance(one, list) else [one])]
+        if isinstance(lists, list)
+        else None
+    )
+    if flat is None or not all(isinstance(name, str) for name in flat):
+        raise StartupError(f"{source}: `{key}` must list names of modules.")
+    return tuple(flat)
 
 
 def _check(section: Mapping[str, Any], source: str, allowed: Mapping[str, tuple[object, ...]]) -> None:
@@ -252,8 +255,7 @@ def _check(section: Mapping[str, Any], source: str, allowed: Mapping[str, tuple[
 
 
 def _modelopt(section: Mapping[str, Any], source: str) -> Quantisation:
-    key = "exclude_modules" if "exclude_modules" in section else "ignore"
-    ignored = _ignored(section, key, source)
+    ignored = _ignored(section, source)
     if section.get("quant_algo") != MIXED:
         return Quantisation(_algorithm(section, source, (*ALGORITHMS, MIXED)), ignored, source)
     layers = section.get("quantized_layers")
@@ -281,7 +283,15 @@ ALGORITHMS: Mapping[str, WeightFormat] = MappingProxyType(
 """Formats of Model Optimizer, by `quant_algo`: how it rounds activations does not matter here."""
 
 METHODS: Mapping[str, Callable[[Mapping[str, Any], str], Quantisation]] = MappingProxyType(
-    {"awq": _awq, "compressed-tensors": _compressed_tensors, "fp8": _fp8, "gptq": _gptq, "modelopt": _modelopt}
+    {
+        "awq": _awq,
+        "awq_marlin": _awq,
+        "compressed-tensors": _compressed_tensors,
+        "fp8": _fp8,
+        "gptq": _gptq,
+        "gptq_marlin": _gptq,
+        "modelopt": _modelopt,
+    }
 )
 """Readers of the formats' sections, by `quant_method`."""
 
@@ -290,11 +300,23 @@ def _unknown(source: str, key: str, value: object, supported: str) -> StartupErr
     return StartupError(f"{source}: {key} {value!r} is not served; known: {supported}.")
 
 
-def _ignored(section: Mapping[str, Any], key: str, source: str) -> IgnoreList:
-    patterns = section.get(key) or []
-    if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise StartupError(f"{source}: `{key}` must be a list of names.")
+def _ignored(section: Mapping[str, Any], source: str) -> ModuleList:
+    """Return the modules that *section* leaves plain."""
+    lists = {key: _texts(section, key, source) for key in EXCLUSIONS}
+    for key, names in lists.items():
+        _modules(names, key, source)
+    return ModuleList.of(name for names in lists.values() for name in names)
+
+
+def _modules(names: Iterable[str], key: str, source: str) -> ModuleList:
     try:
-        return IgnoreList.of(patterns)
+        return ModuleList.of(names)
     except re.error as error:
         raise StartupError(f"{source}: `{key}` has {error.pattern!r}, which is not a regular expression.") from error
+
+
+def _texts(section: Mapping[str, Any], key: str, source: str) -> list[str]:
+    names = section.get(key) or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise StartupError(f"{source}: `{key}` must be a list of names.")
+    return names

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from saccade.engine.executor.quantisation import Quantisation
 from saccade.engine.executor.weight_files import Checkpoint, StoredTensor, listed
-from saccade.engine.executor.weight_formats import Quantisation
 from saccade.engine.executor.weight_places import PLAIN, Filling, Slot, WeightPlace, is_turned
 from saccade.errors import StartupError
 from saccade.models.network import Derived, Target
@@ -65,6 +65,7 @@ class _Faults:
     unexpected: list[str] = field(default_factory=list)
     unusable: list[str] = field(default_factory=list)
     contradictory: list[str] = field(default_factory=list)
+    excluded: list[str] = field(default_factory=list)
 
     def check(self, quantisation: Quantisation | None) -> None:
         """Raise StartupError if there is a fault."""
@@ -72,6 +73,7 @@ class _Faults:
             ("lacks {} tensors", self.missing),
             ("has {} tensors that the network does not know", self.unexpected),
             ("has {} tensors that cannot be used", self.unusable),
+            ("has {} tensors of quantised weights in modules that its configuration leaves plain", self.excluded),
             ("has {} tensors with other values than those that they stand for", self.contradictory),
         )
         sentences = [f"The checkpoint {words.format(len(names))}: {listed(names)}." for words, names in kinds if names]
@@ -94,7 +96,9 @@ def make_plan(network: nn.Module, checkpoint: Checkpoint, quantisation: Quantisa
         if place is None and quantisation is not None and _is_idle_bias(filling, checkpoint, quantisation):
             continue
         if place is None or not place.takes(filling.target):
-            faults.unexpected.extend(f"{tensor.name} ({tensor.file})" for tensor in filling.tensors.values())
+            for tensor in filling.tensors.values():
+                is_excluded = quantisation is not None and quantisation.is_excluded(tensor.name)
+                (faults.excluded if is_excluded else faults.unexpected).append(f"{tensor.name} ({tensor.file})")
             continue
         wrong = _wrong(place, filling)
         faults.unusable.extend(wrong)

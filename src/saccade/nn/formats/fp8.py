@@ -6,9 +6,10 @@ modelopt/torch/quantization/qtensor/fp8_tensor.py (FP8QTensor.dequantize).
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch.nn import functional
@@ -24,7 +25,7 @@ from saccade.nn.formats.quantised import (
     scaled,
 )
 
-FLOATS = ("F32", "BF16", "F16")
+FLOATS = ("F32", "BF16", "F16", "F8_E8M0")
 BLOCK = 128
 LARGEST = 448.0
 """The largest value of e4m3."""
@@ -33,6 +34,7 @@ INVERSE = "weight_scale_inv"
 """In spite of its name, this field of DeepSeek's format is the factor of dequantisation."""
 
 
+@dataclass(frozen=True)
 class Fp8:
     """A byte a value, and a factor for each *cell* of rows x columns.
 
@@ -40,17 +42,31 @@ class Fp8:
     be smaller. *scale* is the end of the scales' names.
     """
 
+    cell: Cell | None = (BLOCK, BLOCK)
+    scale: str = INVERSE
     unused = ("input_scale",)
     optional = ()
-    derived: Mapping[str, DerivedValues] = MappingProxyType({})
+    derived: ClassVar[Mapping[str, DerivedValues]] = MappingProxyType({})
 
-    def __init__(self, cell: Cell | None = (BLOCK, BLOCK), scale: str = INVERSE) -> None:
-        self.cell, self.scale = cell, scale
-        self._has_blocks = cell is not None and cell[1] != WHOLE_ROW
-        kind = "block" if self._has_blocks else "tensor" if cell is None else "row"
-        self.name = f"fp8 (e4m3 with a scale for each {kind})"
-        self.kind = "fp8_blocks" if self._has_blocks else "fp8_rows"
-        self.joins_experts = scale == INVERSE
+    @property
+    def name(self) -> str:
+        """The format with its cells."""
+        kind = "block" if self._has_blocks else "tensor" if self.cell is None else "row"
+        return f"fp8 (e4m3 with a scale for each {kind})"
+
+    @property
+    def kind(self) -> str:
+        """The kind of kernel that takes it."""
+        return "fp8_blocks" if self._has_blocks else "fp8_rows"
+
+    @property
+    def joins_experts(self) -> bool:
+        """Whether some releases store all experts in one tensor."""
+        return self.scale == INVERSE
+
+    @property
+    def _has_blocks(self) -> bool:
+        return self.cell is not None and self.cell[1] != WHOLE_ROW
 
     @cached_property
     def fields(self) -> Mapping[str, WeightField]:

@@ -5,8 +5,10 @@ compressed-tensors, compressors/nvfp4 and quantization/lifecycle/forward.py.
 """
 
 from collections.abc import Mapping
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 
@@ -18,37 +20,42 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The magnitudes of the codes 0 to 7; codes 8 to 15 are their negatives."""
 
 
+@dataclass(frozen=True)
 class Nvfp4:
     """Two columns a byte, the first in the lower bits. Both scales are multiplied first, as the source does.
 
-    The weight's scale has the name *whole*, that of the activations *activation*, if the checkpoint has it. With
-    *is_divisor* it has the inverse of both.
+    *values* and *whole* are the ends of the names of the values and of the weight's scale. With *is_divisor* the
+    checkpoint has the inverse of that, and of the scale of the activations, if it has one.
     """
 
+    name: str = "modelopt NVFP4"
+    values: str = "weight"
+    whole: str = "weight_scale_2"
+    is_divisor: bool = False
     joins_experts = False
     kind = "nvfp4"
     unused = ()
-    derived: Mapping[str, DerivedValues] = MappingProxyType({})
+    derived: ClassVar[Mapping[str, DerivedValues]] = MappingProxyType({})
 
-    def __init__(
-        self,
-        name: str = "modelopt NVFP4",
-        values: str = "weight",
-        whole: str = "weight_scale_2",
-        *,
-        is_divisor: bool = False,
-    ) -> None:
-        self.name, self.values, self.whole, self.is_divisor = name, values, whole, is_divisor
-        self.activation = "input_global_scale" if is_divisor else "input_scale"
-        self.optional = (self.activation,)
-        self.fields: Mapping[str, WeightField] = MappingProxyType(
-            {
-                values: WeightField(("U8",), (1, PER_BYTE)),
-                "weight_scale": WeightField(("F8_E4M3",), (1, GROUP_SIZE)),
-                whole: WeightField(("F32",), None),
-                self.activation: WeightField(("F32",), None),
-            }
-        )
+    @property
+    def activation(self) -> str:
+        """The end of the name of the activations' scale."""
+        return "input_global_scale" if self.is_divisor else "input_scale"
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """The fields that a checkpoint may lack."""
+        return (self.activation,)
+
+    @cached_property
+    def fields(self) -> Mapping[str, WeightField]:
+        """Values, scales of groups, and both scales of the whole."""
+        return {
+            self.values: WeightField(("U8",), (1, PER_BYTE)),
+            "weight_scale": WeightField(("F8_E4M3",), (1, GROUP_SIZE)),
+            self.whole: WeightField(("F32",), None),
+            self.activation: WeightField(("F32",), None),
+        }
 
     def transposed(self) -> None:
         """Return None: columns are packed, rows are not."""
