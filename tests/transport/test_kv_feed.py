@@ -23,7 +23,8 @@ from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, Media
 from saccade.transport import kv_feed
 from saccade.transport.framing import Frames
 from saccade.transport.gateway_streams import MAX_WAITING_FRAMES, GatewayStream, Refused
-from saccade.transport.kv_feed import MAX_BYTES, MAX_EVENTS
+from saccade.transport.kv_feed import MAX_EVENTS
+from saccade.transport.wire import MAX_REPLY_BYTES
 
 A, B = (ImageStored(b"salt", name) for name in (b"a", b"b"))
 
@@ -115,7 +116,7 @@ async def test_lost_feed_is_cleared_and_requested_again(tmp_path: Path, fault: s
         elif fault == "many events":
             front.say(2, *[B] * (MAX_EVENTS + 1))
         elif fault == "long message":
-            front.say(2, BlockStored(b"key", b"root", [1 << 20] * (MAX_BYTES // 5)))
+            front.say(2, BlockStored(b"key", b"root", [1 << 20] * (MAX_REPLY_BYTES["KvEvents"] // 5)))
         elif fault == "long name":
             front.say(2, ImageStored(b"salt", bytes(65)))
         elif fault == "end":

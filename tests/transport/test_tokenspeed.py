@@ -534,6 +534,7 @@ BAD_BUNDLES = [
     (zipped(FILES.files)[:-1] + b"\x01", "not a plain zip"),
     (zipped(MANY), "too many"),
     (zipped({"config.json": bytes(1001)}), "over 1000 bytes"),
+    (zipped({"config.json": bytes(600), "tokenizer.json": bytes(600)}), "over 1000 bytes"),
     (_with_false_size(zipped({"config.json": bytes(900)})), "not a valid zip"),
     (zipped({"config.json": b"{}"}, method=14), "not a valid zip"),
     (zipped(FILES.files).replace(b"PK\x03\x04", b"PK\x07\x07"), "not a valid zip"),
@@ -545,7 +546,7 @@ BAD_BUNDLES = [
 async def test_bad_bundles_are_refused(
     bundle: bytes, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(smg_model, "MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(smg_model, "MAX_FILES_BYTES", 1000)
     monkeypatch.setattr(smg_model, "MAX_DIRECTORY_BYTES", 2000)
     if reason.startswith("over 3000"):
         monkeypatch.setattr(smg_model, "MAX_BUNDLE_BYTES", 3000)

@@ -10,7 +10,7 @@ import pytest
 from smg_grpc_proto.generated import common_pb2
 from streams import generate
 from tables import table
-from test_smg_kv_events import stored
+from test_smg_kv_events import removed, stored
 from tokenspeed_worker import PIXELS, PLACEHOLDER, Slots, TokenSpeedWorker, image, listening, registered, zipped
 from waiting import until
 
@@ -26,7 +26,7 @@ from saccade.routing.router import Router
 from saccade.transport.connectors import smg_kv_events
 from saccade.transport.connectors.pages import NOT_SENT
 from saccade.transport.connectors.sent_images import FIRST_PAD
-from saccade.transport.connectors.smg_client import TENANTS_OF_ANOTHER
+from saccade.transport.connectors.smg_client import MAX_REPLY_BYTES, TENANTS_OF_ANOTHER
 from saccade.transport.connectors.smg_session import Traits
 from saccade.transport.connectors.tokenspeed import TokenSpeedClient
 from saccade.transport.connectors.tokenspeed_messages import pad
@@ -38,6 +38,7 @@ REQUEST = EngineRequest(
     sampling=SamplingParams(max_tokens=10, stop_token_ids=(7,)),
     media=(ITEM,),
 )
+NOTHING = common_pb2.KvCacheEvent()
 HELD = [5, pad(ITEM, b""), pad(ITEM, b""), *range(29)]
 
 
@@ -179,6 +180,9 @@ async def test_load_records_tell_nothing(worker: TokenSpeedWorker, slots: Slots)
         ([batch(1, snapshot=common_pb2.KvSnapshotChunk(index=1, count=2))], "gap"),
         ([batch(1, dp_rank=1)], "data-parallel"),
         ([batch(1, stored([1] * 8, 8))], "pages of 8 tokens"),
+        ([batch(1, *[NOTHING] * (smg_kv_events.MAX_BATCH_EVENTS + 1))], "too long"),
+        ([batch(1, removed(*[1] * (smg_kv_events.MAX_BATCH_PAGES + 1)))], "too long"),
+        ([batch(1, stored([1 << 21] * (MAX_REPLY_BYTES // 4), MAX_REPLY_BYTES // 4))], "RESOURCE_EXHAUSTED"),
         ([grpc.StatusCode.DATA_LOSS], "DATA_LOSS"),
     ],
 )

@@ -16,6 +16,7 @@ from tables import table
 from waiting import until
 
 from saccade.errors import ImageTooLarge, InternalError, QueueFull, StartupError, WorkerFailed
+from saccade.protocol.description import ModelFiles
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, ResetCaches
@@ -25,7 +26,7 @@ from saccade.transport.client import WorkerClient
 from saccade.transport.framing import Frames
 from saccade.transport.gateway_streams import MAX_WAITING_FRAMES, GatewayStream, Refused
 from saccade.transport.server import WorkerServer
-from saccade.transport.wire import MAX_MESSAGE_BYTES, target
+from saccade.transport.wire import MAX_MESSAGE_BYTES, MAX_REPLY_BYTES, target
 
 FOREIGN = msgspec.msgpack.encode(["a frame", "of another world"])
 NOT_TEXT = msgspec.msgpack.encode(StepFrame([TokenDelta("ab", [1])])).replace(b"ab", b"\xff\xfe")
@@ -150,6 +151,29 @@ async def test_a_worker_whose_description_cannot_be_is_not_used(tmp_path: Path) 
             assert client.description is None
             front.described = msgspec.structs.replace(DESCRIPTION, **{field: -1})
         front.described = DESCRIPTION
+        await until(lambda: client.ready)
+    finally:
+        await client.close()
+        await server.stop()
+
+
+async def test_a_description_longer_than_any_model_has_does_not_arrive(bind: str) -> None:
+    """gRPC ends the call at the message's length, before it has its bytes."""
+
+    class Long(Front):
+        files = ModelFiles(files={"tokenizer.json": bytes(MAX_REPLY_BYTES["Describe"])})
+
+        def describe(self) -> bytes:
+            return msgspec.msgpack.encode(msgspec.structs.replace(DESCRIPTION, files=self.files))
+
+    front = Long()
+    server = WorkerServer(front, bind)
+    await server.start()
+    client = WorkerClient(server.address)
+    try:
+        await client.start()
+        await until(lambda: "larger than max" in client.loss)
+        front.files = ModelFiles(files={"tokenizer.json": bytes(64 << 20)})
         await until(lambda: client.ready)
     finally:
         await client.close()

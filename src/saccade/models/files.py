@@ -14,7 +14,7 @@ from saccade.protocol.model_files import (
     CONFIG,
     GATEWAY_FILES,
     GENERATION_CONFIG,
-    MAX_FILE_BYTES,
+    MAX_FILES_BYTES,
     PREPROCESSOR_CONFIG,
     PROCESSOR_CONFIG,
     TOKENIZER,
@@ -32,14 +32,18 @@ ROPE_KEYS = ("rope_scaling", "rope_theta")
 def read_model_files(folder: Path) -> ModelFiles:
     """Return the files of GATEWAY_FILES in *folder*.
 
-    Raises StartupError if config.json is missing or a file has more than MAX_FILE_BYTES.
+    Raises StartupError if config.json is missing, or if the files have more than MAX_FILES_BYTES together.
     """
     if not (folder / CONFIG).is_file():
         raise StartupError(f"{folder} has no {CONFIG}: it is not a model folder in hub layout.")
-    for name in GATEWAY_FILES:
-        num_bytes = (folder / name).stat().st_size if (folder / name).is_file() else 0
-        if num_bytes > MAX_FILE_BYTES:
-            raise StartupError(f"{folder / name} has {num_bytes} bytes; at most {MAX_FILE_BYTES} are read.")
+    num_left = MAX_FILES_BYTES
+    for name in filter(lambda name: (folder / name).is_file(), GATEWAY_FILES):
+        num_bytes = (folder / name).stat().st_size
+        if num_bytes > num_left:
+            raise StartupError(
+                f"{folder / name} has {num_bytes} bytes; at most {MAX_FILES_BYTES} are read, of all files together."
+            )
+        num_left -= num_bytes
     return ModelFiles(files={name: (folder / name).read_bytes() for name in GATEWAY_FILES if (folder / name).is_file()})
 
 

@@ -1,4 +1,4 @@
-"""The names of a checkpoint's small files, and how large one may be."""
+"""The names of a checkpoint's small files, and how large they may be."""
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -24,5 +24,5 @@ GATEWAY_FILES = (
 )
 """The files of a checkpoint that a gateway may need; only config.json is required."""
 
-MAX_FILE_BYTES = 128 << 20
-"""Three times the largest tokenizer of a release."""
+MAX_FILES_BYTES = 128 << 20
+"""Of all together: three times the largest tokenizer of a release."""

@@ -16,9 +16,8 @@ from saccade.transport.framing import UNREADABLE
 from saccade.transport.message_pack import num_items
 from saccade.transport.proto.worker_pb2 import KvEventsRequest
 
-MAX_BYTES, MAX_EVENTS = 8 << 20, 4096
-"""Of a message. Our engines put 1024 events into one, about 150 kB; 5 MB if blocks of 1024 tokens come with their ids.
-"""
+MAX_EVENTS = 4096
+"""Of a message, whose bytes are those of saccade.transport.wire."""
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +30,7 @@ class _Whole(msgspec.Struct, array_like=True):
 
 
 def _message_of(payload: bytes) -> KvEvents:
-    """Return the message in *payload*. Raises UNREADABLE, also if it is too long or has too many events."""
-    if len(payload) > MAX_BYTES:
-        raise msgspec.ValidationError("a message is too long")
+    """Return the message in *payload*. Raises UNREADABLE, also if it has too many events."""
     if num_items(memoryview(msgspec.msgpack.decode(payload, type=_Whole).events)) > MAX_EVENTS:
         raise msgspec.ValidationError("a message has too many events")
     return msgspec.msgpack.decode(payload, type=KvEvents)

@@ -1,8 +1,12 @@
 """What both ends of the native wire must agree on: addresses, limits, the service and its calls."""
 
+import json
+from typing import Final
+
 from google.protobuf.message import Message
 
 from saccade.errors import StartupError
+from saccade.protocol.model_files import MAX_FILES_BYTES
 from saccade.transport.proto import worker_pb2
 from saccade.whole_numbers import read_port
 
@@ -16,6 +20,11 @@ CALLS: dict[str, tuple[str, type[Message], type[Message]]] = {
 
 MAX_MESSAGE_BYTES = 256 << 20
 """A prompt whose images travel inline must fit; same-host images lie in shared memory."""
+
+MAX_REPLY_BYTES: Final = {"Describe": MAX_FILES_BYTES + (1 << 20), "KvEvents": 8 << 20}
+"""Of what a worker sends. A description has the model's files and a few names. Our engines put 1024 events into a
+message of the feed, about 150 kB; 5 MB if blocks of 1024 tokens come with their ids.
+"""
 
 MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES - 1024
 """What one command may take; the rest is for the frame around it."""
@@ -31,8 +40,14 @@ _LIMITS: list[tuple[str, int]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
-CLIENT_OPTIONS: list[tuple[str, int]] = [
+_REPLIES = [
+    {"name": [{"service": SERVICE_NAME, "method": method}], "maxResponseMessageBytes": most}
+    for method, most in MAX_REPLY_BYTES.items()
+]
+CLIENT_OPTIONS: list[tuple[str, int | str]] = [
     *_LIMITS,
+    ("grpc.service_config", json.dumps({"methodConfig": _REPLIES})),
+    ("grpc.service_config_disable_resolution", 1),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),

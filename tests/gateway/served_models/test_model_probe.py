@@ -19,7 +19,7 @@ from saccade.gateway.served_models import model_probe
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
-from saccade.protocol.model_files import MAX_FILE_BYTES
+from saccade.protocol.model_files import MAX_FILES_BYTES
 from saccade.protocol.output import FinishReason, TokenDelta
 
 LOOPS = b"{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
@@ -130,10 +130,16 @@ def test_a_tokenizer_of_nothing_takes_no_more_than_its_share(sound: ModelFiles) 
         ModelProbe("tiny", changed(sound, tokenizer__json=tokenizer), limits).run()
 
 
-def test_a_file_too_large_is_not_read(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+def test_files_too_large_together_are_not_read(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((tiny_qwen3_vl / "config.json").read_bytes())
+    for name in ("tokenizer.json", "tiktoken.model"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(MAX_FILES_BYTES // 2)
+    with pytest.raises(StartupError, match=r"tiktoken\.model has 67108864 bytes; at most 134217728"):
+        read_model_files(tmp_path)
+    (tmp_path / "tiktoken.model").unlink()
     with (tmp_path / "tokenizer.json").open("wb") as file:
-        file.truncate(MAX_FILE_BYTES + 1)
+        file.truncate(MAX_FILES_BYTES + 1)
     with pytest.raises(StartupError, match=r"tokenizer\.json has 134217729 bytes; at most 134217728"):
         read_model_files(tmp_path)
 

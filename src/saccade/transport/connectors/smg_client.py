@@ -64,8 +64,15 @@ BUNDLE_SECONDS = 60.0
 MAX_INLINE_BYTES = wire.MAX_MESSAGE_BYTES - (8 << 20)
 """The most bytes of a message for a request's inline pixels; the rest is for its token ids."""
 
-# A server that expects no pings without calls ends the connection over them. Asking for loads is often enough.
-OPTIONS = [*wire.CLIENT_OPTIONS, ("grpc.keepalive_permit_without_calls", 0)]
+MAX_REPLY_BYTES = 8 << 20
+"""Of a message, except those of Generate. Files come in small parts, and a batch of events has those of one step."""
+
+OPTIONS = {  # of two values with one name gRPC takes the first
+    **dict(wire.CLIENT_OPTIONS),
+    "grpc.max_receive_message_length": MAX_REPLY_BYTES,
+    # A server that expects no pings without calls ends the connection over them. Asking for loads is often enough.
+    "grpc.keepalive_permit_without_calls": 0,
+}
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +243,7 @@ class SmgClient(Connector[SmgSession]):
             await stub.Abort(request, timeout=CALL_SECONDS)
 
     async def _run(self) -> None:
-        async with grpc.aio.insecure_channel(self._target, options=OPTIONS) as self._channel:
+        async with grpc.aio.insecure_channel(self._target, options=[*OPTIONS.items()]) as self._channel:
             await super()._run()
 
     async def _live(self) -> str:

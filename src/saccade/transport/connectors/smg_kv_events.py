@@ -26,6 +26,9 @@ SNAPSHOT_LACKS = "the snapshot of what it stored before has not arrived whole"
 MAX_EVENTS = 1000
 """Events in one message; a larger batch becomes several messages."""
 
+MAX_BATCH_EVENTS, MAX_BATCH_PAGES = 65_536, 1 << 20
+"""A page has a token at least, and a step stores no more tokens than the longest prompts have."""
+
 
 def taken(pages: Pages, event: common_pb2.KvCacheEvent) -> Iterator[KvEvent]:
     """Yield what *event* means for *pages*. Raises WorkerUnavailable if it cannot be followed."""
@@ -80,6 +83,7 @@ async def follow(stub: Any, pages: Pages) -> AsyncGenerator[KvEvents, None]:
             if batch.load.load_only:
                 continue
             _check(batch, last)
+            _check_size(batch)
             if last is None and batch.sequence_number:
                 pages.earlier = EARLIER
             last = batch.sequence_number
@@ -101,6 +105,16 @@ def _note_unknown(pages: Pages, chunk: common_pb2.KvSnapshotChunk) -> None:
         pages.earlier = EARLIER
     elif chunk.count:
         pages.earlier = SNAPSHOT_LACKS if chunk.index + 1 < chunk.count else ""
+
+
+def _check_size(batch: common_pb2.KvEventBatch) -> None:
+    """Raise WorkerUnavailable if *batch* has more events or pages than a step can make."""
+    if len(batch.events) > MAX_BATCH_EVENTS or sum(map(_num_pages, batch.events)) > MAX_BATCH_PAGES:
+        raise WorkerUnavailable("The worker's feed of cache events has a batch that is too long.")
+
+
+def _num_pages(event: common_pb2.KvCacheEvent) -> int:
+    return len(event.stored.blocks) + len(event.removed.block_hashes)
 
 
 def _check(batch: common_pb2.KvEventBatch, last: int | None) -> None:

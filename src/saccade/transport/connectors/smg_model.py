@@ -11,7 +11,7 @@ from saccade.errors import StartupError
 from saccade.identity.content import files_digest
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.engine_load import Load
-from saccade.protocol.model_files import CONFIG, GATEWAY_FILES, MAX_FILE_BYTES
+from saccade.protocol.model_files import CONFIG, GATEWAY_FILES, MAX_FILES_BYTES
 
 MAX_BUNDLE_BYTES = 64 << 20
 MAX_DIRECTORY_BYTES = 1 << 20
@@ -101,8 +101,12 @@ def unpack_bundle(bundle: bytes) -> ModelFiles:
     _check_directory(bundle)
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
-            members = [member for member in archive.infolist() if member.filename in GATEWAY_FILES]
-            files = {member.filename: _member(archive, member) for member in members}
+            files: dict[str, bytes] = {}
+            num_left = MAX_FILES_BYTES
+            for member in archive.infolist():
+                if member.filename in GATEWAY_FILES:
+                    files[member.filename] = _member(archive, member, num_left)
+                    num_left -= len(files[member.filename])
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
         raise StartupError("The worker's tokenizer files are not a valid zip.") from error
     if CONFIG not in files:
@@ -121,12 +125,12 @@ def _check_directory(bundle: bytes) -> None:
         raise StartupError("The worker's tokenizer files are too many.")
 
 
-def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """Return one unpacked file. The size in the directory is not trusted."""
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, most_bytes: int) -> bytes:
+    """Return one unpacked file of at most *most_bytes*. The size in the directory is not trusted."""
     if member.compress_type not in METHODS:
         raise zipfile.BadZipFile
     with archive.open(member) as stream:
-        content = stream.read(MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
-        raise StartupError(f"{member.filename} of the worker's tokenizer files is over {MAX_FILE_BYTES} bytes.")
+        content = stream.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise StartupError(f"The worker's tokenizer files unpack to over {MAX_FILES_BYTES} bytes.")
     return content
