@@ -4,6 +4,7 @@ import tracemalloc
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 
 from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.routing.prompt_keys import BYTES_PER_KEY, BYTES_PER_SEGMENT, SEGMENT_BLOCKS, PromptKeys
@@ -42,11 +43,14 @@ def test_seen_prompts_are_remembered_up_to_a_limit() -> None:
     assert keys.of(ROOT, prompt, (), 2)[0] is not first[0]
 
 
-def test_prompts_shorter_than_a_block_take_no_more_memory_than_the_limit() -> None:
-    keys = PromptKeys(1 << 17)
+@table("num_images", [0, 100])
+def test_short_prompts_and_many_images_take_no_more_memory_than_the_limit(num_images: int) -> None:
+    keys = PromptKeys(1 << 18)
     tracemalloc.start()
-    for number in range(2000):
-        keys.of(ROOT, [number], (), 16)
+    for number in range(1000):
+        runs = [MediaRun(300 + each, 1, number.to_bytes(32, "little"), 300) for each in range(num_images)]
+        keys.of(ROOT, [number] * (4 * num_images + 1), runs, 16)
     num_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert num_bytes < 1 << 18
+    assert 1 << 17 < keys.num_bytes <= 1 << 18
+    assert num_bytes < 2 * keys.num_bytes

@@ -93,7 +93,7 @@ class Application:
             self._apis.memory_part,
             self.pipeline.grammars.memory_part,
             self.pipeline.prompts.pieces.memory_part,
-            self.routing.memory_part,
+            *self.routing.memory_parts,
         )
         metrics.registry.register(self.memory)
         router = Router(self._apis.routes, redirect_slashes=False)

@@ -16,6 +16,9 @@ BYTES_PER_KEY = 72
 BYTES_PER_SEGMENT = 640
 """The memory of a segment besides its keys, of which a short prompt has none."""
 
+BYTES_PER_RUN = 280
+"""The memory of one image's place in a segment: a tuple, three numbers and the hash."""
+
 MAX_BYTES = 32 << 20
 """About 450,000 keys: 7 million tokens in blocks of 16."""
 
@@ -38,6 +41,11 @@ class PromptKeys:
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._segments: ByteLru[_PromptSegment, list[bytes]] = ByteLru(max_bytes)
 
+    @property
+    def num_bytes(self) -> int:
+        """The memory of the keys."""
+        return self._segments.num_bytes
+
     def of(self, root: bytes, token_ids: Sequence[int], runs: Sequence[MediaRun], block_size: int) -> list[bytes]:
         """Return the result of block_keys()."""
         packed = array(INT64, token_ids)
@@ -55,5 +63,6 @@ class PromptKeys:
         keys = self._segments.get(segment)
         if keys is None:
             keys = block_keys(parent, token_ids, runs, block_size)
-            self._segments.put(segment, keys, BYTES_PER_SEGMENT + len(keys) * BYTES_PER_KEY)
+            num_bytes = BYTES_PER_SEGMENT + len(keys) * BYTES_PER_KEY + len(runs) * BYTES_PER_RUN
+            self._segments.put(segment, keys, num_bytes)
         return keys

@@ -138,7 +138,7 @@ class Dispatcher:
         self._router = router or Router("auto", BlockIndex(RoutingSettings.routing_index_bytes), Random())
         self._lookup = lookup or LocalLookup(self._router.index)
         self._metrics = metrics or DecisionMetrics(CollectorRegistry(), lambda worker: worker.exactness)
-        self._keys = PromptKeys()
+        self.prompt_keys = PromptKeys()
         # Workers other than Saccade's do not report which user they run as.
         self._namespaces = (shared_memory.readers(), shared_memory.namespace())
         worker_pool.on_change(self.advance)
@@ -378,7 +378,7 @@ class Dispatcher:
         # The last token is always computed, so its block is never reused.
         token_ids = prompt.token_ids[: num_tokens - 1]
         keys = {
-            partition: self._keys.of(
+            partition: self.prompt_keys.of(
                 root_key(partition.fingerprint, prompt.salt), token_ids, prompt.runs, partition.block_size
             )
             for partition in {option.partition for option in options}

@@ -17,6 +17,7 @@ from saccade.gateway.workers.report import booked
 from saccade.gateway.workers.shared_index import CacheView, SharedIndex, exactness
 from saccade.protocol.gateway_calls import Booked
 from saccade.routing.index import BlockIndex
+from saccade.routing.prompt_keys import MAX_BYTES
 from saccade.routing.router import Router
 
 
@@ -24,14 +25,13 @@ class Routing:
     """*dispatcher* sends requests to the workers of *worker_pool*; *discovery* adds and removes workers.
 
     *cache_view* knows what the workers' caches hold; with several gateway processes it asks their indexer. Metrics go
-    to *registry*, those of the engines to *of_engines*. *memory_part* has what is known of caches in this process.
+    to *registry*, those of the engines to *of_engines*. *memory_parts* are what is known of caches in this process, and the keys of prompts.
     """
 
     def __init__(
         self, config: GatewayConfig, worker_pool: WorkerPool, registry: CollectorRegistry, of_engines: CollectorRegistry
     ) -> None:
         index = BlockIndex(config.routing_index_bytes)
-        self.memory_part = MemoryPart("routing_index", config.routing_index_bytes, lambda: index.num_bytes)
         self._router = router = Router(
             config.routing_policy, index, Random(), config.routing_temperature, assumes=config.routing_assumptions
         )
@@ -39,6 +39,11 @@ class Routing:
         self.cache_view: CacheView = self._index or CacheListener(worker_pool, router)
         decisions = DecisionMetrics(registry, partial(exactness, cache_view=self.cache_view))
         self.dispatcher = Dispatcher(worker_pool, router, decisions, config.dispatch_limits, self._index)
+        keys = self.dispatcher.prompt_keys
+        self.memory_parts = (
+            MemoryPart("routing_index", config.routing_index_bytes, lambda: index.num_bytes),
+            MemoryPart("prompt_keys", MAX_BYTES, lambda: keys.num_bytes),
+        )
         self.discovery = Discovery(worker_pool, self.dispatcher.num_requests_at, config.worker_sources.drain_seconds)
         registry.register(RoutingCollector(worker_pool, self.cache_view))
         registry.register(DispatchCollector(self.dispatcher))
