@@ -73,6 +73,10 @@ agrees with that code ([kimi_k3](#kimi_k3)).
 `presence_penalty`, `frequency_penalty`, and `max_new_tokens` as `max_tokens`. `do_sample: false` means temperature 0. A request overrides each of
 them, `--override-generation-config` replaces them, and `--hf-overrides` does so for `config.json`.
 
+An answer ends at each token that a file names for this. These are `eos_token_id` of `generation_config.json`, `config.json` and its
+text section, and `eos_token` of `tokenizer_config.json`. If that key is absent, the default of the tokenizer's class counts, such as
+`<|endoftext|>` of `Qwen2Tokenizer`; with null there is none. Workers of vLLM and SGLang get all these ids as stop ids.
+
 `saccade inspect MODEL IMAGE...` shows a model's input: sizes, grids, token ids, hashes.
 
 ## The bundled model

@@ -7,18 +7,18 @@ from saccade import models
 from saccade.errors import InvalidValue, StartupError
 from saccade.grammars.compiler import Vocabulary
 from saccade.models import files
-from saccade.models.generation_defaults import generation_defaults
+from saccade.models.end_tokens import end_token_ids
 from saccade.protocol.description import ModelFiles
-from saccade.protocol.model_files import CONFIG, GENERATION_CONFIG, TIKTOKEN, TOKENIZER, TOKENIZER_CONFIG
+from saccade.protocol.model_files import CONFIG, TIKTOKEN, TOKENIZER, TOKENIZER_CONFIG
 from saccade.tokenization.loading import TokenizerNeeds, load_tokenizer
 from saccade.tokenization.tokenizer import Tokenizer
 
 
 def has_vocabulary(model_files: ModelFiles) -> bool:
     """Return whether *model_files* has a tokenizer, and says which tokens end an answer."""
-    config = files.parse_json(model_files, CONFIG)
-    defaults = generation_defaults(files.parse_json(model_files, GENERATION_CONFIG), config)
-    return bool(defaults.eos_token_ids) and (TOKENIZER in model_files.files or TIKTOKEN in model_files.files)
+    family = models.families()[models.family_of(files.parse_json(model_files, CONFIG))]
+    has_tokenizer = TOKENIZER in model_files.files or TIKTOKEN in model_files.files
+    return has_tokenizer and bool(end_token_ids(model_files, family))
 
 
 def read_vocabulary(model_files: ModelFiles, vocab_size: int) -> Vocabulary:
@@ -27,7 +27,6 @@ def read_vocabulary(model_files: ModelFiles, vocab_size: int) -> Vocabulary:
     family = models.families()[models.family_of(config)]
     needs = TokenizerNeeds(family.placeholder, family.placeholder_token_id(config), family.tiktoken_pattern)
     tokenizer = load_tokenizer(model_files.files, files.parse_json(model_files, TOKENIZER_CONFIG), needs)
-    defaults = generation_defaults(files.parse_json(model_files, GENERATION_CONFIG), config)
     # Tags such as <think> and <tool_call> appear in answers, but are not text.
     tags = frozenset(tokenizer.special_tokens.values())
     special = [number for number in range(vocab_size) if number in tags or tokenizer.is_special(number)]
@@ -36,7 +35,7 @@ def read_vocabulary(model_files: ModelFiles, vocab_size: int) -> Vocabulary:
     tokens += [b""] * (vocab_size - len(tokens))
     for token_id in special:
         tokens[token_id] = b"<special %d>" % token_id
-    ends = [token_id for token_id in defaults.eos_token_ids if token_id < vocab_size]
+    ends = [token_id for token_id in end_token_ids(model_files, family) if token_id < vocab_size]
     if not ends:
         raise StartupError("No token of the model ends an answer, so no answer can follow a grammar.")
     return Vocabulary(tokens, special, ends, partial(_encode, tokenizer))

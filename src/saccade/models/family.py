@@ -39,7 +39,8 @@ class Family:
     placeholder and a line break.
     *video_placeholder* is the token that is repeated for a video; None if videos are not served. With *split_at_images*
     every stretch of text between images is tokenised separately, each with a BOS.
-    *tiktoken_pattern* splits text before a tiktoken.model encodes it. *template_switches* are the
+    *tiktoken_pattern* splits text before a tiktoken.model encodes it. *text_end* is the `eos_token` of the releases'
+    class of tokenizers, for files that name none. *template_switches* are the
     `chat_template_kwargs` of the releases' templates. *tool_format* names the form of the releases' tool calls, one of
     models.tool_formats; None if they were not trained for any. *reasoning* has the tokens around an answer's reasoning,
     and what the models write before it and nobody needs to see. *external_grid* is the name of an image's grid on
@@ -62,6 +63,7 @@ class Family:
     video_placeholder: str | None = None
     split_at_images: bool = False
     tiktoken_pattern: str | None = None
+    text_end: str | None = None
     template_switches: tuple[str, ...] = ()
     tool_format: str | None = None
     reasoning: ReasoningTags = THINK

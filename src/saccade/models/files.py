@@ -17,6 +17,7 @@ from saccade.protocol.model_files import (
     MAX_FILES_BYTES,
     PREPROCESSOR_CONFIG,
     PROCESSOR_CONFIG,
+    TIKTOKEN,
     TOKENIZER,
     TOKENIZER_CONFIG,
     VIDEO_PREPROCESSOR_CONFIG,
@@ -169,6 +170,26 @@ def engine_config(
     if token_id is None:
         token_id = _added_token_id(files, family.placeholder)
     return {**config, PLACEHOLDER_TOKEN_ID: token_id, MAX_MODEL_LEN: max_model_len, DRAFTS: drafts}
+
+
+def token_id(files: ModelFiles, family: Family, token: str) -> int | None:
+    """Return the id of *token*, added or not, in the tokenizer's files, None if these have none. Raises StartupError.
+
+    If *family* uses a tiktoken.model, the tokenizer.json of its release is a conversion, and does not count.
+    """
+    if TIKTOKEN in files.files and family.tiktoken_pattern is not None:
+        files = ModelFiles(files={name: content for name, content in files.files.items() if name != TOKENIZER})
+    if (added := _added_token_id(files, token)) is not None:
+        return added
+    model = parse_json(files, TOKENIZER).get("model")
+    match model.get("vocab") if isinstance(model, dict) else None:
+        case dict(vocabulary) if type(vocabulary.get(token)) is int:
+            return int(vocabulary[token])
+        case list(pieces):
+            return next(
+                (place for place, piece in enumerate(pieces) if isinstance(piece, list) and piece[:1] == [token]), None
+            )
+    return None
 
 
 def _added_token_id(files: ModelFiles, token: str) -> int | None:

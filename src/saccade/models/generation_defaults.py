@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from saccade.errors import StartupError
+from saccade.models import files
+from saccade.models.end_tokens import end_token_ids
+from saccade.models.family import Family
+from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import GENERATION_CONFIG
 
 BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
@@ -42,23 +46,17 @@ class GenerationDefaults:
         return room if self.max_new_tokens is None else min(room, self.max_new_tokens)
 
 
-def generation_defaults(generation: Mapping[str, Any], config: Mapping[str, Any]) -> GenerationDefaults:
-    """Return the defaults in generation_config.json; end-of-sequence ids else from config.json. Raises StartupError.
+def generation_defaults(model_files: ModelFiles, family: Family) -> GenerationDefaults:
+    """Return the defaults in generation_config.json, and the ids that end an answer. Raises StartupError.
 
     With `do_sample: false` the temperature is 0.
     """
-    text_config = config.get("text_config") or {}
-    eos: int | list[int] = next(
-        (c["eos_token_id"] for c in (generation, config, text_config) if c.get("eos_token_id") is not None), []
-    )
-    eos_token_ids = tuple(eos) if isinstance(eos, list) else (eos,)
-    if not all(type(token_id) is int and token_id >= 0 for token_id in eos_token_ids):
-        raise StartupError(f"{GENERATION_CONFIG}: eos_token_id must be a whole number or a list of them, not {eos!r}.")
+    generation = files.parse_json(model_files, GENERATION_CONFIG)
     values = {key: _parameter(key, generation[key]) for key in BOUNDS if generation.get(key) is not None}
     if not generation.get("do_sample", True):
         values["temperature"] = 0.0
     values["top_k"] = max(values.get("top_k", 0), 0)
-    return GenerationDefaults(**values, eos_token_ids=eos_token_ids)
+    return GenerationDefaults(**values, eos_token_ids=end_token_ids(model_files, family))
 
 
 def _parameter(key: str, value: Any) -> Any:

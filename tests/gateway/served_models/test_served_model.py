@@ -12,9 +12,11 @@ import pytest
 import scripted
 from tables import table
 
+from saccade import models
 from saccade.errors import StartupError
-from saccade.gateway.served_models.served_model import ServedModel, generation_defaults
+from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.files import read_model_files
+from saccade.models.generation_defaults import GenerationDefaults, generation_defaults
 from saccade.protocol.description import Description, ModelFiles
 
 
@@ -91,10 +93,15 @@ def test_processor_files_are_part_of_an_images_identity(description: Description
     assert other.fingerprint(served.layout.settings) != processor
 
 
+def defaults_of(generation: dict[str, Any], config: dict[str, Any]) -> GenerationDefaults:
+    files = {"config.json": json.dumps(config).encode(), "generation_config.json": json.dumps(generation).encode()}
+    return generation_defaults(ModelFiles(files=files), models.families()["llava"])
+
+
 @pytest.mark.parametrize(
     ("generation", "config", "expected"),
     [
-        ({"eos_token_id": 5}, {"eos_token_id": 6}, (1.0, 1.0, 0, (5,))),
+        ({"eos_token_id": 5}, {"eos_token_id": 6}, (1.0, 1.0, 0, (5, 6))),
         ({"eos_token_id": [5, 7], "do_sample": False, "temperature": 0.7}, {}, (0.0, 1.0, 0, (5, 7))),
         ({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20}, {"eos_token_id": 0}, (0.7, 0.8, 20, (0,))),
         ({}, {"text_config": {"eos_token_id": 3}}, (1.0, 1.0, 0, (3,))),
@@ -102,17 +109,17 @@ def test_processor_files_are_part_of_an_images_identity(description: Description
     ],
 )
 def test_generation_defaults(generation: dict[str, Any], config: dict[str, Any], expected: tuple[Any, ...]) -> None:
-    defaults = generation_defaults(generation, config)
+    defaults = defaults_of(generation, config)
     assert (defaults.temperature, defaults.top_p, defaults.top_k, defaults.eos_token_ids) == expected
 
 
 def test_all_of_vllms_defaults_are_read() -> None:
     generation = {"min_p": 0.1, "presence_penalty": 1.5, "frequency_penalty": -1, "repetition_penalty": 1.05,
                   "max_new_tokens": 100, "top_k": -1}  # fmt: skip
-    defaults = generation_defaults(generation, {})
+    defaults = defaults_of(generation, {})
     assert {key: getattr(defaults, key) for key in generation} == {**generation, "top_k": 0}
     assert [defaults.max_tokens(room) for room in (99, 101)] == [99, 100]
-    assert generation_defaults(dict.fromkeys(generation), {}) == generation_defaults({}, {})
+    assert defaults_of(dict.fromkeys(generation), {}) == defaults_of({}, {})
 
 
 @table(
@@ -122,7 +129,7 @@ def test_all_of_vllms_defaults_are_read() -> None:
 )  # fmt: skip
 def test_wrong_default_names_its_key(key: str, value: object) -> None:
     with pytest.raises(StartupError, match=rf"generation_config\.json: {key}"):
-        generation_defaults({key: value}, {})
+        defaults_of({key: value}, {})
 
 
 async def _until_built() -> None:

@@ -8,6 +8,7 @@ FAMILY = Family(
     placeholder="<IMG_CONTEXT>",
     # Frames of videos are filled by the placeholder of images.
     video_placeholder="<IMG_CONTEXT>",
+    text_end="<|endoftext|>",
     plain_positions=True,
     limits=("Text networks other than Qwen2 and Qwen3, such as GPT-OSS, are refused by the engine.",),
 )

@@ -10,6 +10,7 @@ FAMILY = Family(
     video_placeholder="<|media_pad|>",
     placeholder_keys=("media_placeholder_token_id", "image_token_id"),
     tiktoken_pattern=PATTERN,
+    text_end="[EOS]",
     template_switches=("thinking",),
     tool_format="kimi_k2",
     external_grid="grid_thws",

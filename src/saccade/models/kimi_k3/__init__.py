@@ -10,6 +10,7 @@ FAMILY = Family(
     placeholder="<|media_pad|>",
     placeholder_keys=("media_placeholder_token_id",),
     tiktoken_pattern=PATTERN,
+    text_end="[EOS]",
     template_switches=("thinking", "thinking_effort", "tool_choice"),
     tool_format="kimi_k3",
     external_grid="grid_thws",

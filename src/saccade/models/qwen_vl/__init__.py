@@ -11,6 +11,7 @@ QWEN2 = Family(
     model_types=("qwen2_vl",),
     placeholder="<|image_pad|>",
     video_placeholder="<|video_pad|>",
+    text_end="<|endoftext|>",
     template_switches=("add_vision_id",),
     tool_format="hermes",
     external_grid="image_grid_thw",

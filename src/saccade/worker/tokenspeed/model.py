@@ -14,7 +14,7 @@ from saccade.models import files
 from saccade.models.generation_defaults import GenerationDefaults, generation_defaults
 from saccade.models.spec import ModelSpec
 from saccade.protocol.description import Description
-from saccade.protocol.model_files import CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG
+from saccade.protocol.model_files import CONFIG, TOKENIZER_CONFIG
 from saccade.tokenization.loading import TokenizerNeeds, load_tokenizer
 from saccade.tokenization.tokenizer import Tokenizer
 from saccade.worker.tokenspeed.images import ImageReader
@@ -47,7 +47,7 @@ class WireModel:
             description=description,
             config=config,
             spec=spec,
-            defaults=generation_defaults(files.parse_json(description.files, GENERATION_CONFIG), config),
+            defaults=generation_defaults(description.files, family),
             images=images,
             _needs=TokenizerNeeds(family.placeholder, declared, family.tiktoken_pattern),
         )
