@@ -224,7 +224,6 @@ def without_drafts(folder: Path) -> Path:
          Target("language_model.layers.3.mlp.experts.down_proj", None, 0)),
         ("language_model.model.layers.3.mlp.shared_experts.gate_proj.weight",
          Target("language_model.layers.3.mlp.shared_experts.gate_up_proj.weight", 0)),
-        ("language_model.model.layers.0.self_attn.rotary_emb.inv_freq", None),
         ("vision_tower.encoder.blocks.2.wqkv.bias", Target("visual.blocks.2.attn.qkv.bias")),
     ],
 )  # fmt: skip

@@ -25,7 +25,8 @@ class Routing:
     """*dispatcher* sends requests to the workers of *worker_pool*; *discovery* adds and removes workers.
 
     *cache_view* knows what the workers' caches hold; with several gateway processes it asks their indexer. Metrics go
-    to *registry*, those of the engines to *of_engines*. *memory_parts* are what is known of caches in this process, and the keys of prompts.
+    to *registry*, those of the engines to *of_engines*. *memory_parts* are what is known of caches in this process, and
+    the keys of prompts.
     """
 
     def __init__(
