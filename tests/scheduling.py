@@ -64,12 +64,13 @@ def of(
     num_samples: int = 1,
     num_at_once: int | msgspec.UnsetType = msgspec.UNSET,
     priority: int | msgspec.UnsetType = msgspec.UNSET,
+    stop_token_ids: tuple[int, ...] = (),
 ) -> Sequence:
     """Sample 0 of a request for these tokens and images."""
     request = EngineRequest(
         request_id=uuid4().hex,
         token_ids=list(token_ids),
-        sampling=SamplingParams(max_tokens=max_tokens),
+        sampling=SamplingParams(max_tokens=max_tokens, stop_token_ids=stop_token_ids),
         media=media,
         num_samples=num_samples,
         num_at_once=num_at_once,

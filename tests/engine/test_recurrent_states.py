@@ -96,6 +96,18 @@ def test_an_image_s_prompt_resumes(folder: Path, oracle: Oracle) -> None:
     assert outcome.answers["again"].num_cached_tokens == 64
 
 
+def test_questions_about_one_image_compute_at_most_themselves_and_a_block(folder: Path, oracle: Oracle) -> None:
+    """Five questions, with no other state between: --state-snapshot-blocks has its default."""
+    subject = engine(folder, state_snapshot_blocks=64, max_num_batched_tokens=30)
+    for number in range(5):
+        whole = engines.request(folder, [9, ((192, 160), 1), 20 + number], str(number))
+        end = whole.media[0].spans[0].start + whole.media[0].spans[0].length
+        question = [100 * number + place for place in range(len(whole.token_ids) - end)]
+        asked = msgspec.structs.replace(whole, token_ids=[*whole.token_ids[:end], *question])
+        answer = check(oracle, subject, asked).answers[str(number)]
+        assert answer.num_cached_tokens == (end // 16 * 16 if number else 0)
+
+
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
 def test_preemption_changes_no_answer(folder: Path, oracle: Oracle, enable_prefix_caching: bool) -> None:
     subject = engine(folder, num_blocks=9, max_num_batched_tokens=32, enable_prefix_caching=enable_prefix_caching)

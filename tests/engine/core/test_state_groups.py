@@ -16,6 +16,7 @@ from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence, row_of
 from saccade.engine.core.step import StateSave
+from saccade.protocol.media import MediaItem
 from saccade.protocol.output import FinishReason
 
 State = tuple[int, ...]
@@ -60,9 +61,11 @@ class Player:
             assert 0 < save.num_tokens <= num_tokens
             self.checkpoints[save.checkpoint] = self.live[row][: first + save.num_tokens]
 
-    def num_cached(self, tokens: Ordered[int], max_tokens: int = 1) -> int:
+    def num_cached(
+        self, tokens: Ordered[int], max_tokens: int = 1, media: tuple[MediaItem, ...] = (), **sampling: Any
+    ) -> int:
         """Answer *tokens* and return how many of them were not computed."""
-        owner = scheduling.of(tokens, (), arrival=1, max_tokens=max_tokens)
+        owner = scheduling.of(tokens, media, arrival=1, max_tokens=max_tokens, **sampling)
         self.subject.add(owner)
         while self.subject.has_work:
             self.step()
@@ -82,6 +85,50 @@ def test_reuse_is_the_least_of_all_groups_and_at_a_boundary(interval: int, expec
 def test_the_end_of_a_prompt_is_a_boundary() -> None:
     player = Player(interval=100, tokens=100)
     assert [player.num_cached(range(5 * BLOCK + 2)) for _ in range(2)] == [0, 5 * BLOCK]
+
+
+@pytest.mark.parametrize("start", [BLOCK + 1, 3 * BLOCK])
+def test_questions_about_one_image_resume_at_its_end(start: int) -> None:
+    player, end = Player(interval=100, tokens=100), start + 2 * BLOCK + 1
+    shown = scheduling.image(start, end - start, b"a")
+    other = scheduling.image(start, end - start, b"b")
+    prompts = [[*[1] * end, *[question] * 2 * BLOCK] for question in (2, 3, 4)]
+    assert player.num_cached(prompts[0], media=(shown,)) == 0
+    resumed = [player.num_cached(prompt, media=(shown,)) for prompt in prompts[1:]]
+    assert resumed == [end // BLOCK * BLOCK] * 2
+    assert player.num_cached(prompts[1], media=(other,)) == 0
+
+
+def test_a_state_is_kept_after_the_last_of_several_images() -> None:
+    player = Player(interval=100, tokens=100)
+    shown = tuple(scheduling.image(start, BLOCK, bytes([start])) for start in (BLOCK, 3 * BLOCK, 5 * BLOCK))
+    prompts = [[*[1] * 7 * BLOCK, *[question] * 3 * BLOCK] for question in (2, 3)]
+    assert [player.num_cached(prompt, media=shown) for prompt in prompts] == [0, 6 * BLOCK]
+    assert player.num_saved == 3  # after the images, and at the end of each prompt
+
+
+END = 77
+
+
+def test_conversations_with_one_system_turn_resume_after_it() -> None:
+    player, told = Player(interval=100, tokens=100), [*[1] * (3 * BLOCK), END]
+    prompts = [[*told, *[asked] * 3 * BLOCK, END, 5] for asked in (2, 3)]
+    assert [player.num_cached(prompt, stop_token_ids=(99, END)) for prompt in prompts] == [0, 3 * BLOCK]
+
+
+def test_a_single_turn_has_no_state_of_its_own() -> None:
+    """Its end is that of the prompt but for some tokens, where a state is kept anyway."""
+    player = Player(interval=100, tokens=100)
+    player.num_cached([*[1] * (4 * BLOCK), END, *[5] * BLOCK], stop_token_ids=(END,))
+    assert player.num_saved == 1
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(1, 0), (2, 2 * BLOCK), (5, 5 * BLOCK)])
+def test_a_third_prompt_resumes_where_the_second_left_the_first(shared: int, expected: int) -> None:
+    """A state for a single block is not worth its place."""
+    player = Player(interval=100, tokens=100)
+    prompts = [[*[1] * (shared * BLOCK), *[asked] * (3 * BLOCK)] for asked in (2, 3, 4)]
+    assert [player.num_cached(prompt) for prompt in prompts] == [0, 0, expected]
 
 
 def test_an_answer_is_kept_at_its_boundaries() -> None:

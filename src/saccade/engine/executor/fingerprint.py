@@ -9,13 +9,14 @@ from saccade import models
 from saccade.config import MIB
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.weight_index import HF_QUANT_CONFIG, weight_files
+from saccade.engine.executor.weight_index import WEIGHTS as WEIGHTS_FILE
 from saccade.identity.content import files_digest
 from saccade.models.bundled_model import BUNDLED_WEIGHTS
 from saccade.models.files import engine_config, parse_json
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import CONFIG
 
-WEIGHTS = b"saccade.weights.1"
+DIGEST_OF_WEIGHTS = b"saccade.weights.1"
 """The start of a digest of weights."""
 
 
@@ -34,14 +35,14 @@ def weights_digest(config: EngineConfig, files: ModelFiles) -> bytes:
 
     Workers whose files differ without an effect on answers have different fingerprints, but the same digest.
     """
-    return fingerprint(WEIGHTS, _weights(config), tuple(_features(config, files)))
+    return fingerprint(DIGEST_OF_WEIGHTS, _weights(config), tuple(_features(config, files)))
 
 
 def has_bundled_weights(config: EngineConfig) -> bool:
     """Return whether the weights are those of the model that ships with Saccade, whatever folder and name they have."""
-    weights = _weights(config)
-    # A released model's many files are not read once more.
-    return len(weights) == 1 and fingerprint(WEIGHTS, weights) == BUNDLED_WEIGHTS
+    file = Path(config.model_dir) / WEIGHTS_FILE
+    is_read = config.load_format != "dummy" and file.is_file()
+    return is_read and fingerprint(DIGEST_OF_WEIGHTS, [file]) == BUNDLED_WEIGHTS
 
 
 def _weights(config: EngineConfig) -> list[Path]:

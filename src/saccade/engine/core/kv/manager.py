@@ -58,8 +58,8 @@ class BlockManager:
                 return False
             window.admit_prefix(sequence, keys)
         self.paged_blocks.admit(sequence, keys, sequence.num_tokens)
-        if self.checkpoints is not None and keys:
-            self.checkpoints.admit(sequence, keys[-1])
+        if self.checkpoints is not None:
+            self.checkpoints.admit(sequence, keys, num_cached)
         if sequence.num_cached_tokens is None:
             self._count_stateless(len(keys), num_cached)
         sequence.num_computed_tokens = sequence.num_launched_tokens = len(keys) * self.block_size

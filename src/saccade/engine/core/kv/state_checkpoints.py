@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Ordered
 
+from saccade.engine.core.kv.resume_points import resume_points
 from saccade.engine.core.sequence import Sequence, row_of
 from saccade.engine.core.step import StateMove, StateSave
 from saccade.protocol.kv_events import KvEvent, StateRemoved, StateStored
@@ -20,8 +21,8 @@ Saves = Mapping[Sequence, tuple[StateSave, ...]]
 class StateCheckpoints:
     """Checkpoints 0 to num_checkpoints - 1, by block key.
 
-    A state is kept at boundaries: every *interval_blocks* blocks, and at the last block boundary before the prompt's
-    final token. A chunk may have several. A checkpoint for an admitted sequence stays until a step has restored it. One
+    A state is kept at boundaries: every *interval_blocks* blocks, and at the prompt's resume points. A chunk may have
+    several. A checkpoint for an admitted sequence stays until a step has restored it. One
     that a step saves can be reused when the step is committed. *on_event* is called for every checkpoint that becomes
     reusable or is dropped.
     """
@@ -33,6 +34,7 @@ class StateCheckpoints:
         self._interval = interval_blocks * block_size
         self._free = list(range(num_checkpoints - 1, -1, -1))
         self._checkpoint_of: OrderedDict[bytes, int] = OrderedDict()
+        self._points: dict[Sequence, frozenset[int]] = {}
         self._resume_keys: dict[Sequence, bytes] = {}
         self._saving: dict[bytes, tuple[Sequence, int]] = {}
 
@@ -49,10 +51,15 @@ class StateCheckpoints:
         """Return the number of blocks before the last checkpoint that is due in every prompt of *num_blocks*."""
         return num_blocks - num_blocks % (self._interval // self._block_size)
 
-    def admit(self, sequence: Sequence, key: bytes) -> None:
-        """Keep the checkpoint of *key* until the sequence's first step."""
-        self._resume_keys[sequence] = key
-        self._checkpoint_of.move_to_end(key)
+    def admit(self, sequence: Sequence, keys: Ordered[bytes], num_cached: int) -> None:
+        """Choose the resume points of *sequence*, and keep the checkpoint after *keys* until its first step.
+
+        *num_cached* blocks are cached, with or without a state after them.
+        """
+        self._points[sequence] = resume_points(sequence, self._block_size, len(keys), num_cached)
+        if keys:
+            self._resume_keys[sequence] = keys[-1]
+            self._checkpoint_of.move_to_end(keys[-1])
 
     def awaits_tokens(self, sequence: Sequence, num_tokens: int) -> bool:
         """Whether the next *num_tokens* have a boundary after a token that is not known: the state's key needs it."""
@@ -92,7 +99,8 @@ class StateCheckpoints:
                 self.on_event(StateStored(key))
 
     def release(self, sequence: Sequence) -> None:
-        """Drop the checkpoints of *sequence* that are not restored or committed yet."""
+        """Drop the checkpoints of *sequence* that are not restored or committed yet, and its resume points."""
+        self._points.pop(sequence, None)
         self._resume_keys.pop(sequence, None)
         for key in [key for key, (owner, _) in self._saving.items() if owner is sequence]:
             self._free.append(self._saving.pop(key)[1])
@@ -117,8 +125,9 @@ class StateCheckpoints:
         if not self.num_checkpoints:
             return set()
         start = sequence.num_launched_tokens
-        last = (sequence.num_prompt_tokens - 1) // self._block_size * self._block_size
-        stops = {*range(start - start % self._interval, start + num_tokens + 1, self._interval), last}
+        stops = {*range(start - start % self._interval, start + num_tokens + 1, self._interval)}
+        if start < sequence.num_prompt_tokens:
+            stops |= self._points.get(sequence, frozenset())
         return {stop for stop in stops if start < stop <= start + num_tokens}
 
     def _checkpoint_to_save(self, sequence: Sequence, stop: int, restored: Set[int]) -> int | None:

@@ -1,0 +1,39 @@
+"""The places in a prompt after which the recurrent state is worth keeping, since others may go on from there. No torch.
+
+Other prompts have other questions about the same images, or begin with the same system turn; the prompt itself grows to
+that of the next turn. If two prompts share blocks and then differ, more such prompts may follow.
+"""
+
+from saccade.engine.core.sequence import Sequence
+
+LEAST_GAIN_BLOCKS = 2
+"""A state is not kept for fewer blocks: they are computed again at less cost than that of the state's place."""
+
+
+def resume_points(sequence: Sequence, block_size: int, num_resumed: int, num_cached: int) -> frozenset[int]:
+    """Return the places in the prompt of *sequence*, in tokens at block boundaries, after which to keep the state.
+
+    The sequence resumes after *num_resumed* blocks, of *num_cached* whose keys and values are cached.
+    """
+    last = (sequence.num_prompt_tokens - 1) // block_size
+    points = {last, min(_end_of_images(sequence) // block_size, last)}
+    first_turn = _end_of_first_turn(sequence) // block_size
+    if last - first_turn >= LEAST_GAIN_BLOCKS:
+        points.add(first_turn)
+    if num_cached - num_resumed >= LEAST_GAIN_BLOCKS:
+        points.add(num_cached)
+    return frozenset(point * block_size for point in points if point > num_resumed)
+
+
+def _end_of_images(sequence: Sequence) -> int:
+    """Return the number of tokens up to the end of the last image or video, 0 without any."""
+    return sequence.runs[-1].start + sequence.runs[-1].length if sequence.runs else 0
+
+
+def _end_of_first_turn(sequence: Sequence) -> int:
+    """Return the number of tokens up to the first one that would end an answer, 0 if there is none.
+
+    It ends the first turn, which is mostly the system's.
+    """
+    prompt, ends = sequence.token_ids[: sequence.num_prompt_tokens], set(sequence.sampling.stop_token_ids)
+    return min((prompt.index(token_id) + 1 for token_id in ends.intersection(prompt)), default=0)
