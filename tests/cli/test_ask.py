@@ -83,11 +83,15 @@ def test_error_of_the_server_is_its_sentence(
     ("words", "sentence"),
     [
         ([], "The question is missing"),
-        ([str(IMAGE)], "The question is missing"),
+        ([str(IMAGE)], "The question is missing; it comes last: `saccade ask IMAGE"),
         (["nope.png"], "The question is missing"),
         (["nope.png", "What?"], "There is no image nope.png. If it is a word of the question, put the whole question"),
         ([str(IMAGE.parent), "What?"], "Cannot read "),
         (["What?", "--ulr", "x"], "There is no flag --ulr"),
+        (
+            ["--image", str(IMAGE), "What?"],
+            "There is no flag --image of `saccade ask`. Images have none: `saccade ask I",
+        ),
         (["What?", "--url", "localhost:8000"], "--url localhost:8000 must be the address of an API"),
         (["What?", "--url", "http://127.0.0.1:9"], "No server answers at http://127.0.0.1:9/v1."),
         (["What?", "--url", "http://127.0.0.1:9", "--model", "m"], "No server answers at http://127.0.0.1:9/v1."),

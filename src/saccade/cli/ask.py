@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import openai
 
 STDIN = "-"
+FORM = '`saccade ask IMAGE... "What is this?"`'
 
 
 def ask(
@@ -85,9 +86,9 @@ def _split(words: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
     """Return the images and the question. Raises StartupError."""
     for word in words:
         if word.startswith("-") and word != STDIN:
-            raise StartupError(f"There is no flag {word} of `saccade ask`.")
+            raise StartupError(f"There is no flag {word} of `saccade ask`. Images have none: {FORM}.")
     if not words or words[-1] == STDIN or Path(words[-1]).is_file() or _names_a_file(words[-1]):
-        raise StartupError('The question is missing: `saccade ask IMAGE... "What is this?"`.')
+        raise StartupError(f"The question is missing; it comes last: {FORM}.")
     return words[:-1], words[-1]
 
 
