@@ -63,6 +63,9 @@ A folder in hub layout holds `config.json`, `generation_config.json` and `prepro
 `processor_config.json` instead, as transformers 5 writes it. A folder with neither lacks the settings of its image processor and is refused.
 Pickled weights (`*.bin`, `*.pt`) and code are never read.
 
+A key that a section of `config.json` or an image processor leaves out has the default of its class in transformers 5.23. Sizes of patches and
+views are the tower's. `norm_topk_prob: false` is refused for Qwen3-VL's and Qwen3.5's experts, because transformers ignores it and vLLM does not.
+
 The chat template is the checkpoint's own, used unchanged; Kimi-K3's releases have none, and its family brings one. Start-up refuses a template that does not write exactly one placeholder for one
 image. The tests use synthetic checkpoints, and no release's own file is in the repository. Their templates are reconstructed from descriptions
 of the releases' templates, and the tests train their vocabularies. The reference for pixels and token ids is transformers. For Kimi-K2.5, Kimi-K3 and

@@ -73,7 +73,7 @@ def test_an_image_of_another_size_is_an_error() -> None:
         (CONFIG, {**PREPROCESSOR, "min_patches": 0}, "min_patches"),
         (CONFIG, {**PREPROCESSOR, "min_patches": 7, "max_patches": 6}, "max_patches"),
         (CONFIG, {**PREPROCESSOR, "do_resize": False}, "do_resize"),
-        (CONFIG, {"size": 56}, "image_mean"),
+        (CHAT, {"size": 56}, "image_mean"),
         ({**CONFIG, "downsample_ratio": 0.3}, PREPROCESSOR, "downsample_ratio"),
         ({**CONFIG, "vision_feature_layer": -2}, PREPROCESSOR, "vision_feature_layer"),
         ({"vision_config": {**VISION, "norm_type": "batch_norm"}}, PREPROCESSOR, "norm_type"),

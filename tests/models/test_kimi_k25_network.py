@@ -344,7 +344,7 @@ def test_the_keys_of_transformers_serve_where_the_releases_are_missing(folder: P
         ("text_config.num_experts_per_tok", 9, "num_experts_per_tok"),
         ("text_config.rope_scaling.type", "dynamic", "rope type 'dynamic'"),
         ("text_config.rope_interleave", False, "rope_interleave"),
-        ("text_config", None, "text_config"),
+        ("text_config", [], "text_config"),
         ("vision_config.vt_hidden_size", "48", "vt_hidden_size"),
         ("vision_config.vt_num_attention_heads", 5, "4 \\* its heads"),
         ("vision_config.merge_kernel_size", [2, 3], "merge_kernel_size"),

@@ -187,7 +187,7 @@ def test_rope_may_be_spelt_the_newer_way(tiny_qwen3_vl: Path) -> None:
         ("text_config.hidden_size", "128", "hidden_size"),
         ("text_config.hidden_act", "relu", "hidden_act"),
         ("text_config.num_key_value_heads", 3, "num_key_value_heads"),
-        ("text_config", None, "text_config"),
+        ("text_config", [], "text_config"),
         ("vision_config.num_position_embeddings", 63, "num_position_embeddings"),
         ("vision_config.deepstack_visual_indexes", [0, 9], "deepstack_visual_indexes"),
         ("vision_config.out_hidden_size", 64, "out_hidden_size"),

@@ -155,21 +155,33 @@ def test_layers_with_experts_follow_the_config(network_folder: Callable[[str], P
     assert sparse() == []
 
 
-def test_weights_of_experts_sum_to_one_unless_the_config_says_otherwise(
+@pytest.mark.parametrize("name", ["qwen3_vl_moe", "qwen3_5_moe"])
+def test_weights_of_experts_sum_to_one_whatever_the_config_says(
+    name: str, network_folder: Callable[[str], Path]
+) -> None:
+    """transformers ignores the key and vLLM does not, so another value is refused."""
+    config = config_of(network_folder(name))
+    config["text_config"]["norm_topk_prob"] = False
+    with pytest.raises(StartupError, match="norm_topk_prob"):
+        models.load_spec(models.family_of(config), config)
+
+
+def test_weights_of_experts_sum_to_one_if_the_config_says_so(
     network: Callable[[str], Any], network_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    folder = network_folder("qwen3_vl_moe")
+    folder = network_folder("internvl_moe")
     for path in folder.iterdir():
         (tmp_path / path.name).symlink_to(path)
     config = config_of(folder)
     config["text_config"]["norm_topk_prob"] = False
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps(config))
-    given, x = load(tmp_path).language_model.layers[0].mlp, torch.randn(5, 96)
-    normalised = network("qwen3_vl_moe").language_model.layers[0].mlp
+    given = load(tmp_path).language_model.layers[0].mlp
+    x = torch.randn(5, config["text_config"]["hidden_size"])
+    normalised = network("internvl_moe").language_model.layers[0].mlp
     with torch.inference_mode():
         shares = normalised.gate(x).softmax(-1).topk(2).values.sum(-1, keepdim=True)
-        nothing = torch.zeros(5, 96)
+        nothing = torch.zeros_like(x)
         torch.testing.assert_close(given.add_to(nothing, x), normalised.add_to(nothing, x) * shares)
 
 
@@ -217,7 +229,9 @@ def test_axes_that_the_config_leaves_out(network_folder: Callable[[str], Path]) 
     for rope in ({}, None, {"rope_type": "default"}):
         text["rope_scaling"] = rope
         assert models.load_spec("qwen3_vl", config).text.mrope_section == (24, 20, 20)
-    text["rope_scaling"] = {"mrope_section": [24, 20, 20]}
+    text["rope_scaling"] = {"mrope_section": [20, 24, 20]}
+    assert models.load_spec("qwen3_vl", config).text.mrope_section == (20, 24, 20)
+    text["rope_scaling"]["mrope_interleaved"] = False
     with pytest.raises(StartupError, match="mrope_interleaved"):
         models.load_spec("qwen3_vl", config)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from saccade.errors import StartupError
-from saccade.models.backbones.model_config import check_equal, integer, values_of
+from saccade.models.backbones.model_config import check_equal, flag, integer, values_of
 from saccade.models.backbones.rope_scaling import read_rope
 from saccade.models.backbones.text_config import DecoderConfig, TextStyle
 from saccade.models.spec import KvSpec, Latent
@@ -34,7 +34,7 @@ class ExpertConfig:
         check_equal(text, {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1})
         config = cls(
             shared_intermediate_size=integer(text, "moe_intermediate_size") * integer(text, "n_shared_experts"),
-            normalised=bool(text.get("norm_topk_prob", True)),
+            normalised=flag(text, "norm_topk_prob"),
             **values_of(cls, text),
         )
         per_group, rest = divmod(config.num_experts, config.num_groups)
@@ -70,14 +70,14 @@ class DeepseekTextConfig(DecoderConfig):
     def more(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None) -> dict[str, Any]:
         num_layers, num_dense = integer(text, "num_hidden_layers"), integer(text, "first_k_dense_replace", least=0)
         max_positions = integer(text, "max_position_embeddings")
-        if text.get("rope_interleave", True) is not True:
+        if text["rope_interleave"] is not True:
             raise StartupError("config.json: `rope_interleave` must be true for this network.")
         for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"):
             if integer(text, key) % 2:
                 raise StartupError(f"config.json: `{key}` must be even, not {text[key]}.")
         return {
             "query_latent_width": None if text.get("q_lora_rank") is None else integer(text, "q_lora_rank"),
-            "num_draft_layers": integer({"num_nextn_predict_layers": 0, **text}, "num_nextn_predict_layers", least=0),
+            "num_draft_layers": integer(text, "num_nextn_predict_layers", least=0),
             "num_dense_layers": min(num_dense, num_layers),
             "max_position_embeddings": max_positions,
             "rope": read_rope(text, integer(text, "qk_rope_head_dim"), max_positions),

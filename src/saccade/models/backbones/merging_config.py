@@ -14,7 +14,7 @@ ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "silu")
 
 @dataclass(frozen=True, kw_only=True)
 class MergingConfig(MergingVisionConfig):
-    """The fields of all towers; *defaults* are values of keys that the releases leave out."""
+    """The fields of all towers; *defaults* are values of keys that config.json leaves out."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
 

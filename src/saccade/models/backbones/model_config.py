@@ -17,6 +17,11 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value
 
 
+def part(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the object under *key*, {} if it is null or absent. Raises StartupError."""
+    return {} if config.get(key) is None else section(config, key)
+
+
 def integer(config: Mapping[str, Any], key: str, least: int = 1) -> int:
     """Return the whole number under *key*, at least *least*. Raises StartupError."""
     value = config.get(key)

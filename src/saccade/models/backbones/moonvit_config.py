@@ -22,8 +22,23 @@ RELEASE: Mapping[str, str] = MappingProxyType(
 )
 """The releases' keys by those of transformers. The releases' win: transformers reads only its own."""
 
-CLIP_FRAMES = 4
-"""The releases' number, if config.json has none."""
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "patch_size": 14,
+        "pos_emb_height": 64,
+        "pos_emb_width": 64,
+        "pos_emb_time": 4,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "merge_kernel_size": [2, 2],
+    }
+)
+"""The defaults of transformers' Kimi_K25VisionConfig, which are those of the releases' class."""
+
+PROJECTOR_EPS: Mapping[str, Any] = MappingProxyType({"projection_layer_norm_eps": 1e-5})
+"""The same of Kimi_K25Config."""
 
 FIXED: Mapping[str, Any] = MappingProxyType(
     {
@@ -56,9 +71,10 @@ class MoonVitConfig(MergingVisionConfig):
     @classmethod
     def read(cls, config: Mapping[str, Any], vision: Mapping[str, Any], out_hidden_size: int) -> "MoonVitConfig":
         """Read `vision_config`, and *config* around it; *out_hidden_size* is the decoder's. Raises StartupError."""
+        vision = {**DEFAULTS, **vision}
         check_equal(vision, FIXED)
         tower = cls(
-            **values_of(cls, {"pos_emb_time": CLIP_FRAMES, **vision}, RELEASE),
+            **values_of(cls, vision, RELEASE),
             merge_size=_merge_size(vision),
             projector_eps=_projector_eps(config, vision),
             out_hidden_size=out_hidden_size,
@@ -86,4 +102,4 @@ def _merge_size(vision: Mapping[str, Any]) -> int:
 def _projector_eps(config: Mapping[str, Any], vision: Mapping[str, Any]) -> float:
     if "projector_ln_eps" in vision:
         return number(vision, "projector_ln_eps")
-    return number(config, "projection_layer_norm_eps")
+    return number({**PROJECTOR_EPS, **config}, "projection_layer_norm_eps")

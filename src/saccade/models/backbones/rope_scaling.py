@@ -49,7 +49,7 @@ def rope_section(text: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Older releases have `rope_scaling` next to `rope_theta`; newer ones put both into `rope_parameters`.
     """
-    key = "rope_parameters" if text.get("rope_parameters") else "rope_scaling"
+    key = "rope_scaling" if text.get("rope_scaling") else "rope_parameters"
     return section(text, key) if text.get(key) else {}
 
 

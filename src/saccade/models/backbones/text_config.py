@@ -6,71 +6,16 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from saccade.errors import StartupError
-from saccade.models.backbones.model_config import choice, integer, number, section, values_of
+from saccade.models.backbones import text_defaults
+from saccade.models.backbones.model_config import check_equal, choice, flag, integer, number, part, values_of
 from saccade.models.backbones.rope_scaling import Rope, longest, read_rope, rope_section
 from saccade.models.spec import NETWORK_DTYPE, HeadCut, KvSpec, Paged, Recurrent
 
-COMMON: Mapping[str, Any] = MappingProxyType({"hidden_act": "silu"})
-LLAMA_COMMON: Mapping[str, Any] = MappingProxyType({**COMMON, "rope_theta": 10000.0})
-"""The common defaults of transformers' LlamaConfig, MistralConfig and Phi3Config."""
-
-LLAMA_DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        **LLAMA_COMMON,
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-    }
-)
-"""The defaults of transformers' LlamaConfig."""
-
-MISTRAL_DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        **LLAMA_DEFAULTS,
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-    }
-)
-"""The defaults of transformers' MistralConfig."""
-
-
-MINISTRAL_DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        **LLAMA_COMMON,
-        "vocab_size": 131072,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 34,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 262144,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1000000.0,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16384,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale_all_dim": 1.0,
-            "mscale": 1.0,
-            "llama_4_scaling_beta": 0.1,
-        },
-    }
-)
-"""The defaults of transformers' Ministral3Config."""
-
 
 class TextStyle(NamedTuple):
-    """Properties of an architecture that config.json does not have, and the *defaults* of missing keys.
+    """Properties of an architecture that config.json does not have, and the *defaults* of keys that it leaves out.
 
+    *fixed* are keys with one supported value: the reference ignores them, and other programs do not.
     *normed_heads*: queries and keys are normalised per head, and config.json names the head size. *qkv_bias*: queries,
     keys and values have biases. *has_window*: `sliding_window` counts. *axes*: how the channels of M-RoPE's axes lie,
     None for positions on one axis; *mrope_section* applies if config.json has none. *rotary_factor* is the part of a
@@ -78,7 +23,8 @@ class TextStyle(NamedTuple):
     queries grow with their positions.
     """
 
-    defaults: Mapping[str, Any] = COMMON
+    defaults: Mapping[str, Any] = text_defaults.COMMON
+    fixed: Mapping[str, Any] = MappingProxyType({})
     normed_heads: bool = False
     qkv_bias: bool = False
     has_window: bool = False
@@ -88,11 +34,11 @@ class TextStyle(NamedTuple):
     scales_queries: bool = False
 
 
-PHI3 = TextStyle(LLAMA_COMMON, has_window=True)
-LLAMA = TextStyle(LLAMA_DEFAULTS, has_window=True)
-MISTRAL = TextStyle(MISTRAL_DEFAULTS, has_window=True)
-MINISTRAL = TextStyle(MINISTRAL_DEFAULTS, has_window=True, scales_queries=True)
-DEEPSEEK = TextStyle()
+PHI3 = TextStyle(text_defaults.PHI3, has_window=True)
+LLAMA = TextStyle(text_defaults.LLAMA, has_window=True)
+MISTRAL = TextStyle(text_defaults.MISTRAL, has_window=True)
+MINISTRAL = TextStyle(text_defaults.MINISTRAL, has_window=True, scales_queries=True)
+DEEPSEEK = TextStyle(text_defaults.DEEPSEEK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +66,7 @@ class DecoderConfig:
         *max_model_len* is the length of the longest sequence to serve, None that of the model. See read_rope.
         """
         text = {**style.defaults, **text}
+        check_equal(text, style.fixed)
         choice(text, "hidden_act", ("silu",))
         return cls(style=style, **values_of(cls, text), **cls.more(text, style, max_model_len))
 
@@ -155,15 +102,16 @@ class ExpertsConfig:
     @classmethod
     def read(cls, text: Mapping[str, Any]) -> "ExpertsConfig | None":
         """Read the decoder's keys; None for a dense model. Raises StartupError, naming the key."""
-        key = next((key for key in ("num_experts", "num_local_experts") if text.get(key)), None)
-        if key is None:
+        # transformers reads the first name before the second.
+        key = next((key for key in ("num_local_experts", "num_experts") if key in text), "")
+        if not text.get(key):
             return None
-        step = integer({"decoder_sparse_step": 1, **text}, "decoder_sparse_step")
+        step = integer(text, "decoder_sparse_step")
         dense = text.get("mlp_only_layers") or []
         layers = range(integer(text, "num_hidden_layers"))
         config = cls(
             num_experts=integer(text, key),
-            normalised=bool(text.get("norm_topk_prob", True)),
+            normalised=flag(text, "norm_topk_prob"),
             layers=frozenset(layer for layer in layers if layer not in dense and (layer + 1) % step == 0),
             **values_of(cls, text),
         )
@@ -227,7 +175,7 @@ def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
     If the top level says whether the embedding is tied, it decides.
     """
-    text = section(config, "text_config") if "text_config" in config else config
+    text = config if config.get("text_config") is None else part(config, "text_config")
     tied = "tie_word_embeddings"
     return {**text, tied: bool(config.get(tied, text.get(tied, False)))}
 
@@ -238,7 +186,7 @@ def _or(text: Mapping[str, Any], key: str, otherwise: int) -> int:
 
 
 def _head_dim(text: Mapping[str, Any], num_heads: int, style: TextStyle) -> int:
-    if style.normed_heads or text.get("head_dim") is not None:
+    if text.get("head_dim") is not None:
         head_dim = integer(text, "head_dim")
     else:
         head_dim, rest = divmod(integer(text, "hidden_size"), num_heads)
@@ -266,7 +214,7 @@ def _mrope_section(text: Mapping[str, Any], style: TextStyle, num_pairs: int) ->
     if style.axes is None:
         return None
     rope, interleaved = rope_section(text), style.axes == "interleaved"
-    if bool(rope.get("mrope_interleaved", interleaved and "mrope_section" not in rope)) != interleaved:
+    if bool(rope.get("mrope_interleaved", interleaved)) != interleaved:
         raise StartupError(f"config.json: `mrope_interleaved` must be {str(interleaved).lower()} for this network.")
     match rope.get("mrope_section", style.mrope_section):
         case [int(time), int(height), int(width)] if min(time, height, width) >= 0:
@@ -281,8 +229,6 @@ def _mrope_section(text: Mapping[str, Any], style: TextStyle, num_pairs: int) ->
 
 
 LINEAR, FULL = "linear_attention", "full_attention"
-FULL_ATTENTION_INTERVAL = 4
-"""The default of the releases' configuration class, for checkpoints that leave the key out."""
 SHARED_WIDTH = "shared_expert_intermediate_size"
 
 
@@ -339,7 +285,8 @@ class HybridConfig(TextConfig):
 
     @classmethod
     def read(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None = None) -> Self:
-        if not text.get("attn_output_gate", True):
+        text = {**style.defaults, **text}
+        if not text["attn_output_gate"]:
             raise StartupError("config.json: `attn_output_gate` is false; this network has an output gate.")
         if SHARED_WIDTH in text:
             text = {**text, "intermediate_size": integer(text, SHARED_WIDTH)}
@@ -366,7 +313,7 @@ class HybridConfig(TextConfig):
 def _full_attention(text: Mapping[str, Any]) -> frozenset[int]:
     kinds, num_layers = text.get("layer_types"), integer(text, "num_hidden_layers")
     if kinds is None:
-        interval = integer({"full_attention_interval": FULL_ATTENTION_INTERVAL, **text}, "full_attention_interval")
+        interval = integer(text, "full_attention_interval")
         kinds = [LINEAR if (layer + 1) % interval else FULL for layer in range(num_layers)]
     if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {LINEAR, FULL}:
         raise StartupError(f"config.json: `layer_types` must name {num_layers} layers, each {LINEAR} or {FULL}.")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from saccade.errors import StartupError
 from saccade.models.backbones.clip_config import ClipConfig
-from saccade.models.backbones.model_config import check_equal, choice, number, section
+from saccade.models.backbones.model_config import check_equal, choice, number, part
 from saccade.models.preprocessing import processor_config
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
@@ -80,14 +80,14 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
         "max_tiles": max_tiles,
         "patch_size": vision.patch_size,
         "view_tokens": (vision.side // scale(config, vision)) ** 2,
-        **processor_config.colours(preprocessor),
+        **processor_config.colours(preprocessor, {} if is_chat(config) else processor_config.CLIP_COLOURS),
     }
 
 
 def tower(config: Mapping[str, Any]) -> InternConfig:
     """Return the vision tower's configuration. Raises StartupError."""
     check_equal(config, CHAT if is_chat(config) else NATIVE)
-    vision = {**SILENT_VISION, **section(config, "vision_config")}
+    vision = {**SILENT_VISION, **part(config, "vision_config")}
     check_equal(vision, VISION)
     if not is_chat(config):
         vision |= {"qkv_bias": vision.get("attention_bias"), "qk_normalization": vision.get("use_qk_norm")}

@@ -5,16 +5,22 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
-from saccade.models.backbones.model_config import choice, section
-from saccade.models.backbones.text_config import COMMON, TextConfig, TextStyle, text_section
+from saccade.models.backbones import text_defaults
+from saccade.models.backbones.model_config import choice, part
+from saccade.models.backbones.text_config import TextConfig, TextStyle, text_section
 from saccade.models.backbones.tiled_spec import TiledSpec
 from saccade.models.internvl import FAMILY
 from saccade.models.internvl.settings import is_chat, scale, tower
 from saccade.models.spec import IMAGE, VIDEO, Grid
 
-QWEN2 = TextStyle(MappingProxyType({**COMMON, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}), qkv_bias=True)
-QWEN3 = QWEN2._replace(qkv_bias=False, normed_heads=True)
-STYLES: Mapping[str, TextStyle] = MappingProxyType({"qwen2": QWEN2, "qwen3": QWEN3, "qwen3_moe": QWEN3})
+QWEN3 = TextStyle(text_defaults.QWEN3, normed_heads=True)
+STYLES: Mapping[str, TextStyle] = MappingProxyType(
+    {
+        "qwen2": TextStyle(text_defaults.QWEN2, qkv_bias=True),
+        "qwen3": QWEN3,
+        "qwen3_moe": QWEN3._replace(defaults=text_defaults.QWEN3_MOE),
+    }
+)
 """Text networks by their model_type."""
 
 
@@ -26,7 +32,7 @@ class Spec(TiledSpec):
     def read(cls, config: Mapping[str, Any]) -> Self:
         """Read config.json. Raises StartupError, naming the key."""
         key = "llm_config" if is_chat(config) else "text_config"
-        keys = text_section({**config, "text_config": section(config, key)})
+        keys = text_section({**config, "text_config": part(config, key)})
         text = TextConfig.read(keys, STYLES[choice({"model_type": "qwen2", **keys}, "model_type", tuple(STYLES))])
         vision = tower(config)
         token_id = FAMILY.placeholder_below(config, text.vocab_size)

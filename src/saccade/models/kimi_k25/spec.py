@@ -7,7 +7,7 @@ from typing import Any
 
 from saccade.models.backbones.deepseek_config import DeepseekTextConfig
 from saccade.models.backbones.grid_spec import MergedPatchSpec
-from saccade.models.backbones.model_config import section
+from saccade.models.backbones.model_config import part
 from saccade.models.backbones.moonvit_config import MoonVitConfig
 from saccade.models.backbones.text_config import DEEPSEEK, text_section
 from saccade.models.kimi_k25 import FAMILY
@@ -27,7 +27,7 @@ class Spec(MergedPatchSpec):
     def read(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json. Raises StartupError, naming the key."""
         text = DeepseekTextConfig.read(text_section(config), DEEPSEEK)
-        vision = MoonVitConfig.read(config, section(config, "vision_config"), text.hidden_size)
+        vision = MoonVitConfig.read(config, part(config, "vision_config"), text.hidden_size)
         placeholder = FAMILY.placeholder_below(config, text.vocab_size)
         return cls(text, vision, {IMAGE: placeholder, VIDEO: placeholder})
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from saccade.errors import InvalidValue
-from saccade.models.backbones.moonvit_config import CLIP_FRAMES
+from saccade.models.backbones.moonvit_config import DEFAULTS
 from saccade.models.family import VideoOptions
 from saccade.models.preprocessing import frames
 from saccade.models.preprocessing.navit_layout import image_layout
@@ -33,7 +33,7 @@ EACH_FRAME = "in_patch_limit_each_frame"
 SPELLINGS: Mapping[str, tuple[tuple[str, ...], Any]] = {
     "in_patch_limit": ((EACH_FRAME, "max_patches"), 4096),
     "fps": (("sample_fps", "fps"), 2.0),
-    "clip_frames": (("temporal_merge_kernel_size", "temporal_patch_size"), CLIP_FRAMES),
+    "clip_frames": (("temporal_merge_kernel_size", "temporal_patch_size"), DEFAULTS["pos_emb_time"]),
 }
 """The release's key and that of transformers for a setting, and the release's value, for missing keys."""
 

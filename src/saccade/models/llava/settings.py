@@ -73,8 +73,10 @@ def tower(config: Mapping[str, Any]) -> ClipConfig:
 
 def _edges(preprocessor: Mapping[str, Any]) -> tuple[int, int]:
     """Return the shortest edge after the resize and the edge of the square crop, in pixels."""
-    edge = _bare(preprocessor.get("size", DEFAULT_EDGE), {"shortest_edge"})
-    crop = _bare(preprocessor.get("crop_size", DEFAULT_EDGE), {"height", "width"})
+    size, crop_size = (
+        DEFAULT_EDGE if preprocessor.get(key) is None else preprocessor[key] for key in ("size", "crop_size")
+    )
+    edge, crop = _bare(size, {"shortest_edge"}), _bare(crop_size, {"height", "width"})
     return processor_config.whole_number(edge, "size.shortest_edge"), processor_config.whole_number(crop, "crop_size")
 
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Self
 
+from saccade.models.backbones import text_defaults
 from saccade.models.backbones.clip_config import ClipConfig
 from saccade.models.backbones.grid_spec import GridSpec
-from saccade.models.backbones.model_config import flag, section
-from saccade.models.backbones.text_config import COMMON, TextConfig, TextStyle, text_section
+from saccade.models.backbones.model_config import flag, part
+from saccade.models.backbones.text_config import TextConfig, TextStyle, text_section
 from saccade.models.backbones.vision_config import MergingVisionConfig
 from saccade.models.paddleocr_vl import FAMILY
 from saccade.models.spec import IMAGE
@@ -16,7 +17,7 @@ from saccade.models.spec import IMAGE
 ERNIE = TextStyle(
     MappingProxyType(
         {
-            **COMMON,
+            **text_defaults.COMMON,
             "vocab_size": 103424,
             "hidden_size": 1024,
             "intermediate_size": 3072,
@@ -73,7 +74,7 @@ class Spec(GridSpec):
         biases = dict.fromkeys(("attention_bias", "mlp_bias"), flag(keys, "use_bias"))
         text = TextConfig.read({**keys, **biases}, ERNIE)
         vision = TowerConfig.read(
-            {**SILENT_VISION, **section(config, "vision_config"), "out_hidden_size": text.hidden_size}
+            {**SILENT_VISION, **part(config, "vision_config"), "out_hidden_size": text.hidden_size}
         )
         vision.check_rotation("`num_attention_heads`")
         return cls(text, vision, {IMAGE: FAMILY.placeholder_below(config, text.vocab_size)})

@@ -44,7 +44,7 @@ class SmartResizeLayout:
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         self.settings: Mapping[str, Any] = resolve(preprocessor, self.defaults)
-        check_tower(config.get("vision_config"), self.settings, TOWER_KEYS)
+        check_patches(config, self.settings, self.defaults)
 
     def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
         """Return `settings` with the limits that *options* set. Raises InvalidValue."""
@@ -60,6 +60,14 @@ class SmartResizeLayout:
         patches, width = layout.pixel_shape
         shape = (patches, width * self.settings["temporal_patch_size"])
         return msgspec.structs.replace(layout, pixel_shape=shape, pixel_dtype=dtype)
+
+
+def check_patches(config: Mapping[str, Any], settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise StartupError if the tower in config.json takes other patches than *settings*; *defaults* are its own."""
+    vision = config.get("vision_config")
+    if vision is not None:
+        vision = {**{key: defaults[setting] for key, setting in TOWER_KEYS.items()}, **vision}
+    check_tower(vision, settings, TOWER_KEYS)
 
 
 def resolve(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

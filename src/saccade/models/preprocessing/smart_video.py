@@ -17,7 +17,7 @@ from saccade.errors import StartupError, VideoTooLarge
 from saccade.models.family import VideoOptions
 from saccade.models.preprocessing import smart_resize
 from saccade.models.preprocessing.frames import check_as_images, check_rate, settings_for_videos
-from saccade.models.preprocessing.processor_config import CHANNELS, check_fixed, check_tower, whole_number
+from saccade.models.preprocessing.processor_config import CHANNELS, check_fixed, whole_number
 from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
@@ -54,7 +54,7 @@ class SmartVideoLayout:
         options = {**of_images, **{key: value for key, value in video_preprocessor.items() if value is not None}}
         with settings_for_videos():
             self.settings: Mapping[str, Any] = smart_resize.resolve(options, self.defaults)
-            check_tower(config.get("vision_config"), self.settings, smart_resize.TOWER_KEYS)
+            smart_resize.check_patches(config, self.settings, self.defaults)
             check_fixed(options, self.fixed)
             check_as_images(self.settings, of_images)
             check_rate(self.settings["fps"], "fps")

@@ -14,11 +14,10 @@ class Layout14(SmartResizeLayout):
     """Patches of 14 x 14, merged 2 x 2 into one token."""
 
     defaults: ClassVar[Mapping[str, Any]] = {**PATCHES_14, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
-    """Defaults of the reference processor for missing keys: transformers 5.23, Qwen2VLImageProcessor."""
+    """Defaults of the processor of all releases for missing keys: transformers 5.23, Qwen2VLImageProcessor."""
 
 
-class Layout16(SmartResizeLayout):
-    """Patches of 16 x 16, merged 2 x 2 into one token; 64 to 16384 tokens an image."""
+class Layout16(Layout14):
+    """Patches of 16 x 16, which are those of the tower."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {**PATCHES_16, "min_pixels": 256 * 256, "max_pixels": 4096 * 4096}
-    """The values of the releases' preprocessor_config.json, which apply to missing keys."""
+    defaults: ClassVar[Mapping[str, Any]] = {**Layout14.defaults, "patch_size": 16}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -9,16 +10,27 @@ import numpy as np
 from saccade.errors import StartupError
 from saccade.models.backbones.grid_spec import GridSpec, placeholders
 from saccade.models.backbones.merging_config import MergingConfig
-from saccade.models.backbones.model_config import check_equal, section
+from saccade.models.backbones.model_config import check_equal, part
 from saccade.models.backbones.text_config import HybridConfig, TextConfig, TextStyle, text_section
+from saccade.models.qwen_vl import defaults
 from saccade.models.qwen_vl.tower_config import FlatTowerConfig, Tower2Config, Tower3Config, WindowedConfig
 from saccade.models.spec import DRAFTS, VIDEO
 from saccade.protocol.media import MediaItem
 
-BIASED = TextStyle(qkv_bias=True, axes="chunked", rotary_factor=1.0)
-NORMED = TextStyle(normed_heads=True, axes="interleaved", mrope_section=(24, 20, 20), rotary_factor=1.0)
-PARTIAL = NORMED._replace(mrope_section=(11, 11, 10), rotary_factor=0.25)
+NORMALISED: Mapping[str, Any] = MappingProxyType({"norm_topk_prob": True})
+"""The reference always normalises the weights of experts; vLLM does as the key says."""
+
+BIASED = TextStyle(defaults.TEXT2, qkv_bias=True, axes="chunked", mrope_section=(16, 24, 24), rotary_factor=1.0)
+NORMED = TextStyle(defaults.TEXT3, normed_heads=True, axes="interleaved", mrope_section=(24, 20, 20), rotary_factor=1.0)
+NORMED_EXPERTS = NORMED._replace(defaults=defaults.TEXT3_EXPERTS, fixed=NORMALISED)
+PARTIAL = NORMED._replace(defaults=defaults.HYBRID, mrope_section=(11, 11, 10), rotary_factor=0.25)
+PARTIAL_EXPERTS = PARTIAL._replace(defaults=defaults.HYBRID_EXPERTS, fixed=NORMALISED)
 NUM_DRAFT_LAYERS = "mtp_num_hidden_layers"
+
+
+def has_experts(config: Mapping[str, Any]) -> bool:
+    """Return whether config.json names a network with experts: its architecture, else its model_type."""
+    return "moe" in str(config.get("architectures") or config.get("model_type")).lower()
 
 
 @dataclass(frozen=True)
@@ -26,7 +38,8 @@ class QwenSpec(GridSpec):
     """models.spec.ModelSpec."""
 
     text_config: ClassVar[type[TextConfig]] = TextConfig
-    style: ClassVar[TextStyle] = NORMED
+    style: ClassVar[TextStyle]
+    style_with_experts: ClassVar[TextStyle]
     tower: ClassVar[type[MergingConfig]]
 
     text: TextConfig
@@ -36,8 +49,9 @@ class QwenSpec(GridSpec):
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
         """Read config.json. Raises StartupError, naming the key."""
-        text = cls.text_config.read(text_section(config), cls.style)
-        vision = cls.tower.read(section(config, "vision_config"))
+        style = cls.style_with_experts if has_experts(config) else cls.style
+        text = cls.text_config.read(text_section(config), style)
+        vision = cls.tower.read(part(config, "vision_config"))
         if vision.out_hidden_size != text.hidden_size:
             raise StartupError("config.json: the vision tower's `out_hidden_size` must equal the text `hidden_size`.")
         if vision.num_features > 1 + text.num_layers:
@@ -53,7 +67,7 @@ class QwenSpec(GridSpec):
 class Spec2(QwenSpec):
     """Qwen2-VL."""
 
-    style, tower, divides_videos = BIASED, Tower2Config, False
+    style, style_with_experts, tower, divides_videos = BIASED, BIASED, Tower2Config, False
 
 
 class WindowedSpec(QwenSpec):
@@ -61,7 +75,7 @@ class WindowedSpec(QwenSpec):
 
     vision: WindowedConfig
 
-    style, tower, divides_videos = BIASED, WindowedConfig, False
+    style, style_with_experts, tower, divides_videos = BIASED, BIASED, WindowedConfig, False
 
     def time_step(self, item: MediaItem) -> float:
         """Return the distance of the positions of successive groups: one second, if the item has none."""
@@ -72,7 +86,7 @@ class WindowedSpec(QwenSpec):
 class Spec3(QwenSpec):
     """Qwen3-VL, dense or with experts."""
 
-    tower = Tower3Config
+    style, style_with_experts, tower = NORMED, NORMED_EXPERTS, Tower3Config
 
 
 class HybridSpec(QwenSpec):
@@ -80,7 +94,7 @@ class HybridSpec(QwenSpec):
 
     text: HybridConfig
 
-    style, tower, text_config = PARTIAL, FlatTowerConfig, HybridConfig
+    style, style_with_experts, tower, text_config = PARTIAL, PARTIAL_EXPERTS, FlatTowerConfig, HybridConfig
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
@@ -88,8 +102,8 @@ class HybridSpec(QwenSpec):
         spec = super().read(config)
         if not config.get(DRAFTS):
             return spec
-        text = text_section(config)
-        if (count := text.get(NUM_DRAFT_LAYERS, 1)) != 1:
+        text = {**defaults.HYBRID, **text_section(config)}
+        if (count := text[NUM_DRAFT_LAYERS]) != 1:
             raise StartupError(
                 "--speculative-config: the method mtp needs a release with one draft layer, but "
                 f"`{NUM_DRAFT_LAYERS}` of its config.json is {count!r}. Use the method ngram."

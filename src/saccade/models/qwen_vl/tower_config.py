@@ -7,13 +7,13 @@ from typing import Annotated, Any, ClassVar, Self
 from saccade.errors import StartupError
 from saccade.models.backbones.merging_config import MergingConfig
 from saccade.models.backbones.model_config import integer
+from saccade.models.qwen_vl import defaults
 
 
 class Tower2Config(MergingConfig):
     """A tower whose `embed_dim` is its width, and `hidden_size` that of its features."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"mlp_ratio": 4, "hidden_act": "quick_gelu", "in_channels": 3}
-    """transformers 5.23, Qwen2VLVisionConfig."""
+    defaults: ClassVar[Mapping[str, Any]] = defaults.TOWER2
 
     @classmethod
     def read(cls, vision: Mapping[str, Any]) -> Self:
@@ -34,8 +34,7 @@ class WindowedConfig(MergingConfig):
     Positions of a video's groups of frames are its seconds, times *tokens_per_second*.
     """
 
-    defaults: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu", "in_channels": 3, "tokens_per_second": 4}
-    """transformers 5.23, Qwen2_5_VLVisionConfig."""
+    defaults: ClassVar[Mapping[str, Any]] = defaults.WINDOWED
 
     window: int
     full_blocks: frozenset[int]
@@ -51,6 +50,8 @@ class WindowedConfig(MergingConfig):
 @dataclass(frozen=True, kw_only=True)
 class Tower3Config(MergingConfig):
     """A tower with side * side learned positions. *deepstack_layers* are the blocks whose output is merged as well."""
+
+    defaults: ClassVar[Mapping[str, Any]] = defaults.TOWER3
 
     side: int
     deepstack_layers: tuple[int, ...]
@@ -71,7 +72,7 @@ class Tower3Config(MergingConfig):
 class FlatTowerConfig(Tower3Config):
     """A tower without deepstack. The releases list no blocks, and the reference does not read the key."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"deepstack_visual_indexes": ()}
+    defaults: ClassVar[Mapping[str, Any]] = defaults.FLAT_TOWER
 
     @classmethod
     def more(cls, vision: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,150 @@
+"""Values of keys that sections of config.json leave out: the defaults of transformers' classes, 5.23. No torch."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+TEXT2: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 152_064,
+        "hidden_size": 8192,
+        "intermediate_size": 29_568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+    }
+)
+"""Qwen2VLTextConfig and Qwen2_5_VLTextConfig."""
+
+TEXT3: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 128_000,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 500_000.0,
+    }
+)
+"""Qwen3VLTextConfig."""
+
+_EXPERTS: Mapping[str, Any] = MappingProxyType({"decoder_sparse_step": 1, "norm_topk_prob": True})
+"""Settings of all experts that the classes do not have."""
+
+TEXT3_EXPERTS: Mapping[str, Any] = MappingProxyType(
+    {
+        **{key: value for key, value in TEXT3.items() if key != "head_dim"},
+        **_EXPERTS,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "moe_intermediate_size": 1408,
+        "num_experts_per_tok": 4,
+        "num_experts": 60,
+    }
+)
+"""Qwen3VLMoeTextConfig. By default, a head has its share of the hidden state's channels."""
+
+HYBRID: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 248_320,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "full_attention_interval": 4,
+        "attn_output_gate": True,
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+    }
+)
+"""Qwen3_5TextConfig, with the values of keys that only the releases have."""
+
+HYBRID_EXPERTS: Mapping[str, Any] = MappingProxyType(
+    {
+        **HYBRID,
+        **_EXPERTS,
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts_per_tok": 8,
+        "num_experts": 256,
+    }
+)
+"""Qwen3_5MoeTextConfig."""
+
+_TOWER: Mapping[str, Any] = MappingProxyType({"in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2})
+
+TOWER2: Mapping[str, Any] = MappingProxyType(
+    {
+        **_TOWER,
+        "depth": 32,
+        "embed_dim": 1280,
+        "hidden_size": 3584,
+        "hidden_act": "quick_gelu",
+        "mlp_ratio": 4,
+        "num_heads": 16,
+        "patch_size": 14,
+    }
+)
+"""Qwen2VLVisionConfig."""
+
+WINDOWED: Mapping[str, Any] = MappingProxyType(
+    {
+        **_TOWER,
+        "depth": 32,
+        "hidden_size": 3584,
+        "hidden_act": "silu",
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "patch_size": 14,
+        "tokens_per_second": 4,
+        "window_size": 112,
+        "out_hidden_size": 3584,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+    }
+)
+"""Qwen2_5_VLVisionConfig."""
+
+TOWER3: Mapping[str, Any] = MappingProxyType(
+    {
+        **_TOWER,
+        "depth": 27,
+        "hidden_size": 1152,
+        "hidden_act": "gelu_pytorch_tanh",
+        "intermediate_size": 4304,
+        "num_heads": 16,
+        "patch_size": 16,
+        "out_hidden_size": 3584,
+        "num_position_embeddings": 2304,
+        "deepstack_visual_indexes": [8, 16, 24],
+    }
+)
+"""Qwen3VLVisionConfig and Qwen3VLMoeVisionConfig."""
+
+FLAT_TOWER: Mapping[str, Any] = MappingProxyType({**TOWER3, "deepstack_visual_indexes": []})
+"""Qwen3_5VisionConfig and Qwen3_5MoeVisionConfig, which have no deepstack."""
