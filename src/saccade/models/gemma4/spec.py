@@ -12,9 +12,9 @@ from saccade.models.backbones.model_config import choice, flag, integer, number,
 from saccade.models.backbones.rope_scaling import Rope
 from saccade.models.backbones.text_config import DecoderConfig, TextStyle, text_section
 from saccade.models.gemma4 import BUDGETS
+from saccade.models.gemma4.layer_sizes import FULL, SLIDING, LayerSizes, layer_sizes
 from saccade.models.spec import Grid, KvSpec, Paged
 
-SLIDING, FULL = "sliding_attention", "full_attention"
 SLIDING_INTERVAL = 6
 """By default, every sixth layer attends to all tokens."""
 
@@ -34,7 +34,6 @@ TEXT_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 256,
-        "global_head_dim": 512,
         "hidden_activation": ACTIVATION,
         "max_position_embeddings": 131_072,
         "rms_norm_eps": 1e-6,
@@ -142,8 +141,8 @@ class GemmaText(DecoderConfig):
 
     @classmethod
     def more(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None) -> dict[str, Any]:
-        kinds = {name: _kind(text, name) for name in (SLIDING, FULL)}
         layers = _layer_types(text)
+        kinds = {name: _kind(text, name, sizes) for name, sizes in layer_sizes(text, layers).items()}
         num_shared = integer(text, "num_kv_shared_layers", least=0)
         if num_shared and set(layers[:-num_shared]) != set(layers):
             raise StartupError(
@@ -192,20 +191,17 @@ def _layer_types(text: Mapping[str, Any]) -> list[str]:
     return [*types[:-1], FULL]
 
 
-def _kind(text: Mapping[str, Any], name: str) -> LayerKind:
-    is_full = name == FULL
-    keys_are_values = is_full and flag(text, "attention_k_eq_v")
-    heads_key = "num_key_value_heads"
-    if keys_are_values and text.get("num_global_key_value_heads") is not None:
-        heads_key = "num_global_key_value_heads"
-    head_dim = integer(text, "global_head_dim" if is_full else "head_dim")
-    num_kv_heads = integer(text, heads_key)
+def _kind(text: Mapping[str, Any], name: str, sizes: LayerSizes) -> LayerKind:
+    head_dim, num_kv_heads = sizes
     if integer(text, "num_attention_heads") % num_kv_heads or head_dim % 2:
         raise StartupError(
-            f"config.json: `num_attention_heads` must be a multiple of `{heads_key}`, and a head must have an even "
-            "number of channels."
+            f"config.json: in layers of {name}, `num_attention_heads` must be a multiple of the heads of keys and "
+            f"values, {num_kv_heads} (`num_key_value_heads`, `num_global_key_value_heads`), and a head must have an "
+            "even number of channels."
         )
+    is_full = name == FULL
     window = None if is_full else integer(text, "sliding_window")
+    keys_are_values = is_full and flag(text, "attention_k_eq_v")
     return LayerKind(num_kv_heads, head_dim, window, _rope(text, name, head_dim), keys_are_values)
 
 
