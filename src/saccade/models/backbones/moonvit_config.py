@@ -35,10 +35,10 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "merge_kernel_size": [2, 2],
     }
 )
-"""The defaults of transformers' Kimi_K25VisionConfig, which are those of the releases' class."""
+"""The defaults of transformers' class of this tower, which are those of the releases' class."""
 
 PROJECTOR_EPS: Mapping[str, Any] = MappingProxyType({"projection_layer_norm_eps": 1e-5})
-"""The same of Kimi_K25Config."""
+"""The same of the class around it."""
 
 FIXED: Mapping[str, Any] = MappingProxyType(
     {

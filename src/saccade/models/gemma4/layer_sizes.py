@@ -41,13 +41,13 @@ def layer_sizes(text: Mapping[str, Any], layers: Sequence[str]) -> Mapping[str, 
         return sizes
     by_layer = _sizes_by_layer(text, plain, len(layers))
     for kind in dict.fromkeys(layers):
-        found = dict.fromkeys(one for one, own in zip(by_layer, layers, strict=True) if own == kind)
-        if len(found) > 1:
+        of_kind = dict.fromkeys(one for one, own in zip(by_layer, layers, strict=True) if own == kind)
+        if len(of_kind) > 1:
             raise StartupError(
                 f"config.json: `{PER_LAYER}` gives layers of {kind} different sizes of heads, "
-                f"{' and '.join(str(tuple(one)) for one in found)}; this network has one size for each type of layers."
+                f"{' and '.join(str(tuple(one)) for one in of_kind)}; this network has one size for each type of layers."
             )
-        sizes[kind] = next(iter(found))
+        sizes[kind] = next(iter(of_kind))
     _check_equal(text, sizes[FULL], named)
     return sizes
 
