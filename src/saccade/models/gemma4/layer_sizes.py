@@ -45,7 +45,7 @@ def layer_sizes(text: Mapping[str, Any], layers: Sequence[str]) -> Mapping[str, 
         if len(of_kind) > 1:
             raise StartupError(
                 f"config.json: `{PER_LAYER}` gives layers of {kind} different sizes of heads, "
-                f"{' and '.join(str(tuple(one)) for one in of_kind)}; this network has one size for each type of layers."
+                f"{' and '.join(str(tuple(one)) for one in of_kind)}; this network has one for each type of layers."
             )
         sizes[kind] = next(iter(of_kind))
     _check_equal(text, sizes[FULL], named)
