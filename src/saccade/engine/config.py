@@ -82,7 +82,7 @@ class EngineSettings:
     state_snapshot_bytes: Size | None = None
     "Size of the state checkpoints at which prompts resume, with recurrent layers; by default 1 GiB, more on a GPU."
     state_snapshot_blocks: Count = 64
-    "Blocks of the KV cache between two state checkpoints; one more is taken at the end of each prompt."
+    "Blocks of the KV cache between two state checkpoints; prompts have more, at the end of images and turns."
     encode_budget_patches: Count | None = None
     "Patches that the vision encoder processes in one step; by default 1024 on a CPU, 16384 on a GPU."
     enable_prefix_caching: bool = True
