@@ -8,10 +8,13 @@ import pytest
 import torch
 import toy_network
 from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
+from tables import table
 
 from saccade.engine import startup
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.execution import prepare
+from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
 from saccade.nn.context import KvCache, LatentCache, RecurrentState
 
@@ -93,6 +96,52 @@ def test_scales_of_the_checkpoint(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(StartupError, match=r"layers\.1\.self_attn\.k_scale.*positive"):
         scales(kv_cache_dtype="fp8")
+
+
+@table(
+    ("names", "expected"),
+    [
+        ({"self_attn.kv_scale": 0.5}, (0.5, 0.5)),
+        ({"self_attn.kv_scale": 0.5, "self_attn.k_scale": 0.5, "self_attn.v_scale": 0.5}, (0.5, 0.5)),
+        ({"self_attn.k_proj.output_scale": 0.5, "self_attn.v_proj.output_scale": 0.25}, (0.5, 0.25)),
+        ({"self_attn.qkv_proj.k_scale": 0.5, "self_attn.qkv_proj.v_scale": 0.25}, (0.5, 0.25)),
+        ({"self_attn.q_scale": 3.0, "self_attn.prob_scale": 3.0}, (1, 1)),
+        ({"self_attn.q_proj.output_scale": 3.0, "self_attn.prob_output_scale": 3.0}, (1, 1)),
+    ],
+)
+def test_names_of_the_scales(
+    tiny_qwen3_vl: Path, tmp_path: Path, names: dict[str, float], expected: tuple[float, float]
+) -> None:
+    """Those that the cache needs are used; others, or all of a cache of another format, are in the log."""
+    folder = shutil.copytree(tiny_qwen3_vl, tmp_path / "model")
+    own = {f"model.language_model.layers.1.{name}": torch.tensor(value) for name, value in names.items()}
+    save_file({**load_file(folder / "model.safetensors"), **own}, folder / "model.safetensors")
+    for dtype in ("auto", "fp8"):
+        config = EngineConfig(str(folder), "tiny", device="cpu", kv_cache_dtype=dtype)
+        with capture_logs() as logs:
+            model = load_model(config, lambda *_: None)
+        assert model.kv_scales.get(1, (1, 1)) == expected
+        spare = [sum(log["tensors"].values()) for log in logs if "not used" in log["event"]]
+        assert spare == ([len(names)] if dtype == "auto" or expected == (1, 1) else [])
+
+
+@table(
+    ("names", "words"),
+    [
+        ({"layers.1.self_attn.kv_scale": 0.5, "layers.1.self_attn.k_scale": 0.25}, ["kv_scale", "k_scale", "0.25"]),
+        ({"layers.99.self_attn.k_scale": 0.5}, ["not know", "layers.99.self_attn.k_scale"]),
+        ({"layers.1.self_attn.x_scale": 0.5}, ["not know", "layers.1.self_attn.x_scale"]),
+    ],
+)
+def test_scales_that_are_refused(
+    tiny_qwen3_vl: Path, tmp_path: Path, names: dict[str, float], words: list[str]
+) -> None:
+    folder = shutil.copytree(tiny_qwen3_vl, tmp_path / "model")
+    own = {f"model.language_model.{name}": torch.tensor(value) for name, value in names.items()}
+    save_file({**load_file(folder / "model.safetensors"), **own}, folder / "model.safetensors")
+    with pytest.raises(StartupError) as error:
+        load_model(EngineConfig(str(folder), "tiny", device="cpu"), lambda *_: None)
+    assert all(word in error.value.message for word in words), error.value.message
 
 
 @pytest.mark.parametrize("backend", ["triton", "flashinfer"])

@@ -232,7 +232,76 @@ def test_faults_of_experts_in_one_tensor(
     assert all(word in error.value.message for word in words), error.value.message
 
 
-@pytest.mark.parametrize("name", ["nvfp4", "fp8 tensor"])
+NAMES = [("weight_scale_inv", "activation_scale"), ("weight_scale", "input_scale"), ("weight_scale", None)]
+
+
+@table("ranks", [ALONE, Ranks(1, 2), Ranks(3, 4)])
+@table("names", NAMES)
+@table("shape", [(), (1,), (1, 1)])
+def test_one_scale_for_each_expert(
+    tmp_path: Path,
+    weights: dict[str, torch.Tensor],
+    names: tuple[str, str | None],
+    shape: tuple[int, ...],
+    ranks: Ranks,
+) -> None:
+    """Under all names of the scale, as a number or a vector or matrix of one."""
+    stored, values = quantised(one_by_one(weights), "fp8 tensor")
+    renamed = {"weight_scale": names[0], "input_scale": names[1]}
+    tensors = {}
+    for name, tensor in stored.items():
+        module, _, end = name.rpartition(".")
+        if (to := renamed.get(end, end)) is not None:
+            tensors[f"{module}.{to}"] = tensor.reshape(shape) if end in renamed else tensor
+    experts = load(tmp_path, tensors, "fp8 tensor", ranks)
+    downs = torch.stack([values[f"mlp.experts.{number}.down_proj.weight"] for number in range(EXPERTS)])
+    held = experts.quantised["down_proj"]
+    found = torch.stack([held[index] for index in range(len(held))])
+    assert torch.equal(found, own_part({"down_proj": downs}, "down_proj", ranks))
+
+
+@table("ranks", [ALONE, Ranks(1, 2), Ranks(3, 4)])
+@table(
+    ("end", "shapes", "transposed"),
+    [
+        ("scale_inv", {"gate_up_proj": (2, 1), "down_proj": (1, 1)}, False),  # as transformers writes
+        ("scale", {"gate_up_proj": (1, 1), "down_proj": ()}, False),
+        ("weight_scale", {"gate_up_proj": (), "down_proj": (1,)}, True),
+        ("scale", {"gate_up_proj": (2 * INTERMEDIATE, 1), "down_proj": (HIDDEN, 1)}, False),
+    ],
+)
+def test_one_scale_for_each_expert_in_one_tensor(
+    tmp_path: Path,
+    weights: dict[str, torch.Tensor],
+    end: str,
+    shapes: dict[str, tuple[int, ...]],
+    transposed: bool,
+    ranks: Ranks,
+) -> None:
+    stored, values = {}, {}
+    for name, weight in weights.items():
+        codes = weight.to(torch.float8_e4m3fn)
+        draw = torch.Generator().manual_seed(len(name))
+        scales = torch.rand(EXPERTS, *shapes[name], generator=draw) + 0.5
+        rows = scales.reshape(EXPERTS, -1, 1)
+        values[name] = codes.float() * rows.repeat_interleave(weight.shape[1] // rows.shape[1], 1)
+        stored[f"mlp.experts.{name}"] = (codes.transpose(1, 2) if transposed else codes).contiguous()
+        stored |= {f"mlp.experts.{name}_{end}": scales, f"mlp.experts.{name}_activation_scale": torch.ones(EXPERTS)}
+    experts = load(tmp_path, stored, "fp8 tensor", ranks, transposed)
+    for name in weights:
+        held = experts.quantised[name]
+        assert torch.equal(torch.stack([held[index] for index in range(len(held))]), own_part(values, name, ranks))
+
+
+def test_two_names_of_one_scale(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
+    stored, _ = quantised(one_by_one(weights), "fp8 tensor")
+    name = "mlp.experts.2.down_proj.weight_scale"
+    load(tmp_path, {**stored, f"{name}_inv": stored[name].clone()}, "fp8 tensor")
+    with pytest.raises(StartupError, match=rf"{name}_inv.* are the same weight"):
+        load(tmp_path, {**stored, f"{name}_inv": stored[name] + 1}, "fp8 tensor")
+
+
+@pytest.mark.parametrize("name", ["nvfp4"])
 def test_experts_in_one_tensor_in_other_formats_are_refused(
     tmp_path: Path, weights: dict[str, torch.Tensor], name: str
 ) -> None:

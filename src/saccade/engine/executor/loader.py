@@ -1,5 +1,6 @@
 """Load the model of a config: its network, with this rank's part of a checkpoint's weights."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.executor.fingerprint import model_fingerprint, weights_digest
 from saccade.engine.executor.quantisation import Quantisation
 from saccade.engine.executor.tied_head import settle_head
-from saccade.engine.executor.weight_files import Checkpoint, open_checkpoint
+from saccade.engine.executor.weight_files import open_checkpoint
 from saccade.engine.executor.weight_filler import Progress, fill, fill_randomly
 from saccade.engine.executor.weight_formats import read_quantisation
 from saccade.engine.executor.weight_plan import LoadPlan, make_plan
@@ -86,10 +87,9 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
             settle_head(network, checkpoint)
             num_parameters = count_parameters(network)
             plan = make_plan(network, checkpoint, quantisation, ranks)
-            if plan.spare:
-                logger.info("tensors that only other arithmetic needs are not used", tensors=dict(plan.spare))
+            _note_spare(plan, config)
             fill(network, plan, checkpoint, device, progress)
-            kv_scales = _kv_scales(plan, checkpoint)
+            kv_scales = plan.cache_scales.read(checkpoint)
     network.finish()
     if config.quantization is not None and quantisation is None:
         _round_to_fp8(network)
@@ -137,15 +137,14 @@ def count_parameters(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-def _kv_scales(plan: LoadPlan, checkpoint: Checkpoint) -> dict[int, tuple[float, float]]:
-    """Return the scales of cached keys and values by layer; a missing one is 1. Raises StartupError."""
-    scales = {}
-    for key, tensor in plan.kv_scales.items():
-        scale = checkpoint.read(tensor.name)
-        if scale.numel() != 1 or not 0 < scale.item() < float("inf"):
-            raise StartupError(f"{tensor.file}: the tensor {tensor.name} must be one positive number.")
-        scales[key] = scale.item()
-    return {layer: (scales.get((layer, "k"), 1.0), scales.get((layer, "v"), 1.0)) for layer, _ in scales}
+def _note_spare(plan: LoadPlan, config: EngineConfig) -> None:
+    """Log what of the checkpoint no arithmetic here needs: scales of activations, and of a cache that is not float8."""
+    scales = plan.cache_scales
+    is_float8 = config.kv_cache_dtype == "fp8"
+    of_cache = {tensor.name: tensor for tensors in scales.tensors.values() for tensor in tensors}
+    spare = plan.spare + scales.spare + Counter(() if is_float8 else (name.rpartition(".")[2] for name in of_cache))
+    if spare:
+        logger.info("scales that the arithmetic does not need are not used", tensors=dict(spare))
 
 
 def _check_length(config: EngineConfig, max_position_embeddings: int) -> None:

@@ -5,8 +5,9 @@ Fine-tunes and conversions often say so and hold a head of their own, which then
 
 import structlog
 
+from saccade.engine.executor.weight_fields import WEIGHT
 from saccade.engine.executor.weight_files import Checkpoint, StoredTensor
-from saccade.engine.executor.weight_plan import PLAIN_DTYPES, WEIGHT
+from saccade.engine.executor.weight_plan import PLAIN_DTYPES
 from saccade.models.network import Network
 
 logger = structlog.get_logger(__name__)

@@ -115,7 +115,7 @@ def field_slices(field: WeightField, region: Region, target: Target, expert: int
 
 def is_turned(field: WeightField, target: Target) -> bool:
     """Return whether the checkpoint has the last two dimensions of *field* in another order than memory."""
-    return field.is_transposed != target.transposed
+    return field.cell is not None and field.is_transposed != target.transposed
 
 
 def _of_expert(target: Target, expert: int | None) -> tuple[slice, ...]:
@@ -126,13 +126,14 @@ def _of_expert(target: Target, expert: int | None) -> tuple[slice, ...]:
 class Filling(NamedTuple):
     """Tensors that fill *target*: one that is plain, under the field PLAIN, or the fields of a weight in *format*.
 
-    *derived* are the weight's tensors whose values follow from its shape.
+    *derived* are the weight's tensors whose values follow from its shape. *weight* is the name that it would have.
     """
 
     target: Target
     fields: Mapping[str, StoredTensor]
     format: WeightFormat | None = None
     derived: Mapping[str, StoredTensor] = MappingProxyType({})
+    weight: str = ""
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:

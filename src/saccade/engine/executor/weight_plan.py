@@ -5,17 +5,18 @@ format declares it as not needed. Every parameter is filled once. All faults are
 those are read that stand for something else: biases that only the checkpoint has, and tensors that follow from others.
 """
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
+from saccade.engine.executor.cache_scales import CACHE_SCALE, CacheScales
 from saccade.engine.executor.quantisation import Quantisation
+from saccade.engine.executor.weight_fields import field_name, field_of, fitted
 from saccade.engine.executor.weight_files import Checkpoint, StoredTensor, listed
 from saccade.engine.executor.weight_places import PLAIN, Filling, Slot, WeightPlace, is_turned
 from saccade.errors import StartupError
@@ -30,21 +31,17 @@ INTEGERS = ("I32", "I64")
 ROUNDING = 1e-5
 """By how much the reference's powers may differ from ours, in addition to the rounding of a tensor's dtype."""
 
-WEIGHT = "weight"
-KV_SCALE = re.compile(r"(?P<attention>.*\.layers\.\d+\.[^.]*attn)\.(?:[^.]+\.)?(?P<which>[kv])_scale")
-LAYER = re.compile(r"language_model\.layers\.(\d+)\.")
-
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """The parameters' *places* and *fillings*, by name, and the tensors of *kv_scales*: by layer, and "k" or "v".
+    """The parameters' *places* and *fillings*, by name, and the scales of caches.
 
     *spare* counts the tensors of quantised weights that only other arithmetic needs, by the ends of their names.
     """
 
     places: Mapping[str, WeightPlace]
     fillings: dict[str, list[Filling]] = field(default_factory=lambda: defaultdict(list))
-    kv_scales: dict[tuple[int, str], StoredTensor] = field(default_factory=dict)
+    cache_scales: CacheScales = field(default_factory=CacheScales)
     spare: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -123,13 +120,15 @@ def _fillings(
     siblings: dict[str, str] = {}
     for tensor in checkpoint.tensors.values():
         module, _, _ = tensor.name.rpartition(".")
-        if KV_SCALE.fullmatch(tensor.name) is not None:
+        if CACHE_SCALE.fullmatch(tensor.name) is not None:
             scales.append(tensor)
             continue
         siblings[module.rpartition(".")[0]] = f"{module}.weight"
-        field = None if quantisation is None else _field_of(tensor, quantisation)
+        field = None if quantisation is None else field_of(tensor, quantisation)
         if field is not None:
-            quantised[field.weight][field.end] = tensor
+            first = quantised[field.weight].setdefault(field.end, tensor)
+            if first is not tensor and not _are_equal(checkpoint, first, tensor):
+                faults.unusable.append(f"{first.name} and {tensor.name} are the same weight")
             formats[field.weight] = field.format
         elif isinstance(target := network.locate(tensor.name), Derived):
             faults.contradictory.extend(_differences(tensor, target, checkpoint))
@@ -137,7 +136,7 @@ def _fillings(
             yield Filling(target, {PLAIN: tensor})
     for weight, fields in quantised.items():
         # Every field of a weight lies where the weight would.
-        format, target = formats[weight], network.locate(weight)
+        format, target = fitted(formats[weight], fields), network.locate(weight)
         if not isinstance(target, Target):
             continue
         by_shape = {end: tensor for end, tensor in fields.items() if end in format.derived}
@@ -145,9 +144,16 @@ def _fillings(
         is_plain = not used.keys() - set(format.optional) and not by_shape
         plan.spare.update(fields if is_plain else fields.keys() & set(format.unused))
         if not is_plain:
-            yield Filling(target, used, (format.transposed() or format) if target.transposed else format, by_shape)
-    for tensor in scales:
-        _note_kv_scale(tensor, network, siblings, plan)
+            own = (format.transposed() or format) if target.transposed else format
+            yield Filling(target, used, own, by_shape, weight)
+    plan.cache_scales.note(scales, network, siblings)
+    faults.unexpected.extend(f"{tensor.name} ({tensor.file})" for tensor in plan.cache_scales.unexpected)
+
+
+def _are_equal(checkpoint: Checkpoint, first: StoredTensor, second: StoredTensor) -> bool:
+    """Return whether two tensors of scales, under different names, have the same values."""
+    are_plain = first.dtype in PLAIN_DTYPES and second.dtype in PLAIN_DTYPES
+    return are_plain and checkpoint.agree(first, second, torch.float32)
 
 
 def _differences(tensor: StoredTensor, derived: Derived, checkpoint: Checkpoint) -> list[str]:
@@ -206,55 +212,13 @@ def _is_idle_bias(filling: Filling, checkpoint: Checkpoint, quantisation: Quanti
     return end == "bias" and quantisation.format_of(module) is not None and not checkpoint.read(name).any()
 
 
-class _FieldOf(NamedTuple):
-    """A tensor is the field *end* of *weight*, the name for the network's `locate`, in *format*."""
-
-    weight: str
-    end: str
-    format: WeightFormat
-
-
-def _field_of(tensor: StoredTensor, quantisation: Quantisation) -> _FieldOf | None:
-    """Return the weight and field of a tensor; None for a plain tensor.
-
-    Plain weights in the release have other dtypes.
-    """
-    module, _, end = tensor.name.rpartition(".")
-    format = quantisation.format_of(module)
-    if format is not None and format.joins_experts and len(tensor.shape) == 3:
-        for last, field_of in sorted(format.fields.items(), reverse=True):
-            suffix = last.removeprefix(WEIGHT)
-            if tensor.dtype in field_of.dtypes and tensor.name.endswith(suffix):
-                return _FieldOf(tensor.name.removesuffix(suffix), last, format)
-    if format is None or end not in (*format.fields, *format.unused, *format.derived):
-        return None
-    if end == WEIGHT and end in format.fields and tensor.dtype not in format.fields[end].dtypes:
-        return None
-    return _FieldOf(f"{module}.{WEIGHT}", end, format)
-
-
-def _note_kv_scale(tensor: StoredTensor, network: Any, siblings: Mapping[str, str], plan: LoadPlan) -> None:
-    """Note the scale of a layer's cached keys or values, unless the layer is not needed, such as a draft layer."""
-    if (match := KV_SCALE.fullmatch(tensor.name)) is None or (sibling := siblings.get(match["attention"])) is None:
-        return
-    target = network.locate(sibling)
-    if target is not None and (layer := LAYER.search(target.parameter)) is not None:
-        plan.kv_scales[int(layer[1]), match["which"]] = tensor
-
-
 def _missing_fields(filling: Filling) -> list[str]:
     """Return the tensors that a quantised weight lacks."""
     if filling.format is None:
         return []
-    present, tensor = next(iter(filling.tensors.items()))
-    # If experts are joined in one tensor, the names of fields lack the word `weight`.
-    is_whole = tensor.name.endswith(f".{present}")
-    start = tensor.name.removesuffix(present if is_whole else present.removeprefix(WEIGHT))
     present_or_optional = {*filling.fields, *filling.format.optional}
     absent = ((end, field) for end, field in filling.format.fields.items() if end not in present_or_optional)
-    return [
-        f"{start}{end if is_whole else end.removeprefix(WEIGHT)} ({' or '.join(field.dtypes)})" for end, field in absent
-    ]
+    return [f"{field_name(filling.weight, end)} ({' or '.join(field.dtypes)})" for end, field in absent]
 
 
 def _wrong(place: WeightPlace, filling: Filling) -> list[str]:
@@ -270,12 +234,18 @@ def _wrong(place: WeightPlace, filling: Filling) -> list[str]:
         return [f"{name}: the network does not take {place.name} in a quantised format"]
     *experts, rows, columns = place.checkpoint_shape(target._replace(transposed=False))
     whole = Region(0, rows, 0, columns)
-    shapes = ((tensor, field, field.shape(whole)) for tensor, field in fields)
-    return [
-        text
-        for tensor, field, shape in shapes
-        for text in _unlike(tensor, field.dtypes, (*experts, *(shape[::-1] if is_turned(field, target) else shape)))
-    ]
+    faults = []
+    for tensor, own in fields:
+        shape = own.shape(whole)
+        stored = (*experts, *(shape[::-1] if is_turned(own, target) else shape))
+        # One value for each weight may have further dimensions of 1.
+        is_one = own.cell is None and _without_ones(tensor.shape) == _without_ones(stored)
+        faults.extend(_unlike(tensor, own.dtypes, tensor.shape if is_one else stored))
+    return faults
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
 
 
 def _unlike(tensor: StoredTensor, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> list[str]:
@@ -298,12 +268,10 @@ def _check_slots(place: WeightPlace, fillings: list[Filling], faults: _Faults) -
                 faults.unusable.append(f"{' and '.join(names)} are the same weight")
             filled[slot] = filling
     faults.missing.extend(_described(place, slot) for slot in place.slots if slot not in filled)
-    formats_of: dict[int | None, set[tuple[str, ...]]] = defaultdict(set)
+    formats_of: dict[int | None, set[object]] = defaultdict(set)
     for (part, _), filling in filled.items():
-        kinds = (
-            ["plain"] if filling.format is None else sorted(f"{end} {one.dtype}" for end, one in filling.fields.items())
-        )
-        formats_of[part].add(tuple(kinds))
+        kinds = sorted((end, one.dtype) for end, one in filling.fields.items()) if filling.format is not None else []
+        formats_of[part].add((filling.format, *kinds))
     if any(len(kinds) > 1 for kinds in formats_of.values()):
         faults.unusable.append(f"the experts of {place.name} have several formats")
 

@@ -30,8 +30,8 @@ BLOCK = 128
 LARGEST = 448.0
 """The largest value of e4m3."""
 
-INVERSE = "weight_scale_inv"
-"""In spite of its name, this field of DeepSeek's format is the factor of dequantisation."""
+INVERSE, SCALE = "weight_scale_inv", "weight_scale"
+"""Names of the factor of dequantisation, in spite of the first, which is that of DeepSeek's format."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,9 @@ class Fp8:
 
     cell: Cell | None = (BLOCK, BLOCK)
     scale: str = INVERSE
-    unused = ("input_scale",)
+    unused = ("input_scale", "activation_scale")
     optional = ()
+    joins_experts = True
     derived: ClassVar[Mapping[str, DerivedValues]] = MappingProxyType({})
 
     @property
@@ -60,9 +61,9 @@ class Fp8:
         return "fp8_blocks" if self._has_blocks else "fp8_rows"
 
     @property
-    def joins_experts(self) -> bool:
-        """Whether some releases store all experts in one tensor."""
-        return self.scale == INVERSE
+    def aliases(self) -> Mapping[str, str]:
+        """The other name of the scales."""
+        return {name: self.scale for name in (INVERSE, SCALE) if name != self.scale}
 
     @property
     def _has_blocks(self) -> bool:
@@ -74,8 +75,10 @@ class Fp8:
         return {"weight": WeightField(("F8_E4M3",), (1, 1)), self.scale: WeightField(FLOATS, self.cell)}
 
     def transposed(self) -> Self | None:
-        """Return the same format with transposed blocks."""
-        return type(self)(self.cell[::-1], self.scale) if self.cell is not None and self._has_blocks else None
+        """Return the same format with transposed blocks; None for scales of rows."""
+        if self.cell is None:
+            return self
+        return type(self)(self.cell[::-1], self.scale) if self._has_blocks else None
 
     def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
         """Return value * scale."""

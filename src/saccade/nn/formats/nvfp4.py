@@ -35,6 +35,7 @@ class Nvfp4:
     joins_experts = False
     kind = "nvfp4"
     unused = ()
+    aliases: ClassVar[Mapping[str, str]] = MappingProxyType({})
     derived: ClassVar[Mapping[str, DerivedValues]] = MappingProxyType({})
 
     @property

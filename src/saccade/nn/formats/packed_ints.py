@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 
@@ -43,6 +44,7 @@ class PackedInts:
     joins_experts = False
     optional = ()
     unused = ()
+    aliases: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @property
     def kind(self) -> str:

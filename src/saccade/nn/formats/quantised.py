@@ -78,8 +78,8 @@ class WeightFormat(Protocol):
 
     *kind* names the kernels that take it. *fields* are by the ends of their tensors' names; a checkpoint may lack those
     in *optional*. Tensors with an end in *unused* belong to the weight, and only other arithmetic needs them. Those in
-    *derived* must have the values that follow from the shape. With *joins_experts*, some releases store a matrix of all
-    experts in one tensor; the names of its fields lack the word `weight`.
+    *derived* must have the values that follow from the shape. *aliases* are other ends of names, with the usual ones.
+    With *joins_experts*, some releases store a matrix of all experts in one tensor.
     """
 
     @property
@@ -96,6 +96,9 @@ class WeightFormat(Protocol):
 
     @property
     def unused(self) -> tuple[str, ...]: ...
+
+    @property
+    def aliases(self) -> Mapping[str, str]: ...
 
     @property
     def derived(self) -> Mapping[str, DerivedValues]: ...

@@ -1,0 +1,63 @@
+"""The weight that a tensor of a checkpoint belongs to, and its part of it, by the tensor's name."""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from saccade.engine.executor.quantisation import Quantisation
+from saccade.engine.executor.weight_files import StoredTensor
+from saccade.nn.formats.fp8 import Fp8
+from saccade.nn.formats.quantised import WHOLE_ROW, WeightFormat
+
+WEIGHT = "weight"
+JOINED = re.compile(r"(?P<weight>.*\.experts\.(?:gate_up|down)_proj)(?:_(?P<end>\w+))?")
+"""A tensor of the matrices of all experts of a layer; the names of its fields may lack the word `weight`."""
+
+
+class FieldOf(NamedTuple):
+    """A tensor is the field *end* of *weight*, the name for the network's `locate`, in *format*."""
+
+    weight: str
+    end: str
+    format: WeightFormat
+
+
+def field_of(tensor: StoredTensor, quantisation: Quantisation) -> FieldOf | None:
+    """Return the weight and field of a tensor; None for a plain tensor.
+
+    Plain weights in the release have other dtypes.
+    """
+    joined = JOINED.fullmatch(tensor.name)
+    if joined is not None:
+        module = weight = joined["weight"]
+        ends = [f"{WEIGHT}_{joined['end']}", joined["end"]] if joined["end"] else [WEIGHT]
+    else:
+        module, _, last = tensor.name.rpartition(".")
+        weight, ends = f"{module}.{WEIGHT}", [last]
+    format = quantisation.format_of(module)
+    if format is None or (joined is not None and not format.joins_experts):
+        return None
+    known = {*format.fields, *format.unused, *format.derived}
+    end = next((one for name in ends if (one := format.aliases.get(name, name)) in known), None)
+    if end is None or (end == WEIGHT and end in format.fields and tensor.dtype not in format.fields[end].dtypes):
+        return None
+    return FieldOf(weight, end, format)
+
+
+def field_name(weight: str, end: str) -> str:
+    """Return the name of the tensor with the field *end* of *weight*."""
+    module, _, last = weight.rpartition(".")
+    return f"{module}.{end}" if last == WEIGHT else weight + end.removeprefix(WEIGHT)
+
+
+def fitted(format: WeightFormat, fields: Mapping[str, StoredTensor]) -> WeightFormat:
+    """Return *format* for the shapes of *fields*: with one scale for a weight, it may be one for several equal parts.
+
+    transformers stores a scale each for gate and up of joined experts, and some tools one for each row.
+    """
+    if not isinstance(format, Fp8) or format.cell is not None or not {WEIGHT, format.scale} <= fields.keys():
+        return format
+    shape, scales = fields[WEIGHT].shape, fields[format.scale].shape
+    if len(shape) != len(scales) or len(shape) < 2 or scales[-1] != 1 or scales[-2] < 2 or shape[-2] % scales[-2]:
+        return format
+    return Fp8((shape[-2] // scales[-2], WHOLE_ROW), format.scale)
