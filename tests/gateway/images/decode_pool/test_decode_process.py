@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import select
 import socket
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from tables import table
 
 from saccade import models
 from saccade.gateway.images.decode_pool.job import (
+    PID,
+    READY,
     ImageAnswer,
     PdfJob,
     PixelJob,
@@ -65,6 +68,33 @@ def test_gateway_that_is_gone_before_the_start_is_no_error() -> None:
             check=False,
         )
     assert (process.returncode, process.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("unread", ["that it is ready", "that a process is there", "how a process is confined"])
+def test_gateway_that_leaves_something_unread_is_no_error(unread: str) -> None:
+    """The kernel then resets the connection, as after a start that another process refuses."""
+    ours, theirs = socket.socketpair()
+    job, its_job = socket.socketpair()
+    arguments = ["--fd", str(theirs.fileno()), "--memory-bytes", str(MEMORY_BYTES)]
+    command = [sys.executable, "-m", "saccade.gateway.images.decode_pool.process", *arguments]
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process, theirs, its_job:
+        theirs.close()
+        select.select([ours], [], [], 60)
+        if unread != "that it is ready":
+            assert ours.recv(len(READY)) == READY
+            socket.send_fds(ours, [b"f"], [its_job.fileno()])
+            its_job.close()
+            select.select([ours], [], [], 60)
+            select.select([job], [], [], 60)
+        if unread == "how a process is confined":
+            _, descriptors, _, _ = socket.recv_fds(ours, PID.size, 1)
+            job.close()
+            select.select(descriptors, [], [], 60)
+            os.close(descriptors[0])
+        ours.close()
+        job.close()
+        assert process.stderr is not None
+        assert (process.stderr.read(), process.wait(60)) == (b"", 0)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ through the job's descriptor. So the fork server imports everything that a job n
 
 import argparse
 import codecs
+import contextlib
 import gc
 import io
 import os
@@ -75,16 +76,16 @@ SMALL_BYTES = 4096
 
 
 def fork_server(control: socket.socket) -> socket.socket | None:
-    """Fork a process for every socket that arrives; return the socket in the child, None in the server at its end."""
+    """Fork a process for every socket that arrives; return the socket in the child, None in the server at its end.
+
+    Raises ConnectionError if the gateway ends in between.
+    """
     # The kernel reaps children by itself; the gateway watches them by pidfd.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # These reach a whole terminal or service at once; the gateway still drains, and needs decode processes for it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    try:
-        control.sendall(READY)
-    except OSError:  # the gateway has ended meanwhile
-        return None
+    control.sendall(READY)
     server = os.getpid()
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
@@ -104,7 +105,10 @@ def fork_server(control: socket.socket) -> socket.socket | None:
 
 
 def decode_process(connection: socket.socket, memory_bytes: int, pdf: Renderer) -> None:
-    """Do one job after another until the gateway closes *connection*; jobs may use *memory_bytes*."""
+    """Do one job after another until the gateway closes *connection*; jobs may use *memory_bytes*.
+
+    Raises ConnectionError if the gateway ends in between.
+    """
     os.nice(NICENESS)
     decoder: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
     _send(connection, Confinement(confine(memory_bytes)))
@@ -280,9 +284,11 @@ def main() -> None:
     arguments = parser.parse_args()
     hide_messages()
     pdf = _preload(arguments.pdf_font_folder)
-    connection = fork_server(socket.socket(fileno=arguments.fd))
-    if connection is not None:
-        decode_process(connection, arguments.memory_bytes, pdf)
+    # The connection breaks if the gateway ends before it has read everything, as after a refused start.
+    with contextlib.suppress(ConnectionError):
+        connection = fork_server(socket.socket(fileno=arguments.fd))
+        if connection is not None:
+            decode_process(connection, arguments.memory_bytes, pdf)
 
 
 if __name__ == "__main__":
