@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import published_delta
 import pytest
@@ -12,10 +13,12 @@ from structlog.testing import capture_logs
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.execution import choose_operations
 from saccade.engine.executor.loader import load_model
+from saccade.models.backbones.gated_delta_net import GatedDeltaNet
 from saccade.nn import ops
 from saccade.nn.backends import Workload
-from saccade.nn.delta_rule import Gates
-from saccade.nn.ops import OF_STATES, resolve
+from saccade.nn.backends.trial import of_delta_rule
+from saccade.nn.delta_rule import Gates, RuleHeads
+from saccade.nn.ops import OF_STATES, PLAIN, resolve
 
 BF16, GPU = torch.bfloat16, torch.device("cuda")
 KEY_HEADS, HEADS, WIDTH, ROWS = 2, 4, 128, 5
@@ -75,11 +78,42 @@ def test_what_no_kernel_takes_goes_to_the_plain_rule(what: str, monkeypatch: pyt
     assert torch.equal(states, kept)
 
 
+RELEASED = RuleHeads(2, 4, WIDTH, WIDTH)
+
+
+@pytest.mark.parametrize("num_proposed", [0, 3])
+def test_the_trial_compiles_every_kernel_of_the_model_s_heads(
+    num_proposed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels are chosen by the heads, and for chunks also by the number of sequences."""
+    published_delta.install(monkeypatch)
+    met = set()
+
+    def rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> torch.Tensor:
+        states, rows, lengths, trail = rest[1:]
+        kind = "proposals" if trail is not None else "decodes" if max(lengths) == 1 else "chunks"
+        met.add((kind, len(rows) if kind == "chunks" else 0, q.shape[1], v.shape[1], tuple(states.shape[1:])))
+        return ops.gated_delta_rule(q, k, v, *rest)
+
+    of_delta_rule(replace(PLAIN, gated_delta_rule=rule), Workload(torch.device("cpu"), BF16), RELEASED, num_proposed)
+    heads = (2, 4, (4, WIDTH, WIDTH))
+    kinds = [("decodes", 0), ("chunks", 1), ("chunks", 2), ("chunks", 16), *[("proposals", 0)] * (num_proposed > 0)]
+    assert met == {(*kind, *heads) for kind in kinds}
+
+
+def test_a_layer_knows_its_heads_on_each_rank(network_folder: Callable[[str], Path]) -> None:
+    network = load_model(EngineConfig(str(network_folder("qwen3_5")), "tiny", device="cpu"), lambda *_: None).module
+    config = network.spec.text.delta_net
+    heads = {layer.rule_heads for layer in network.modules() if isinstance(layer, GatedDeltaNet)}
+    assert heads == {(config.num_key_heads, config.num_value_heads, config.key_width, config.value_width)}
+
+
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_vl"])
 def test_a_model_with_states_tries_the_kernel_first(
     name: str, network_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published_delta.install(monkeypatch)
+    monkeypatch.setattr(GatedDeltaNet, "rule_heads", RELEASED)  # a tiny network's are too narrow for the kernel
     config = EngineConfig(str(network_folder(name)), "tiny", device="cpu")
     model = load_model(config, lambda *_: None)
     workload = Workload(torch.device("cpu"), BF16)

@@ -36,6 +36,7 @@ MISMATCH = "another package has another version"
 def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     published.install(monkeypatch)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(trial, "computes", lambda _: True)
 
 
 def decoder() -> AttentionBackend:
@@ -242,6 +243,23 @@ def on_cpu(workload: Workload) -> Workload:
 
 def decoder_tried(asked: str, workload: Workload = HALVES) -> tuple[AttentionBackend, Workload]:
     return tried(load_backend, asked, workload, lambda backend, tried: trial.of_decoder(backend, on_cpu(tried)))
+
+
+def test_a_failure_that_leaves_the_gpu_unusable_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every backend after it would fail its trial, too, and the summary would blame them all."""
+    monkeypatch.setattr(trial, "computes", lambda _: False)
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    with pytest.raises(StartupError, match=r"trial of the attention backend flashinfer failed .*illegal memory access"):
+        tried(load_backend, AUTO, HALVES, failing)
+
+
+def test_a_device_that_raises_does_not_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert trial.computes(torch.device("cpu"))
+    assert not trial.computes(torch.device("meta"))
 
 
 def test_backends_pass_their_trials() -> None:

@@ -24,6 +24,15 @@ Trail = torch.Tensor | None
 """Rows int64 [S, L] of the states after each token, if all sequences have L tokens; the last is the sequence's own."""
 
 
+class RuleHeads(NamedTuple):
+    """The heads of a layer on one rank, and the widths of keys and values."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_width: int
+    value_width: int
+
+
 class _Tokens(NamedTuple):
     """The rule's input for some tokens, float32, with as many queries and keys as value heads."""
 

@@ -14,6 +14,7 @@ from saccade.engine.executor.encoder_graphs import EncoderGraphs
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.threads import Threads, choose_threads
 from saccade.errors import StartupError
+from saccade.models.backbones.gated_delta_net import GatedDeltaNet
 from saccade.models.files import image_processor, parse_json
 from saccade.models.spec import Latent, Paged, has_states
 from saccade.nn.backends import AUTO, Workload, load_backend, load_vision_backend, trial, why
@@ -112,7 +113,8 @@ def choose_operations(config: EngineConfig, model: LoadedModel, workload: Worklo
     try:
         with attempt():
             num_proposed = config.speculation.num_tokens if config.speculation else 0
-            trial.of_delta_rule(operations, workload, num_proposed)
+            for heads in {layer.rule_heads for layer in model.module.modules() if isinstance(layer, GatedDeltaNet)}:
+                trial.of_delta_rule(operations, workload, heads, num_proposed)
     except Unavailable as error:
         logger.warning("an operation is slower than it could be", operation="gated_delta_rule", reason=error.reason)
         return plain

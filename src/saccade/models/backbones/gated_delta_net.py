@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from saccade.models.backbones.text_config import DeltaNetConfig
 from saccade.nn.context import ForwardContext, RecurrentState
-from saccade.nn.delta_rule import Gates, Trail
+from saccade.nn.delta_rule import Gates, RuleHeads, Trail
 from saccade.nn.layers import Layer, Linear, RMSNorm
 from saccade.nn.ops import SILU, CosSin, rms_norm
 from saccade.nn.parallel import Ranks, Sharding, shards_of
@@ -58,6 +58,12 @@ class GatedDeltaNet(Layer):
         self.norm = RMSNorm(config.value_width, norm_eps)
         self.out_proj = Linear(width, hidden_size, bias=False, split="inputs", ranks=ranks)
         self.norm_weight = torch.empty(0)
+
+    @property
+    def rule_heads(self) -> RuleHeads:
+        """The heads of the delta rule on this rank."""
+        keys = self.in_proj_qkv.partitions[0]
+        return RuleHeads(keys // self.key_width, len(self.A_log), self.key_width, self.value_width)
 
     def finish(self) -> None:
         """Convert the loaded norm."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 import structlog
 import torch
 
-from saccade.errors import cause
+from saccade.errors import StartupError, cause
 from saccade.nn.backends.workload import Workload
 from saccade.nn.context import (
     AttentionBackend,
@@ -22,13 +22,16 @@ from saccade.nn.context import (
     PagedLayout,
     VisionAttentionBackend,
 )
-from saccade.nn.delta_rule import Gates, Trail
+from saccade.nn.delta_rule import Gates, RuleHeads, Trail
 from saccade.nn.ops import Operations
 
 NUM_HEADS = 2
 BLOCK_SIZE = 16
 LATENT, LATENT_HEADS = (512, 64), 16
 """The widths of the two parts of a latent in all releases, and heads of a rank."""
+
+CHUNK, NUM_CHUNKS = 70, 16
+"""Tokens of a chunk, more than a block of the delta rule, and chunks of a step with many sequences."""
 
 Backend = TypeVar("Backend", AttentionBackend, VisionAttentionBackend)
 
@@ -43,7 +46,8 @@ def tried(
 ) -> tuple[Backend, Workload]:
     """Load the backend of the name *requested*, and try it; for auto, try the next after a failure.
 
-    Return it, and *workload* with the failures and with what the backend does. Raises StartupError if none can compute.
+    Return it, and *workload* with the failures and with what the backend does. Raises StartupError if none can compute,
+    and if a failure left the GPU unusable: whatever is tried after it would fail, too, and be blamed.
     """
     while True:
         backend = load(requested, workload)
@@ -51,10 +55,24 @@ def tried(
             trial(backend, workload)
         except Exception as error:
             logger.warning("an attention backend failed on its trial", backend=backend.name, exc_info=True)
+            if not computes(workload.device):
+                raise StartupError(
+                    f"The trial of the attention backend {backend.name} failed ({cause(error)}), and the GPU computes "
+                    "nothing since. Start again with another backend."
+                ) from error
             reason = f"its trial failed ({cause(error)})"
             workload = dataclasses.replace(workload, failed={**workload.failed, backend.name: reason})
         else:
             return backend, dataclasses.replace(workload, is_cache_read=not getattr(backend, "copies_prefixes", True))
+
+
+def computes(device: torch.device) -> bool:
+    """Return whether *device* still computes: after some errors a process has no working GPU."""
+    try:
+        torch.ones(2, device=device).sum().item()
+    except RuntimeError:
+        return False
+    return True
 
 
 def of_decoder(backend: AttentionBackend, workload: Workload) -> None:
@@ -92,20 +110,24 @@ def of_decoder(backend: AttentionBackend, workload: Workload) -> None:
     _wait(device)
 
 
-def of_delta_rule(operations: Operations, workload: Workload, num_proposed: int) -> None:
-    """Update states by single tokens, by a chunk after one, and by *num_proposed*, with heads of 128 channels."""
-    device, width = workload.device, 128
-    states = torch.zeros(3 + num_proposed, NUM_HEADS, width, width, device=device)
-    steps: list[tuple[tuple[int, ...], Trail]] = [((1, 1), None), ((1, 70), None)]
+def of_delta_rule(operations: Operations, workload: Workload, heads: RuleHeads, num_proposed: int) -> None:
+    """Update states by single tokens, by chunks of one sequence and of many, and by *num_proposed*.
+
+    Kernels are compiled for the model's own heads, and other ones for chunks of many sequences: in service none is.
+    """
+    device = workload.device
+    states = torch.zeros(NUM_CHUNKS + num_proposed, *heads[1:], device=device)
+    chunks = (CHUNK,) * NUM_CHUNKS
+    steps: list[tuple[tuple[int, ...], Trail]] = [((1, 1), None), ((1, CHUNK), None), ((CHUNK,), None), (chunks, None)]
     if num_proposed:
         # The state after the last token goes to row 0, the sequence's own.
         steps.append(((1 + num_proposed,), torch.arange(num_proposed, -1, -1, device=device).unsqueeze(0)))
     for lengths, trail in steps:
-        shape = sum(lengths), NUM_HEADS, width
-        q, a = torch.ones(shape, dtype=workload.dtype, device=device), torch.zeros(NUM_HEADS, device=device)
-        token = q[..., 0]
+        shapes = (heads.num_key_heads, heads.key_width), (heads.num_value_heads, heads.value_width)
+        q, v = (torch.ones(sum(lengths), *shape, dtype=workload.dtype, device=device) for shape in shapes)
+        a, token = torch.zeros(heads.num_value_heads, device=device), v[..., 0]
         rows = torch.arange(len(lengths), device=device)
-        operations.gated_delta_rule(q, q, q, Gates(a, a, token, token), states, rows, lengths, trail)
+        operations.gated_delta_rule(q, q, v, Gates(a, a, token, token), states, rows, lengths, trail)
     _wait(device)
 
 
