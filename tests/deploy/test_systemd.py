@@ -62,6 +62,10 @@ def test_processes_have_time_to_drain() -> None:
     assert worker["KillMode"] == gateway["KillMode"] == "mixed"
 
 
+def test_the_kernel_ends_one_process_for_memory_and_no_other_goes_with_it() -> None:
+    assert [service(name)["OOMPolicy"] for name in UNITS] == ["continue"] * 2
+
+
 def test_gateway_and_workers_reach_each_other() -> None:
     worker, gateway = (service(name) for name in UNITS)
     assert worker["User"] == gateway["User"] == (FOLDER / "saccade.sysusers").read_text().splitlines()[-1].split()[1]
