@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import openai
 import psutil
@@ -118,14 +119,18 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def serving(
-    *arguments: str, key: str = "none", before: Sequence[str] = (), log: Path | None = None
+    *arguments: str,
+    key: str = "none",
+    before: Sequence[str] = (),
+    log: Path | None = None,
+    word: Literal["serve", "gateway"] = "serve",
 ) -> Iterator[Server]:
-    """Start `saccade serve` with *arguments*, by the command *before* where there is one; wait until it is ready, and
-    stop it. Unless told otherwise it computes in float32. What it writes on stderr goes to *log*.
+    """Start `saccade serve`, or another *word*, with *arguments*, by the command *before* where there is one; wait until
+    it is ready, and stop it. Unless told otherwise `serve` computes in float32. What it writes on stderr goes to *log*.
     """
     port = free_port()
-    exact = () if "--dtype" in arguments else ("--dtype", "float32")
-    command = [*before, sys.executable, "-m", "saccade.cli.main", "serve", *arguments, *exact, "--port", str(port)]
+    exact = () if "--dtype" in arguments or word != "serve" else ("--dtype", "float32")
+    command = [*before, sys.executable, "-m", "saccade.cli.main", word, *arguments, *exact, "--port", str(port)]
     stderr = log.open("wb") if log is not None else None
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stderr=stderr, start_new_session=True)

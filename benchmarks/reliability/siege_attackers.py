@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from benchmarks.reliability.siege_attacks import ATTACKS, Attempt, address_of
 from benchmarks.reliability.siege_client import Target
 from benchmarks.reliability.siege_hosts import hosting
+from benchmarks.reliability.siege_workers import hostile_workers
 
 NICENESS = 10
 
@@ -27,11 +28,16 @@ LET_GO = "let go"
 
 @dataclass(frozen=True)
 class Plan:
-    """The server under attack: its port, its model, the attackers' key."""
+    """The server under attack: its port, its model, the attackers' key.
+
+    If it has hostile workers, these are in *folder* and at *ports*.
+    """
 
     port: int
     model: str
     key: str
+    folder: str = ""
+    ports: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,8 +120,11 @@ async def lines() -> AsyncIterator[str]:
 
 async def attack(plan: Plan) -> None:
     """Run phase after phase as standard input says."""
-    async with hosting() as hosts:
+    async with contextlib.AsyncExitStack() as stack:
+        hosts = await stack.enter_async_context(hosting())
         target = Target(plan.port, plan.model, plan.key, hosts)
+        if plan.folder:
+            target.workers = await stack.enter_async_context(hostile_workers(plan.folder, plan.ports))
         print("ready", flush=True)
         running: asyncio.Task[dict[str, dict[str, object]]] | None = None
         let_go = asyncio.Event()

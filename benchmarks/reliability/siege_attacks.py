@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.reliability import siege_payloads as payloads
+from benchmarks.reliability import siege_worker_attacks as by_worker
 from benchmarks.reliability.siege_client import Messages, Target, connected
 from benchmarks.reliability.siege_payloads import MOST_SAMPLES, STOPS
 
@@ -27,7 +28,8 @@ ID = re.compile(rb'"id":\s*"([^"]+)"')
 class Attack:
     """*workers* repeat *attempt*, or *control*; each begins at most once in *pause_seconds*.
 
-    If *holds*, its requests end when the attackers let go, or later by a deadline of the server.
+    If *holds*, its requests end when the attackers let go, or later by a deadline of the server. If *is_by_worker*, a
+    hostile worker attacks its gateway.
     """
 
     workers: int
@@ -36,6 +38,7 @@ class Attack:
     control: Attempt
     fills: tuple[str, ...] = (REQUESTS,)
     holds: bool = False
+    is_by_worker: bool = False
 
 
 def _sent(make: Messages) -> Attempt:
@@ -351,8 +354,14 @@ ATTACKS = {
     "bombs": Attack(2, 2.0, _sent(_bombs), _sent(_images), (REQUESTS, PIXELS)),
     "encoded bombs": Attack(2, 2.0, _sent(_encoded_bombs), _sent(_images)),
     "slow PDFs": Attack(3, 1.0, slow_pdf, quick_pdf, (REQUESTS, PIXELS)),
+    "a worker's descriptions": Attack(
+        1, 0.2, by_worker.changed_description, by_worker.same_description, (), is_by_worker=True
+    ),
+    "a worker's long frames": Attack(1, 0.2, by_worker.long_frames, by_worker.load_frame, (), is_by_worker=True),
+    "a worker's idle frames": Attack(1, 0.2, by_worker.idle_frames, by_worker.one_ping, (), is_by_worker=True),
+    "a worker's cache events": Attack(1, 0.2, by_worker.published_batches, by_worker.one_batch, (), is_by_worker=True),
 }
-"""By name. Each is a row of a siege; the last row has all of them at once."""
+"""By name. Each is a row of a siege; the last row has all by clients at once."""
 
 
 def address_of(name: str) -> str:

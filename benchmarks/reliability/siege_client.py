@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.reliability import siege_payloads as payloads
 from benchmarks.reliability.siege_hosts import Hosts
+from benchmarks.reliability.siege_workers import HostileWorkers
 
 HOST = "127.0.0.1"
 CODE = re.compile(rb'"code":\s*"(\w+)"')
@@ -48,6 +49,14 @@ class Target:
     serial: Iterator[int] = field(default_factory=itertools.count)
     prepared: dict[str, Prepared] = field(default_factory=dict)
     messages: dict[Messages, Iterator[bytes]] = field(default_factory=dict)
+    workers: HostileWorkers | None = None
+
+    @property
+    def hostile(self) -> HostileWorkers:
+        """The hostile workers of the server under attack, which a gateway of its own workers does not have."""
+        if self.workers is None:
+            raise ValueError("this server has no hostile workers")
+        return self.workers
 
     def message(
         self, body: bytes, path: str = payloads.PATH, *, method: str = "POST", coding: str | None = None

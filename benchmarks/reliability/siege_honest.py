@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import agents
 import aiohttp
 import attacks
 import images
@@ -40,10 +41,29 @@ class Seen:
     not_as_expected: Counter[str] = field(default_factory=Counter)
     live: list[float] = field(default_factory=list)
 
+    def add(self, other: "Seen") -> None:
+        """Add what was seen at another time."""
+        for mine, its in ((self.first, other.first), (self.whole, other.whole), (self.refused, other.refused)):
+            for kind, seconds in its.items():
+                mine.setdefault(kind, []).extend(seconds)
+        self.failures += other.failures
+        self.not_as_expected += other.not_as_expected
+        self.live += other.live
+
     @property
     def num_answers(self) -> int:
         """Requests that were answered well."""
         return sum(len(values) for values in self.whole.values())
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A request that is refused, and with what; any code if that is ""."""
+
+    body: bytes
+    status: int
+    code: str = ""
+    path: str = payloads.PATH
 
 
 @dataclass(frozen=True)
@@ -54,9 +74,10 @@ class Honest:
     model: str
     keys: tuple[str, ...]
     clients: Mapping[str, int]
-    probes: Mapping[str, tuple[int, bytes]]
+    probes: Mapping[str, Probe]
     images: tuple[bytes, ...]
     serial: Iterator[int] = field(default_factory=itertools.count)
+    patience_seconds: float = TIMEOUT_SECONDS
 
     async def run(self, seconds: float) -> Seen:
         """Ask for so long; a request that has begun is waited for."""
@@ -64,7 +85,7 @@ class Honest:
         until = time.monotonic() + seconds
         # A connection for each request: a client that comes newly is the first to be shut out.
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=self.patience_seconds)
         async with aiohttp.ClientSession(self.url, connector=connector, timeout=timeout) as session:
             kinds = [kind for kind, number in self.clients.items() for _ in range(number)]
             clients = [self._client(session, kind, number, until, seen) for number, kind in enumerate(kinds)]
@@ -89,21 +110,22 @@ class Honest:
 
     async def _err(self, session: aiohttp.ClientSession, until: float, seen: Seen) -> None:
         """Send what is refused, one kind after the other, and time the refusals."""
-        for name, (status, body) in itertools.cycle(self.probes.items()):
+        for name, probe in itertools.cycle(self.probes.items()):
             await asyncio.sleep(PROBE_PAUSE_SECONDS)
             if time.monotonic() > until:
                 return
             headers = self._headers(0) if name != payloads.WRONG_KEY else {"Authorization": "Bearer wrong"}
             began = time.monotonic()
             try:
-                async with session.post(payloads.PATH, data=body, headers=JSON_TYPE | headers) as answer:
+                async with session.post(probe.path, data=probe.body, headers=JSON_TYPE | headers) as answer:
                     text = await answer.text()
             except (aiohttp.ClientError, OSError) as error:
                 seen.not_as_expected[f"{name}: {type(error).__name__}"] += 1
                 continue
             seen.refused.setdefault(name, []).append(time.monotonic() - began)
-            if answer.status != status:
-                seen.not_as_expected[f"{name}: {answer.status} {_code(text)} instead of {status}"] += 1
+            if answer.status != probe.status or probe.code not in text:
+                expected = f"{probe.status} {probe.code}".strip()
+                seen.not_as_expected[f"{name}: {answer.status} {_code(text)} instead of {expected}"] += 1
 
     async def _live(self, session: aiohttp.ClientSession, until: float, seen: Seen) -> None:
         """Ask whether the server lives, as an orchestrator does, and time it."""
@@ -147,10 +169,15 @@ def honest(server: Server, keys: tuple[str, ...], clients: Mapping[str, int], ha
     crowd = payloads.image_parts(*[payloads.data_url(payloads.small_png())] * payloads.TOO_MANY_IMAGES)
     huge = payloads.image_parts(payloads.data_url(payloads.huge_png()))
     probes = {
-        "PNG of 20000 x 20000, 388 KB": (400, payloads.chat(model, huge)),
-        "100 images": (400, payloads.chat(model, crowd)),
-        "unknown model": (404, payloads.chat("gpt-9", "hi")),
-        **({payloads.WRONG_KEY: (401, payloads.chat(model, "hi"))} if keys else {}),
+        "PNG of 20000 x 20000, 388 KB": Probe(payloads.chat(model, huge), 400),
+        "100 images": Probe(payloads.chat(model, crowd), 400),
+        "unknown model": Probe(payloads.chat("gpt-9", "hi"), 404),
+        **({payloads.WRONG_KEY: Probe(payloads.chat(model, "hi"), 401)} if keys else {}),
+        # The bundled model is too small for coding agents. No other bound may touch what they send.
+        **{
+            agent: Probe(json.dumps({"model": model, **body}).encode(), 400, "context_length_exceeded", path)
+            for agent, (path, body, _) in agents.REQUESTS.items()
+        },
     }
     album = tuple(images.encode(images.random_image(*SIZE, seed=seed), "JPEG") for seed in range(NUM_IMAGES))
     return Honest(server.url, model, keys, clients, probes if has_probes else {}, album)

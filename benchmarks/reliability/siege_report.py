@@ -182,9 +182,13 @@ def _faults(row: Row, budgets_mib: Mapping[str, float]) -> list[str]:
 
 
 def report(
-    rows: Sequence[Row], closing: Closing | None, faults: Sequence[str], budgets_mib: Mapping[str, float]
+    rows: Sequence[Row],
+    closing: Closing | None,
+    faults: Sequence[str],
+    budgets_mib: Mapping[str, float],
+    more: Sequence[str] = (),
 ) -> list[str]:
-    """Return the report's lines of Markdown."""
+    """Return the report's lines of Markdown, *more* after its table."""
     goals = (
         f"Goals: /live at most {1000 * MOST_LIVE_SECONDS:.0f} ms more than beside the control; text and images at most "
         f"{MOST_RATIO:g} times; refusals at most {1000 * MOST_REFUSAL_SECONDS:.0f} ms more; memory at most the budgets "
@@ -198,10 +202,11 @@ def report(
         kept = ", ".join(f"{mib:.0f}" for mib in closing.kept_mib)
         num_answers = sum(phase.seen.num_answers for phase in closing.rounds)
         num_busy = sum(count for what, count in _failures(closing).items() if BUSY in what)
+        num_attacks = sum(not attack.is_by_worker for attack in ATTACKS.values())
         rounds = (
             f"All attacks at once, {len(closing.rounds)} rounds of 5 s with 10 s of rest: {num_answers} answers, and "
-            f"{num_busy} honest requests were told to come back ({BUSY}), since {len(ATTACKS)} addresses share the "
-            "connections."
+            f"{num_busy} honest requests were told to come back ({BUSY}), since {num_attacks} addresses share "
+            "the connections."
         )
         lines += ["", f"{rounds} Memory grew by {closing.grown_mib:.0f} MiB; after the rounds it was {kept} MiB."]
-    return [*lines, "", "Faults: " + ("; ".join(faults) or "none") + "."]
+    return [*lines, "", *more, "", "Faults: " + ("; ".join(faults) or "none") + "."]
