@@ -347,6 +347,7 @@ def test_the_keys_of_transformers_serve_where_the_releases_are_missing(folder: P
         ("text_config", [], "text_config"),
         ("vision_config.vt_hidden_size", "48", "vt_hidden_size"),
         ("vision_config.vt_num_attention_heads", 5, "4 \\* its heads"),
+        ("vision_config.num_hidden_layers", 8, "`num_hidden_layers`.* is 8, but `vt_num_hidden_layers`"),
         ("vision_config.merge_kernel_size", [2, 3], "merge_kernel_size"),
         ("vision_config.mm_projector_type", "patchmergerv2", "mm_projector_type"),
         ("vision_config.text_hidden_size", 64, "text_hidden_size"),

@@ -42,7 +42,8 @@ class Phi3V(nn.Module):
             # transformers asks for a pad token within the vocabulary, and knows other classes by these names.
             drop = ("architectures", "model_type", "transformers_version", "pad_token_id")
             text = {key: value for key, value in text.items() if key not in drop}
-            self.text = Phi3ForCausalLM(Phi3Config(**{**text, "rope_scaling": scaling}, pad_token_id=None)).float()
+            text |= {"rope_scaling": scaling, "rope_theta": config["rope_theta"]}
+            self.text = Phi3ForCausalLM(Phi3Config(**text, pad_token_id=None)).float()
             self.tower = CLIPVisionModel(CLIPVisionConfig(**{**LARGE, **config.get("vision_config", {})})).float()
         width, hidden = 4 * self.tower.config.hidden_size, config["hidden_size"]
         self.newline = nn.Parameter(torch.zeros(1, 1, 1, width))

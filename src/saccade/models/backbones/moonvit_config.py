@@ -20,7 +20,7 @@ RELEASE: Mapping[str, str] = MappingProxyType(
         "pos_emb_time": "init_pos_emb_time",
     }
 )
-"""The releases' keys by those of transformers. The releases' win: transformers reads only its own."""
+"""The releases' keys by those of transformers, which reads only its own. A file may have both if they agree."""
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
@@ -71,6 +71,11 @@ class MoonVitConfig(MergingVisionConfig):
     @classmethod
     def read(cls, config: Mapping[str, Any], vision: Mapping[str, Any], out_hidden_size: int) -> "MoonVitConfig":
         """Read `vision_config`, and *config* around it; *out_hidden_size* is the decoder's. Raises StartupError."""
+        for key, other in RELEASE.items():
+            if vision.get(key) != vision.get(other) and {key, other} <= vision.keys():
+                raise StartupError(
+                    f"config.json: `{key}` of the vision tower is {vision[key]!r}, but `{other}` is {vision[other]!r}."
+                )
         vision = {**DEFAULTS, **vision}
         check_equal(vision, FIXED)
         tower = cls(
