@@ -162,6 +162,25 @@ class Reference:
         )
         return ids[0].tolist(), output[0, ids.shape[1] :].tolist()
 
+    def prompt_ids(self, encoded: bytes) -> list[int]:
+        """Return the ids that the release's own processor makes of a chat with a video and the question."""
+        import transformers
+        from transformers.video_utils import VideoMetadata
+
+        header = read_header(encoded, LIMITS)
+        frames = np.stack(list(read_frames(encoded, header, range(header.num_frames), LIMITS)))
+        kind = "Qwen3VLProcessor" if self.times else "Qwen2_5_VLProcessor"
+        processor = getattr(transformers, kind)(self.text.processor, self.text.tokenizer, self.videos)
+        content = [{"type": "video"}, QUESTION]
+        made = processor(
+            text=[self.text.render([{"role": "user", "content": content}], add_generation_prompt=True, switches={})],
+            videos=[torch.from_numpy(frames).permute(0, 3, 1, 2)],
+            video_metadata=[VideoMetadata(total_num_frames=header.num_frames, fps=header.fps)],
+            do_sample_frames=True,
+        )
+        ids: list[int] = made["input_ids"][0]
+        return ids
+
     def written(self, made: Any) -> tuple[str, str]:
         """Return what the template writes for a video, and what takes its place."""
         groups, rows, columns = made["video_grid_thw"][0].tolist()
@@ -173,7 +192,7 @@ class Reference:
         times += times[-1:] * (len(times) % 2)
         middles = [(first + last) / 2 for first, last in zip(times[::2], times[1::2], strict=True)]
         text = "".join(f"<{middle:.1f} seconds><|vision_start|>{pads}<|vision_end|>" for middle in middles)
-        return "<|vision_start|><|video_pad|><|vision_end|>", text
+        return "<|video_pad|>", text
 
     def seconds(self, made: Any) -> dict[str, Any]:
         if self.model.config.model_type != "qwen2_5_vl":
@@ -190,6 +209,12 @@ def check(answer: Any, expected: tuple[list[int], list[int]]) -> None:
     assert answer.prompt_token_ids == expected[0]
     assert answer.usage.prompt_tokens == len(expected[0])
     assert answer.choices[0].token_ids == expected[1]
+
+
+def test_prompts_equal_the_release_processors(server: Server, reference: Callable[[], Reference]) -> None:
+    """With the tokens around a video that the template writes, see decision 37."""
+    answer = ask(server, video(SERVED["h264"]), QUESTION)
+    assert answer.prompt_token_ids == reference().prompt_ids(SERVED["h264"])
 
 
 @pytest.mark.parametrize(

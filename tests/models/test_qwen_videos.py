@@ -104,7 +104,7 @@ def check(family: str, frames: np.ndarray, header: VideoHeader, **changed: Any) 
 
 
 def written(layout: ImageLayout, subject: VideoLayout) -> str:
-    pad = subject.template_tokens[1]
+    (pad,) = subject.template_tokens
     return "".join(piece if isinstance(piece, str) else pad * piece for piece in layout.prompt)
 
 
@@ -114,7 +114,9 @@ def reference_text(made: Any) -> str:
 
     itself = Qwen3VLProcessor.__new__(Qwen3VLProcessor)
     itself.video_processor = SimpleNamespace(merge_size=2, temporal_patch_size=2)
-    itself.vision_start_token, itself.video_token, itself.vision_end_token = layout_of("qwen3_vl").template_tokens
+    layout = layout_of("qwen3_vl")
+    (itself.video_token,) = layout.template_tokens
+    itself.vision_start_token, itself.vision_end_token = layout.around
     return str(itself.replace_video_token(made, 0))
 
 

@@ -28,7 +28,7 @@ class VideoLayout16(TimedVideoLayout):
     """Patches of two frames of 16 x 16, merged 2 x 2 into one token; two frames a second, each pair with its time."""
 
     around = ("<|vision_start|>", "<|vision_end|>")
-    template_tokens = ("<|vision_start|>", "<|video_pad|>", "<|vision_end|>")
+    template_tokens = ("<|video_pad|>",)
     defaults: ClassVar[Mapping[str, Any]] = {
         **PATCHES_16,
         **FRAMES,
