@@ -225,6 +225,11 @@ def without_drafts(folder: Path) -> Path:
         ("language_model.model.layers.3.mlp.shared_experts.gate_proj.weight",
          Target("language_model.layers.3.mlp.shared_experts.gate_up_proj.weight", 0)),
         ("vision_tower.encoder.blocks.2.wqkv.bias", Target("visual.blocks.2.attn.qkv.bias")),
+        ("language_model.model.blocks.3.mlp.experts.7.up_proj.weight",
+         Target("language_model.layers.3.mlp.experts.gate_up_proj", 1, 7)),
+        ("vision_tower.encoder.patch_embed.proj.bias", Target("visual.patch_embed.proj.bias")),
+        ("vision_tower.encoder.patch_embed.pos_emb.weight", Target("visual.pos_embed.weight")),
+        ("model.mm_projector.pre_norm.bias", Target("visual.merger.norm.bias")),
     ],
 )  # fmt: skip
 def test_tensors_have_the_releases_names(folder: Path, name: str, target: Target | None) -> None:

@@ -232,6 +232,46 @@ def test_faults_of_experts_in_one_tensor(
     assert all(word in error.value.message for word in words), error.value.message
 
 
+@table("ranks", [ALONE, Ranks(1, 2), Ranks(3, 4)])
+@table("is_quantised", [False, True])
+@table("stored", [False, True])
+@table("stated", [False, True])
+@table("width", [96, HIDDEN, HIDDEN // 2])
+def test_the_shapes_tell_which_way_round_experts_are(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    width: int,
+    stated: bool,
+    stored: bool,
+    is_quantised: bool,
+    ranks: Ranks,
+) -> None:
+    """Whatever the family says, and if one of the two matrices is square."""
+    monkeypatch.setattr("test_weight_plan.INTERMEDIATE", width)
+    draw = torch.Generator().manual_seed(0)
+    plain = {
+        "gate_up_proj": torch.randn(EXPERTS, 2 * width, HIDDEN, generator=draw),
+        "down_proj": torch.randn(EXPERTS, HIDDEN, width, generator=draw),
+    }
+    fields, values = joined(plain, stored)
+    if not is_quantised:
+        fields = {
+            f"mlp.experts.{name}": (value.transpose(1, 2) if stored else value).contiguous()
+            for name, value in values.items()
+        }
+    experts = load(tmp_path, fields, Fp8(BLOCKS) if is_quantised else None, ranks, stated)
+    for name in plain:
+        held = experts.quantised.get(name, getattr(experts, name))
+        assert torch.equal(torch.stack([held[index] for index in range(len(held))]), own_part(values, name, ranks))
+
+
+def test_experts_that_do_not_agree_are_refused(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
+    tensors = {f"mlp.experts.{name}": weight for name, weight in weights.items()}
+    tensors["mlp.experts.down_proj"] = tensors["mlp.experts.down_proj"].transpose(1, 2).contiguous()
+    with pytest.raises(StartupError, match=r"down_proj .* has shape \[6, 96, 64\] instead of \[6, 64, 96\]"):
+        load(tmp_path, tensors)
+
+
 NAMES = [("weight_scale_inv", "activation_scale"), ("weight_scale", "input_scale"), ("weight_scale", None)]
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from saccade.engine.executor.cache_scales import CACHE_SCALE, CacheScales
+from saccade.engine.executor.joined_experts import turned
 from saccade.engine.executor.quantisation import Quantisation
 from saccade.engine.executor.weight_fields import field_name, field_of, fitted
 from saccade.engine.executor.weight_files import Checkpoint, StoredTensor, listed
@@ -88,7 +89,8 @@ def make_plan(network: nn.Module, checkpoint: Checkpoint, quantisation: Quantisa
     places = {name: WeightPlace.of(network, name, ranks) for name, _ in network.named_parameters()}
     plan = LoadPlan(places)
     faults = _Faults()
-    for filling in _fillings(network, checkpoint, quantisation, plan, faults):
+    fillings = list(_fillings(network, checkpoint, quantisation, plan, faults))
+    for filling in turned(fillings, places):
         place = places.get(filling.target.parameter)
         if place is None and quantisation is not None and _is_idle_bias(filling, checkpoint, quantisation):
             continue
@@ -144,8 +146,7 @@ def _fillings(
         is_plain = not used.keys() - set(format.optional) and not by_shape
         plan.spare.update(fields if is_plain else fields.keys() & set(format.unused))
         if not is_plain:
-            own = (format.transposed() or format) if target.transposed else format
-            yield Filling(target, used, own, by_shape, weight)
+            yield Filling(target, used, format, by_shape, weight)
     plan.cache_scales.note(scales, network, siblings)
     faults.unexpected.extend(f"{tensor.name} ({tensor.file})" for tensor in plan.cache_scales.unexpected)
 
