@@ -3,7 +3,7 @@
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +14,12 @@ from weights import fill_from
 
 from saccade.errors import StartupError
 from saccade.models.backbones.grouped_query_text import GroupedQueryDecoder
-from saccade.models.backbones.image_text_network import ImageTextNetwork
 from saccade.models.backbones.names import target_of
 from saccade.models.backbones.text_config import PHI3, TextConfig
+from saccade.models.backbones.text_network import TextNetwork
 from saccade.models.network import Target
 from saccade.nn.backends.torch_sdpa import AttentionBackend
 from saccade.nn.context import ForwardContext, KvCache, PagedLayout
-from saccade.nn.parallel import Ranks
 
 BLOCK, NUM_TOKENS = 8, 45
 BASE: dict[str, Any] = {
@@ -56,22 +55,10 @@ def reference(kind: str, config: dict[str, Any]) -> Any:
     return model.eval()
 
 
-class Words:
-    """A layout of images that there are none of."""
-
-    settings: ClassVar[Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-
-    def __init__(self, *_: Any) -> None:
-        """Read nothing."""
-
-
-class TextNetwork(ImageTextNetwork):
+class Network(TextNetwork):
     """A decoder and a head."""
 
-    layout, decoder = Words, GroupedQueryDecoder  # type: ignore[assignment]
-
-    def build(self, spec: Any, ranks: Ranks) -> None:
-        """Create nothing: there are no images."""
+    decoder = GroupedQueryDecoder
 
     def target(self, name: str) -> Target:
         return target_of(name, PREFIXES)
@@ -80,8 +67,8 @@ class TextNetwork(ImageTextNetwork):
 PREFIXES = [("model.", "language_model.")]
 
 
-def load(config: TextConfig, model: Any, folder: Path) -> ImageTextNetwork:
-    network = TextNetwork(SimpleNamespace(text=config), {}, {})
+def load(config: TextConfig, model: Any, folder: Path) -> TextNetwork:
+    network = Network(SimpleNamespace(text=config), {}, {})
     save_file(
         {name: value.contiguous().clone() for name, value in model.state_dict().items()}, folder / "all.safetensors"
     )

@@ -1,47 +1,28 @@
-"""Shared parts of networks with a vision tower and a text decoder: the ends of the text side, and pixel normalisation.
+"""Shared parts of networks with a vision tower and a text decoder: what the tower needs, and pixel normalisation.
 
-Shapes: N tokens, I values of a row of pixels, E hidden size, R rows to predict from, V vocabulary, U tokens of images,
-W = E, except for families with several features for each token.
+Shapes: N rows of pixels, I values of a row.
 """
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 
-from saccade.models.backbones.decoder import TextDecoder
+from saccade.models.backbones.text_network import TextNetwork
 from saccade.models.family import Layout
-from saccade.models.network import Derived, Target
-from saccade.nn.context import ForwardContext
-from saccade.nn.layers import Layer, Linear, finish
 from saccade.nn.ops import normalise_pixels
 from saccade.nn.parallel import ALONE, Ranks
-from saccade.nn.rope import inverse_frequencies
-
-TEXT, HEAD, EMBEDDING = "language_model.", "lm_head.", "language_model.embed_tokens."
-FREQUENCIES = ".rotary_emb.inv_freq"
-LAYER = re.compile(r"language_model\.layers\.(\d+)\.")
 
 
-class ImageTextNetwork(Layer):
-    """models.network.Network, except for images. Parameters are empty until the loader has filled them.
-
-    A family names the classes of its parts: *decoder* is made from the spec's text and the ranks. It adds `build`,
-    `target`, `prepare` and `encode`.
-    """
+class ImageTextNetwork(TextNetwork):
+    """A decoder and the parts for images. A family adds its *layout*, `build`, `prepare` and `encode`."""
 
     layout: ClassVar[type[Layout]]
-    decoder: ClassVar[Callable[..., Any]]
 
     def __init__(
         self, spec: Any, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
-        super().__init__()
-        self.spec = spec
-        self.is_tied = spec.text.tied
-        self.language_model: TextDecoder = self.decoder(spec.text, ranks)
-        self.lm_head = None if self.is_tied else self._head()
+        super().__init__(spec, config, preprocessor, ranks)
         settings = self.layout(config, preprocessor).settings
         self.mean_std = [settings["image_mean"], settings["image_std"]]
         self.scaled_mean_std = torch.empty(0)
@@ -51,103 +32,13 @@ class ImageTextNetwork(Layer):
         """Create the parts for images."""
         raise NotImplementedError
 
-    @property
-    def device(self) -> torch.device:
-        return self.language_model.embedding_VE.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.language_model.embedding_VE.dtype
-
-    def target(self, name: str) -> Target | None:
-        """Return the place of the release's tensor *name*; None if no network of the family needs it."""
-        raise NotImplementedError
-
-    def _head(self) -> Linear:
-        text, ranks = self.spec.text, self.language_model.embed_tokens.ranks
-        return Linear(text.hidden_size, text.vocab_size, bias=False, split="outputs", ranks=ranks)
-
-    def untie(self) -> None:
-        """Take a head of its own, still empty. Call before loading."""
-        with torch.device(self.device):
-            self.lm_head = self._head().to(self.dtype)
-        self.is_tied = False
-
-    def is_head(self, name: str) -> bool:
-        """Return whether the checkpoint's tensor *name* belongs to the matrix of the logits."""
-        target = self.target(name)
-        return target is not None and target.parameter.startswith(HEAD)
-
-    def locate(self, name: str) -> Target | Derived | None:
-        """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed.
-
-        A tied head fills the embedding. Old releases hold rotary frequencies, which the configuration gives.
-        """
-        target = self.target(name)
-        if target is None:
-            return None
-        if target.parameter.startswith(TEXT) and name.endswith(FREQUENCIES):
-            return self._frequencies(target)
-        if self.is_tied and target.parameter.startswith(HEAD):
-            return target._replace(parameter=target.parameter.replace(HEAD, EMBEDDING, 1))
-        return target
-
-    def _frequencies(self, target: Target) -> Derived | Target:
-        """Return the rotary frequencies of a layer, or of the whole decoder; *target* for a layer that is not there.
-
-        Releases hold them as their code computes with them, or before they are stretched for longer contexts.
-        """
-        match = LAYER.match(target.parameter)
-        layer = 0 if match is None else int(match[1])
-        if layer >= self.spec.text.num_layers:
-            return target
-        rope = self.spec.text.rope_of(layer)
-        size, cpu = 2 * len(rope.divisors), torch.device("cpu")
-        every = (inverse_frequencies(rope.theta, size, cpu, divisors) for divisors in (rope.divisors, None))
-        return Derived(tuple(every), "the rotary positions of config.json")
-
     def finish(self) -> None:
         """Compute the values derived from loaded weights and their device. Call once, after loading."""
-        for part in self.children():
-            finish(part)
+        super().finish()
         self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=self.device) * 255
-        if self.is_tied:
-            # A separate layer shares the embedding's tensor, and is packed like other layers if that is faster.
-            self.lm_head = Linear.of(self.language_model.embedding_VE)
 
     def normalised(self, pixels_NI: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return uint8 rows, channel after channel, normalised like the family's processor does."""
         mean, std = self.scaled_mean_std
         # This order and precision is bit-equal to the reference processor, which folds 1/255 into mean and std.
         return normalise_pixels(pixels_NI, mean, std, dtype)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        context: ForwardContext,
-        media_rows: torch.Tensor | None = None,
-        media_UW: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return hidden states [N, E] for ids int64 [N]; media_UW replaces the embeddings at *media_rows* int64 [U].
-
-        Of several features of a token, the others are added after the first layers.
-        """
-        x_NE = self.embed(input_ids, media_rows, media_UW)
-        if media_UW is None:
-            return self.language_model(x_NE, context)  # type: ignore[no-any-return]
-        deep = media_UW.split(x_NE.shape[1], dim=1)[1:]
-        return self.language_model(x_NE, context, media_rows, deep)  # type: ignore[no-any-return]
-
-    def embed(
-        self, input_ids: torch.Tensor, media_rows: torch.Tensor | None = None, media_UW: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Return the decoder's input [N, E] for the same arguments."""
-        x_NE = self.language_model.embed(input_ids)
-        if media_rows is not None and media_UW is not None:
-            x_NE.index_copy_(0, media_rows, media_UW[:, : x_NE.shape[1]])
-        return x_NE
-
-    def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, V] in float32 on rank 0. All ranks must call; the others get their part."""
-        part = self.lm_head(hidden_RE)  # type: ignore[misc]
-        return self.language_model.embed_tokens.ranks.gather(part).float()
