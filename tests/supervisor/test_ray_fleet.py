@@ -6,13 +6,17 @@ import signal
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayActorError
 from server import Server, free_port, program
+from tables import table
 from waiting import wait_until
 
 from saccade.cli.main import run
+from saccade.supervisor import ray_fleet
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,6 +112,50 @@ def workers_of(token: Path) -> list[int]:
         for process in psutil.process_iter(["cmdline"])
         if "worker" in (words := process.info["cmdline"] or []) and str(token) in words and "fleet" not in words
     ]
+
+
+ONE, TWO = "grpc://10.0.0.1:9000", "grpc://[fd00::1]:9000"
+NEVER = object()
+
+
+@table(
+    ("answers", "urls"),
+    [
+        ([ONE, TWO, ONE], [(ONE,), (TWO,), (ONE,)]),
+        ([ONE, RayActorError(), ONE], [(ONE,), (), (ONE,)]),
+        ([ONE, NEVER], [(ONE,), (ONE,), (), ()]),
+        ([ONE, f"{ONE}\nunix:/run/docker.sock"], [(ONE,), ()]),
+        ([f"{ONE} # {TWO}", f"{ONE}\u2028{TWO}", f"{ONE}\x1b[2J"], [(), (), ()]),
+        (["unix:/run/docker.sock", "vllm://10.0.0.1:80", "", "grpc://no port", "grpc://a:1/b"], [()] * 5),
+        ([7, None, ONE.encode(), [ONE]], [()] * 4),
+    ],
+)
+def test_answers_of_replicas_are_addresses_or_nothing(
+    answers: list[object], urls: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray says what each look at a replica finds, a look every 3 s: new ones each time, none, late, malformed."""
+    seconds = iter(range(0, 3600, 3))
+    left = iter(answers)
+
+    def get(answer: object) -> object:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    actor = SimpleNamespace(url=SimpleNamespace(remote=lambda: next(left)))
+    actor_class = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: actor))
+    ray = SimpleNamespace(
+        remote=lambda _: actor_class,
+        get=get,
+        wait=lambda asked, timeout: ([], asked) if asked == [NEVER] else (asked, []),
+    )
+    monkeypatch.setattr(ray_fleet, "ray", ray)
+    monkeypatch.setattr(ray_fleet, "join", lambda _: None)
+    monkeypatch.setattr(ray_fleet, "placement_group", lambda *_, **__: None)
+    monkeypatch.setattr(ray_fleet, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
+    monkeypatch.setattr(ray_fleet, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    fleet = ray_fleet.RayFleet("auto", ray_fleet.ReplicaSpec((), {}, 1.0), 1)
+    assert [fleet.urls() for _ in urls] == urls
 
 
 @pytest.mark.parametrize("missing", ["the cluster", "the token"])

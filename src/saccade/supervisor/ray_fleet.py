@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from saccade import config
 from saccade.errors import StartupError
 from saccade.processes.parent_death import tied
+from saccade.transport.wire import target
 
 LEAST_LIFE_SECONDS = 10.0
 """A worker that ends sooner is not started again before this time has passed."""
@@ -33,6 +34,7 @@ ANSWER_SECONDS = 5.0
 """How long a replica may take to report its address; if its node is gone, Ray may take longer to notice."""
 
 CONNECT_SECONDS = 5.0
+SCHEME = "grpc://"
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class WorkerActor:
         host = get_node_ip_address()
         port = _free_port(host)
         address = f"[{host}]" if ":" in host else host
-        self._url = f"grpc://{address}:{port}"
+        self._url = f"{SCHEME}{address}:{port}"
         self._stopping = False
         command, environment = config.program("worker", *arguments, "--host", host, "--port", str(port))
         # Ray runs this in the process's main thread. The child's death is tied to that thread's end.
@@ -91,6 +93,19 @@ def _free_port(host: str) -> int:
         return int(listener.getsockname()[1])
 
 
+def _address(answer: object) -> str | None:
+    """Return *answer* if it is the address of a worker, which fits on a line of the file; otherwise None."""
+    if not isinstance(answer, str) or not answer.startswith(SCHEME) or not answer.isprintable() or " " in answer:
+        logger.error("a replica does not report an address of a worker")
+        return None
+    try:
+        target(answer)
+    except StartupError as error:
+        logger.error("a replica reports an address that is none: %s", error.message)
+        return None
+    return answer
+
+
 class _Replica:
     """A placement group with an actor, and the pending question for its address."""
 
@@ -119,7 +134,7 @@ class _Replica:
                 self.url = None
             return
         try:
-            self.url = ray.get(self._question)
+            self.url = _address(ray.get(self._question))
         except RayError:
             self.url = None
         self._question = None
