@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -90,6 +91,31 @@ async def test_a_frame_makes_no_more_objects_than_the_requests_explain(name: str
         await until(lambda: client.ready)
         assert front.num_connections == 2
         assert await tokens(client, ask("again", [1])) == [1]
+
+
+@table("over", ["a Unix socket", "TCP"])
+async def test_a_refused_frame_is_not_kept(over: str, tmp_path: Path) -> None:
+    class Stubborn(Front):
+        def open(self, frames: Frames | None = None) -> GatewayStream:
+            stream = super().open(frames)
+            if self.num_connections > 1:
+                asyncio.get_running_loop().call_soon(stream.send, FRAMES["empty deltas"][0])
+            else:
+                asyncio.get_running_loop().call_soon(stream.end)
+            return stream
+
+    front = Stubborn()
+    server = WorkerServer(front, address(over, tmp_path))
+    await server.start()
+    client = WorkerClient(server.address)
+    try:
+        with counted_bytes():  # the collector of cycles is off
+            await client.start()
+            await until(lambda: front.num_connections == 8)
+            assert tracemalloc.get_traced_memory()[0] < 3 * FRAME_BYTES
+    finally:
+        await client.close()
+        await server.stop()
 
 
 def described(field: bytes, empty: bytes, value: bytes) -> bytes:

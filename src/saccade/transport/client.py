@@ -383,7 +383,8 @@ class _GrpcStream:
         try:
             self._take(WorkerFrame.FromString(payload).payload)
         except UNREADABLE as error:
-            self.ended.set_exception(error)
+            # Its traceback has the frame, and would keep it until cycles are collected.
+            self.ended.set_exception(error.with_traceback(None))
 
     def end(self, status: grpc.StatusCode, details: str) -> None:
         """Let *ended* be done, with gRPC's error unless *status* is OK."""

@@ -111,7 +111,8 @@ class Frames(asyncio.Protocol):
         except ChannelClosed:
             self.abort()
         except UNREADABLE as error:
-            self._ended.set_exception(error)
+            # Its traceback has the frame, and would keep it until cycles are collected.
+            self._ended.set_exception(error.with_traceback(None))
 
     def _wait_for_a_turn(self, transport: asyncio.Transport) -> None:
         if self._buffer and not transport.is_closing():
