@@ -5,6 +5,7 @@ A test names what it compares by `@pytest.mark.aspect("logits")`; the release is
 HOLES fails.
 """
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -24,14 +25,16 @@ HOLES: Mapping[Cell, str] = MappingProxyType(
 )
 """Why a cell is empty, by (release, aspect)."""
 
-MARK = "conformance"
+MARK, OMITTED = "conformance", "omitted"
+"""The properties of a report: what a test compares, and how many tests of the same a sample left out."""
 
 
 class Count(NamedTuple):
-    """How many comparisons of a cell passed and failed."""
+    """How many comparisons of a cell passed and failed, and how many the sample left out."""
 
     passed: int = 0
     failed: int = 0
+    omitted: int = 0
 
 
 @pytest.fixture(autouse=True)
@@ -48,13 +51,17 @@ def release_of(params: Mapping[str, Any]) -> Any:
 
 def counted(stats: Mapping[str, Sequence[Any]]) -> Mapping[Cell, Count]:
     """Count comparisons in pytest's reports, which *stats* has by outcome. A test without a result is a failed one."""
-    found: dict[Cell, list[int]] = defaultdict(lambda: [0, 0])
+    found: dict[Cell, list[int]] = defaultdict(lambda: [0, 0, 0])
     for place, outcomes in enumerate((("passed",), ("failed", "error"))):
         for report in (one for outcome in outcomes for one in stats.get(outcome, ())):
             for key, value in getattr(report, "user_properties", ()):
-                if key == MARK and (place or report.when == "call"):
+                is_counted = bool(place) or report.when == "call"
+                if key == MARK and is_counted:
                     release, _, aspect = value.rpartition("/")
                     found[release, aspect][place] += 1
+                elif key == OMITTED and is_counted:
+                    release, aspect, number = value.rsplit("/", 2)
+                    found[release, aspect][2] += int(number)
     return {cell: Count(*numbers) for cell, numbers in found.items()}
 
 
@@ -80,7 +87,7 @@ def _text(count: Count, is_explained: bool) -> str:
     if count.failed:
         return f"{count.failed} FAIL"
     if count.passed:
-        return str(count.passed)
+        return f"{count.passed}/{count.passed + count.omitted}" if count.omitted else str(count.passed)
     return "none" if is_explained else "MISSING"
 
 
@@ -101,6 +108,10 @@ def print_table(terminalreporter: Any) -> None:
         terminalreporter.section(MARK)
         for line in lines(counts, checkpoints.CHECKPOINTS):
             terminalreporter.write_line(line)
+        if any(count.omitted for count in counts.values()):
+            terminalreporter.write_line(
+                f"9/50: a sample of 9 of 50, by CONFORMANCE_SEED={os.environ['CONFORMANCE_SEED']}; --every runs all."
+            )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -21,11 +21,19 @@ import hypothesis
 import pytest
 import structlog
 import torch
+from conformance_sample import pytest_addoption, pytest_collection_modifyitems, pytest_configure, share
 from conformance_table import aspect, print_table, pytest_sessionfinish
 from torchvision_schemas import import_torchvision
 from xdist.scheduler import LoadFileScheduling
 
-__all__ = ["aspect", "pytest_sessionfinish"]
+__all__ = [
+    "aspect",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_sessionfinish",
+    "share",
+]
 
 torch.set_num_threads(1)
 # How long an example takes says more about the machine than about the code.

@@ -26,6 +26,15 @@ def test_reports_are_counted_once() -> None:
     assert conformance_table.counted(STATS) == COUNTS
 
 
+def test_a_sample_says_of_how_many_it_is() -> None:
+    passed = report("a/ids")
+    passed.user_properties.append(("omitted", "a/ids/41"))
+    counts = conformance_table.counted({"passed": [passed]})
+    assert counts == {("a", "ids"): Count(1, 0, 41)}
+    _, row, *_ = conformance_table.lines(counts, ["a"], {})
+    assert row.split()[2] == "1/42"
+
+
 def test_a_row_for_each_release_then_the_reasons() -> None:
     head, a, b, reason = conformance_table.lines(COUNTS, ["a", "b"], {("b", "TP"): "It has one head."})
     assert head.split() == list(conformance_table.ASPECTS)

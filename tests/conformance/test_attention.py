@@ -34,6 +34,7 @@ def answered(subject: Engine, folder: Path) -> tuple[list[int], torch.Tensor]:
     return token_ids, torch.stack(logits["a"])
 
 
+@pytest.mark.sampled(9, of_all=True)
 def test_triton_gives_the_logits_of_the_plain_backend(folder: Path) -> None:
     plain = engines.engine(folder)
     has_latent_layers = any(isinstance(layer, Latent) for layer in plain.validator.spec.kv_specs)
@@ -45,6 +46,7 @@ def test_triton_gives_the_logits_of_the_plain_backend(folder: Path) -> None:
 
 
 @pytest.mark.conformance
+@pytest.mark.sampled(9, of_all=True)
 def test_operations_for_gpus_give_the_logits_of_the_plain_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of towers, and with residuals that are overwritten."""
     plain = engines.engine(folder)

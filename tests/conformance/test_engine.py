@@ -19,6 +19,7 @@ CASES = [
 
 @pytest.mark.aspect("logits")
 @pytest.mark.aspect("cache")
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("name", "chunk"), CASES)
 def test_fresh_and_cached_chunks_equal_the_reference(folder: Path, oracle: Oracle, name: str, chunk: int) -> None:
     check_fresh_and_cached(oracle, folder, PROMPTS[name], chunk)

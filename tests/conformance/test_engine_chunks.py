@@ -19,6 +19,7 @@ def chunk_sizes(num_tokens: int, is_rare: bool) -> list[int]:
 
 @pytest.mark.aspect("chunks")
 @pytest.mark.conformance
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROMPTS)
 def test_every_chunk_size_equals_the_reference(
     folder: Path, oracle: Oracle, name: str, checkpoint_name: str

@@ -56,6 +56,7 @@ def preempting(subject: Engine) -> Callable[[], None]:
 
 @pytest.mark.aspect("chunks")
 @pytest.mark.conformance
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["text", "one image", "two images"])
 def test_chunks_and_preemption_change_no_token(
     folder: Path, oracle: Oracle, name: str, checkpoint_name: str

@@ -11,6 +11,7 @@ from references.networks import Oracle
 
 
 @pytest.mark.aspect("TP")
+@pytest.mark.sampled(2)
 @pytest.mark.conformance
 @pytest.mark.parametrize(
     "settings",

@@ -10,6 +10,7 @@ NGRAM = '{"method": "ngram", "num_speculative_tokens": 4}'
 
 
 @pytest.mark.aspect("drafts")
+@pytest.mark.sampled(1)
 @pytest.mark.conformance
 @pytest.mark.parametrize("wrong", [0, 2, 3])
 def test_proposals_change_no_token(folder: Path, wrong: int) -> None:

@@ -124,6 +124,7 @@ def test_spliced_images() -> None:
 
 
 @pytest.mark.conformance
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_many_random_damages(seed: int) -> None:
     for name in KINDS:
