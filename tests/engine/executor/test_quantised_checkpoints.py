@@ -80,6 +80,15 @@ CHANNEL = {**GROUP, "num_bits": 8, "strategy": "channel", "group_size": None}
         ),
         (
             {
+                **GPTQ,
+                "quant_method": "auto-round",
+                "packing_format": "auto_round:auto_gptq",
+                "extra_config": {f"{LAYER}{layer}.self_attn": {"bits": 16} for layer in range(4)},
+            },
+            mlps("gptq"),
+        ),
+        (
+            {
                 **COMPRESSED,
                 "config_groups": {
                     "group_0": {"targets": ["re:.*down_proj"], "weights": CHANNEL},

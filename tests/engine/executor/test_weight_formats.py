@@ -160,6 +160,46 @@ def test_settings_of_modules_in_gptq(tmp_path: Path, settings: dict[str, Any], b
     assert bits_of(read(tmp_path, {"quantization_config": {**GPTQ, **settings}})) == bits
 
 
+ROUND = {
+    "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 32, "sym": True,
+    "data_type": "int",
+}  # fmt: skip
+
+
+@table(
+    ("settings", "bits", "name"),
+    [
+        ({}, [4, 4, 4, 4], "GPTQ, 4 bits"),
+        ({"packing_format": "auto_round:auto_awq", "sym": False}, [4, 4, 4, 4], "AWQ, 4 bits"),
+        ({"bits": 8}, [8, 8, 8, 8], "GPTQ, 8 bits"),
+        ({"extra_config": {"model.layers.0.mlp.down_proj": {"bits": 8, "group_size": 64}}}, [8, 4, 4, 4], "8 bits"),
+        ({"extra_config": {"layers.0.mlp": {"bits": 16, "data_type": "fp"}}}, [None, None, 4, 4], "GPTQ, 4 bits"),
+    ],
+)
+def test_packings_of_auto_round(tmp_path: Path, settings: dict[str, Any], bits: list[int | None], name: str) -> None:
+    found = read(tmp_path, {"quantization_config": {**ROUND, **settings}})
+    assert bits_of(found) == bits
+    assert found is not None
+    assert name in found.formats
+
+
+@table(
+    ("settings", "words"),
+    [
+        ({"packing_format": "auto_round"}, ["packing_format 'auto_round'", "auto_round:auto_gptq"]),
+        ({"packing_format": "auto_round:auto_awq", "bits": 8}, ["bits 8"]),
+        ({"data_type": "mx_fp"}, ["data_type 'mx_fp'", "int"]),
+        ({"bits": 2}, ["bits 2"]),
+        ({"extra_config": {"a": {"bits": 3}}}, ["extra_config 'a'", "bits 3"]),
+        ({"extra_config": ["a"]}, ["`extra_config`", "['a']"]),
+    ],
+)
+def test_other_packings_of_auto_round_are_refused(tmp_path: Path, settings: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(StartupError) as error:
+        read(tmp_path, {"quantization_config": {**ROUND, **settings}})
+    assert all(word in error.value.message for word in words), error.value.message
+
+
 EIGHT = {**GROUP, "num_bits": 8}
 
 
@@ -214,7 +254,10 @@ def test_layers_have_formats_of_their_own(tmp_path: Path) -> None:
 @table(
     ("found", "words"),
     [
-        ({"quant_method": "bitsandbytes"}, ["'bitsandbytes'", "awq, awq_marlin, compressed-tensors, fp8, gptq"]),
+        (
+            {"quant_method": "bitsandbytes"},
+            ["'bitsandbytes'", "auto-round, awq, awq_marlin, compressed-tensors, fp8, gptq"],
+        ),
         ({**AWQ, "version": "gemv"}, ["version 'gemv'", "gemm"]),
         ({**AWQ, "zero_point": False}, ["zero_point False"]),
         ({**AWQ, "bits": 8}, ["bits 8", "4"]),

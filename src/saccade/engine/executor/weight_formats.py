@@ -233,6 +233,38 @@ def _dynamic_rule(section: Mapping[str, Any], pattern: str, settings: object, so
     return Rule(modules, _gptq_format({**section, **own}, place))
 
 
+PLAIN_BITS = 16
+"""AutoRound's mark of modules that stay plain."""
+
+
+def _auto_round(section: Mapping[str, Any], source: str) -> Quantisation:
+    """Read a section of AutoRound, which packs as GPTQ or AWQ. Some modules have settings of their own."""
+    packing = section.get("packing_format")
+    read = next((PACKINGS[end] for end in PACKINGS if str(packing).removeprefix("auto_round:") == end), None)
+    if read is None:
+        raise _unknown(source, "packing_format", packing, ", ".join(f"auto_round:{end}" for end in PACKINGS))
+    _check(section, source, {"data_type": ("int",)})
+    whole = read({**section, "zero_point": None}, source)
+    others = section.get("extra_config") or {}
+    if not isinstance(others, dict) or not all(isinstance(own, dict) for own in others.values()):
+        raise StartupError(f"{source}: `extra_config` must describe modules, not {others!r}.")
+    rules = (
+        Rule(
+            _modules([name], "extra_config", source),
+            None
+            if type(bits := own.get("bits")) is int and bits >= PLAIN_BITS
+            else read({**section, **own, "zero_point": None}, f"{source}: extra_config {name!r}").format,
+        )
+        for name, own in others.items()
+    )
+    return whole._replace(rules=tuple(rules))
+
+
+PACKINGS: Mapping[str, Callable[[Mapping[str, Any], str], Quantisation]] = MappingProxyType(
+    {"auto_gptq": _gptq, "gptq": _gptq, "auto_awq": _awq, "awq": _awq}
+)
+
+
 def _in_blocks(section: Mapping[str, Any], source: str) -> tuple[str, ...]:
     """Return the modules of a block that are quantised, of which GPTQ has a list, or lists for its order of work."""
     key = "modules_in_block_to_quantize"
@@ -284,6 +316,7 @@ ALGORITHMS: Mapping[str, WeightFormat] = MappingProxyType(
 
 METHODS: Mapping[str, Callable[[Mapping[str, Any], str], Quantisation]] = MappingProxyType(
     {
+        "auto-round": _auto_round,
         "awq": _awq,
         "awq_marlin": _awq,
         "compressed-tensors": _compressed_tensors,
