@@ -350,3 +350,19 @@ def test_experts_in_one_tensor_in_other_formats_are_refused(
     with pytest.raises(StartupError, match=r"mlp\.experts\.down_proj .* instead of.*Weights are read as") as error:
         load(tmp_path, tensors, name)
     assert FORMATS[name].name in error.value.message
+
+
+def test_scales_that_are_powers_of_two(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
+    """They may be stored as such, in e8m0."""
+    stored, _ = joined(weights, False)
+    powers = {
+        name: tensor.log2().round().exp2() if name.endswith("_scale_inv") else tensor for name, tensor in stored.items()
+    }
+    bytes_ = {
+        name: tensor.to(torch.float8_e8m0fnu) if name.endswith("_scale_inv") else tensor
+        for name, tensor in powers.items()
+    }
+    (tmp_path / "floats").mkdir()
+    expected, found = load(tmp_path / "floats", powers, Fp8(BLOCKS)), load(tmp_path, bytes_, Fp8(BLOCKS))
+    for name in weights:
+        assert torch.equal(found.quantised[name][3], expected.quantised[name][3])
