@@ -18,10 +18,7 @@ pytestmark = pytest.mark.conformance
 WITHOUT = {"phi3_v"}
 """transformers has no class of these."""
 
-GEMMA = pytest.mark.xfail(reason="per_layer_config, which transformers writes, is not read", strict=False)
-RELEASES = [
-    pytest.param(name, marks=(GEMMA,) if name.startswith("gemma4") else ()) for name in NETWORKS if name not in WITHOUT
-]
+RELEASES = [name for name in NETWORKS if name not in WITHOUT]
 PROMPTS: tuple[list[Any], ...] = ([37], [5, ((96, 64), 1), 9])
 
 
