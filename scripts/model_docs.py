@@ -103,8 +103,10 @@ def document() -> str:
 def _limits(families: Mapping[str, Family]) -> str:
     lines = [f"- {name}: {' '.join(family.limits)}" for name, family in families.items() if family.limits]
     videos = ", ".join(name for name in models.families() if models.takes_videos(name))
+    texts = ", ".join(name for name, family in families.items() if not family.takes_images)
     first = (
-        f"Videos are taken by {videos}; other families take images only. The sound of a video is ignored. Beyond that:"
+        f"Videos are taken by {videos}; text only by {texts}; images by all others. The sound of a video is ignored. "
+        "Beyond that:"
     )
     return "\n".join(("## Limits", "", first, "", *lines, ""))
 
@@ -144,7 +146,7 @@ def _row(name: str, family: Family) -> str:
             f"[{name}](#{name})",
             ", ".join(f"`{architecture}`" for architecture in family.architectures),
             ", ".join(f"`{kind}`" for kind in family.model_types),
-            f"`{family.placeholder}`".replace("|", "\\|"),
+            f"`{family.placeholder}`".replace("|", "\\|") if family.takes_images else "",
             ", ".join(f"`{switch}`" for switch in family.template_switches),
             "yes" if models.has_network(name) else "",
             f"`{family.external_grid}`" if family.external_grid else "",

@@ -154,7 +154,7 @@ def request(
     (size, number of frames, seed).
     """
     placeholders = placeholder_ids(folder)
-    first = min(placeholders.values())
+    first = min(placeholders.values(), default=500)
     draw = np.random.default_rng(text_seed)
     token_ids: list[int] = []
     media = []

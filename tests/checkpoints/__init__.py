@@ -21,6 +21,7 @@ from checkpoints import (
     qwen,
     qwen_networks,
     smolvlm,
+    texts,
 )
 from checkpoints.qwen3_vl import write_qwen3_vl
 
@@ -58,4 +59,7 @@ NETWORKS: dict[str, Callable[[Path], Path]] = {
 }
 """Writers of whole checkpoints, tiny, random, float32, by the release's name."""
 
-__all__ = ["CHECKPOINTS", "NETWORKS", "write_qwen3_vl"]
+TEXTS: dict[str, Callable[[Path], Path]] = {name: partial(texts.write, name=name) for name in texts.CONFIGS}
+"""The same of models that read text only."""
+
+__all__ = ["CHECKPOINTS", "NETWORKS", "TEXTS", "write_qwen3_vl"]

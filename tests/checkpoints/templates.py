@@ -471,3 +471,27 @@ GEMMA3 = """{{ bos_token }}
 {%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}
 """
 """Gemma 3: the system turn stands in the first turn, of which it writes the first text alone; turns must alternate."""
+
+LLAMA_TEXT = """{{ bos_token }}{%- for message in messages -%}
+{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif -%}
+"""
+"""Llama 3: content is a text."""
+
+MISTRAL_TEXT = """{{ bos_token }}{%- for message in messages -%}
+{%- if message['role'] == 'user' -%}{{ '[INST] ' + message['content'] + ' [/INST]' }}
+{%- else -%}{{ ' ' + message['content'] + eos_token }}{%- endif -%}
+{%- endfor -%}
+"""
+"""Mistral 7B: content is a text."""
+
+QWEN_TEXT = """{%- for message in messages -%}
+{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking is false -%}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif -%}
+{%- endif -%}
+"""
+"""Qwen3: content is a text, and reasoning can be turned off."""

@@ -210,3 +210,8 @@ def test_line_of_the_tutorial_is_one_request(tmp_path: Path, posted: Callable[[s
     assert body["model"] == BUNDLED_NAME
     payload = body["messages"][0]["content"][0]["image_url"]["url"].partition(",")[2]
     assert base64.b64decode(payload) == PHOTO
+
+
+def test_commands_for_a_model_of_texts_have_no_image() -> None:
+    assert "image" not in curl("http://127.0.0.1:8000/v1", "m", None, ServerSettings())
+    assert ask_command(DEFAULT_URL, None).endswith('ask "What can you do?"')

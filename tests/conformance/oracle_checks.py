@@ -35,7 +35,7 @@ def check(oracle: Oracle, asked: EngineRequest, token_ids: list[int], rows: list
     """
     assert len(token_ids) == asked.sampling.max_tokens == len(rows)
     both = (torch.stack(rows), oracle.logits(asked, token_ids))
-    placeholders = torch.tensor(oracle.placeholder_token_ids)
+    placeholders = torch.tensor(oracle.placeholder_token_ids, dtype=torch.int64)
     ours, reference = (logits.index_fill(1, placeholders, float("-inf")) for logits in both)
     torch.testing.assert_close(ours, reference, atol=oracle.atol, rtol=0)
     chosen = reference.gather(1, torch.tensor(token_ids).unsqueeze(1)).squeeze(1)

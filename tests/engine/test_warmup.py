@@ -12,7 +12,7 @@ from typing import Any
 import engines
 import pytest
 import torch
-from checkpoints import NETWORKS
+from checkpoints import NETWORKS, TEXTS
 from structlog.testing import capture_logs
 from tables import table
 
@@ -106,6 +106,18 @@ def test_measurement_memory_is_freed_before_the_caches_are_sized(
     finally:
         gc.enable()
     assert measured.num_blocks > 64 // config.block_size
+
+
+def test_text_model_is_measured_without_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step encodes an image, and no memory is left for those that are kept."""
+    folder = TEXTS["llama_text"](tmp_path)
+    config = EngineConfig(str(folder), "tiny", device="cpu", max_num_seqs=4, max_num_batched_tokens=64)
+    model = load_model(config, lambda *_: None)
+    sizes: list[int] = []
+    monkeypatch.setattr(memory, "num_blocks", lambda config, *_: sizes.append(config.encoder_cache_bytes))
+    memory.fitting_blocks(config, model)
+    assert sizes == [0]
+    assert startup.measure(config, model, prepare(config, model), Peers(), None).num_blocks > 64 // config.block_size
 
 
 def test_memory_pool_of_the_measurement_is_not_reserved(monkeypatch: pytest.MonkeyPatch) -> None:

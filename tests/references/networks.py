@@ -35,6 +35,23 @@ def image_text_model(folder: Path) -> Any:
         return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
 
 
+class TextOracle:
+    """A network that reads text only."""
+
+    atol = 1e-4
+    placeholder_token_ids: tuple[int, ...] = ()
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def logits(self, asked: EngineRequest, token_ids: list[int]) -> torch.Tensor:
+        ids = torch.tensor([asked.token_ids + token_ids[:-1]])
+        return self.model(ids).logits[0, len(asked.token_ids) - 1 :].float()
+
+
 class QwenOracle:
     """A network with patches of frames that are doubled, and three axes of positions."""
 

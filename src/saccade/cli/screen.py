@@ -15,16 +15,21 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Table
 from rich.text import Text
 
+from saccade import models
 from saccade.cli.client import DEFAULT_URL
 from saccade.cli.costs import EXAMPLE, image_cost
 from saccade.config import GIB, MIB
 from saccade.errors import RequestError, StartupError
 from saccade.gateway.config import MediaSettings, ServerSettings
+from saccade.models.files import parse_json
 from saccade.protocol.description import Description
 from saccade.protocol.engine_ipc import EngineProgress
+from saccade.protocol.model_files import CONFIG
 from saccade.transport import shared_memory
 
 QUESTION = "What does it say?"
+TEXT_QUESTION = "What can you do?"
+"""For a model that reads text only."""
 
 
 class _Percentage(ProgressColumn):
@@ -92,8 +97,10 @@ def show_summary(
     if description.note:
         table.add_row("", description.note)
     table.add_row("device", f"{description.device}, {description.dtype}")
-    if description.mm_encoder_attn_backend:
-        names = (description.attention_backend, f"vision encoder: {description.mm_encoder_attn_backend}")
+    if description.attention_backend:
+        names = [description.attention_backend]
+        if description.mm_encoder_attn_backend:
+            names.append(f"vision encoder: {description.mm_encoder_attn_backend}")
         for label, name, reason in zip(("attention", ""), names, description.backend_reasons, strict=False):
             table.add_row(label, f"{name} ({reason})")
     dtype = "" if description.kv_cache_dtype in ("", description.dtype) else f", {description.kv_cache_dtype}"
@@ -115,12 +122,14 @@ def show_summary(
 
 
 def _image_costs(description: Description, media: MediaSettings | None) -> list[str]:
-    """Return lines about the cost of an example image; none if the files do not tell."""
+    """Return lines about the cost of an example image; none if the files do not tell, or the model takes none."""
     width, height = EXAMPLE
     of_example, settings = f"of {width}x{height}", media or MediaSettings()
     if width * height > settings.max_image_pixels:
         return [f"{of_example}: refused, since --max-image-pixels is {settings.max_image_pixels}"]
     try:
+        if not takes_images(description):
+            return []
         cost = image_cost(
             description.files,
             description.dtype,
@@ -148,8 +157,13 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes / unit:.3g} {name}"
 
 
-def curl(url: str, model: str, image: Path, server: ServerSettings) -> str:
-    """Return a shell command that asks *model* at *url*, the root of the API of *server*, about *image*.
+def takes_images(description: Description) -> bool:
+    """Return whether the model takes images, and not text alone."""
+    return models.takes_images(models.family_of(parse_json(description.files, CONFIG)))
+
+
+def curl(url: str, model: str, image: Path | None, server: ServerSettings) -> str:
+    """Return a shell command that asks *model* at *url*, the root of the API of *server*, about *image*, if any.
 
     The body goes through a pipe: an argument may have 128 KiB, which a photo exceeds.
     """
@@ -158,24 +172,26 @@ def curl(url: str, model: str, image: Path, server: ServerSettings) -> str:
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{mark}"}},
         {"type": "text", "text": QUESTION},
     ]
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": parts}]})
-    before, _, after = body.rpartition(mark)
+    content = TEXT_QUESTION if image is None else parts
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": content}]})
     options = ' -H "Authorization: Bearer $SACCADE_API_KEY"' if server.api_keys or server.api_keys_file else ""
     if server.uds is not None:
         options += f" --unix-socket {shlex.quote(str(server.uds))}"
     if server.tls.certfile is not None:
         options += " --cacert AUTHORITY.pem" + " --cert CLIENT.pem --key CLIENT.key" * (server.tls.cert_reqs == 2)
+    request = f'curl {shlex.quote(url + "/chat/completions")} -H "Content-Type: application/json"{options} -d'
+    if image is None:
+        return f"{request} {shlex.quote(body)}"
+    before, _, after = body.rpartition(mark)
     before, name, after = map(shlex.quote, (before, str(image), after))
-    return (
-        f"{{ printf %s {before}; base64 -w0 {name}; printf %s {after}; }} | "
-        f'curl {shlex.quote(url + "/chat/completions")} -H "Content-Type: application/json"{options} -d @-'
-    )
+    return f"{{ printf %s {before}; base64 -w0 {name}; printf %s {after}; }} | {request} @-"
 
 
-def ask_command(url: str, image: Path) -> str:
-    """Return a shell command that asks the server at *url*, the root of the API, about *image*."""
+def ask_command(url: str, image: Path | None) -> str:
+    """Return a shell command that asks the server at *url*, the root of the API, about *image*, if any."""
     at = "" if url == DEFAULT_URL else f" --url {shlex.quote(url)}"
-    return f'{own_program()} ask {shlex.quote(str(image))} "{QUESTION}"{at}'
+    words = f'"{TEXT_QUESTION}"' if image is None else f'{shlex.quote(str(image))} "{QUESTION}"'
+    return f"{own_program()} ask {words}{at}"
 
 
 def own_program() -> str:

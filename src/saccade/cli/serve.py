@@ -32,6 +32,7 @@ from saccade.cli.screen import (
     open_host,
     shared_memory_problem,
     show_summary,
+    takes_images,
     warn,
 )
 from saccade.cli.torch_build import installed_torch, unused_cuda
@@ -133,7 +134,8 @@ async def _run(
         descriptions = [await _description_of(socket) for socket in sockets]
         await until(lambda: is_ready(server))
         if console is not None and descriptions[0] is not None:
-            image = sorted(bundled("images").glob("texts/*.png"))[0]
+            images = sorted(bundled("images").glob("texts/*.png"))
+            image = images[0] if takes_images(descriptions[0]) else None
             url = api_url("localhost" if server.uds else reachable(server.host), server)
             commands = [curl(url, descriptions[0].model, image, server)]
             if url.startswith("http:") and server.uds is None:

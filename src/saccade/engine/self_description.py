@@ -55,7 +55,7 @@ def describe(
         shm_namespace=readers(),
         version=installed_version(),
         attention_backend=execution.backend.name,
-        mm_encoder_attn_backend=execution.vision_backend.name,
+        mm_encoder_attn_backend=execution.vision_backend.name if model.network.spec.takes_media else "",
         backend_reasons=execution.reasons,
         takes_resets=True,
         role=config.role,
@@ -88,7 +88,7 @@ def describe_machine(description: Description, num_threads: int) -> Machine:
     return Machine(
         weights=description.fingerprint,
         model_config=blake3(description.files.files[CONFIG]).digest(),
-        backend=", ".join(backends),
+        backend=", ".join(filter(None, backends)),
         device=description.device,
         dtype=description.dtype,
         num_threads=num_threads,

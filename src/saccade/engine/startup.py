@@ -57,12 +57,13 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
         peers.join(model.network.device)
         for done, total in execution.capture_encoder():
             progress("capturing CUDA graphs of the vision encoder", done, total)
-        measured, limits = memory.NOTHING, None
+        measured, limits, grid = memory.NOTHING, None, None
         if model.network.device.type == "cuda":
             progress("measuring memory", 0, 0)
-            patches = most_patches(config, model)
-            grid = measured_grid(model, patches)
-            limits = media_memory(config, model, patches)
+            if model.network.spec.takes_media:
+                patches = most_patches(config, model)
+                grid = measured_grid(model, patches)
+                limits = media_memory(config, model, patches)
             measured = measure(config, model, execution, peers, grid)
         progress("warming up", 0, 0)
         caches = allocate(config, model, peers=peers, measured=measured)
@@ -144,16 +145,17 @@ def media_memory(config: EngineConfig, model: LoadedModel, num_patches: int) -> 
 
 
 def measure(
-    config: EngineConfig, model: LoadedModel, execution: Execution, peers: Peers, grid: Grid
+    config: EngineConfig, model: LoadedModel, execution: Execution, peers: Peers, grid: Grid | None
 ) -> memory.Measured:
     """Run steps as large as they can be, so that torch's peak memory is known before the KV pool is sized.
 
-    One has as many tokens as the budget allows, one encodes an image of *grid*, and one draws tokens for all rows. The
-    caches of these steps are then released; other ranks replace theirs.
+    One has as many tokens as the budget allows, one encodes an image of *grid*, unless the model reads text only, and
+    one draws tokens for all rows. The caches of these steps are then released; other ranks replace theirs.
     """
     limits = memory.limits(config, model)
     num_text_tokens = limits.max_num_batched_tokens + model.network.spec.longest_whole
-    num_tokens = num_text_tokens + model.network.spec.item_tokens(grid) + config.block_size
+    num_image_tokens = 0 if grid is None else model.network.spec.item_tokens(grid)
+    num_tokens = num_text_tokens + num_image_tokens + config.block_size
     # Every row has a block, and the scheduler leaves one free for each row that it has begun.
     num_blocks = max(-(-num_tokens // config.block_size) + 1, 2 * limits.max_num_seqs)
     num_blocks = memory.least_blocks(model.network.spec, num_blocks)

@@ -57,8 +57,10 @@ def _draw(engine: Engine, number: int) -> EngineRequest:
 
 
 def _image(engine: Engine, grid: Grid | None) -> list[EngineRequest]:
-    """Return a request with an image; none if it would be too long."""
+    """Return a request with an image; none if it would be too long, or if the model reads text only."""
     spec = engine.validator.spec
+    if not spec.takes_media:
+        return []
     text = _text_token(engine)
     grid = spec.square_grid(0) if grid is None else grid
     num_tokens = spec.item_tokens(grid)

@@ -92,6 +92,11 @@ def load_pixels(name: str) -> type[Pixels]:
     return _part(name, "pixels", "Pixels")  # type: ignore[no-any-return]
 
 
+def takes_images(name: str) -> bool:
+    """Return whether the family *name* takes images, and not text alone."""
+    return families()[name].takes_images
+
+
 def takes_videos(name: str) -> bool:
     """Return whether the family *name* takes videos."""
     return importlib.util.find_spec(_module(name, "video")) is not None

@@ -33,8 +33,9 @@ class Family:
 
     *architectures* are strings of config.json that identify the family; each belongs to exactly one family.
     *model_types* identify it if config.json has no architecture. *placeholder* is the token for an image in a prompt;
-    its id is that of the first of *placeholder_keys* in config.json, else the tokenizer's. *template_mark* is the
-    special token that templates write for an image, if it is another one; layouts then write the placeholders.
+    its id is that of the first of *placeholder_keys* in config.json, else the tokenizer's. It is empty for models that
+    read text only. *template_mark* is the special token that templates write for an image, if it is another one;
+    layouts then write the placeholders.
     *image_tag* is the text for the image with the given {number} in templates that take only strings; by default the
     placeholder and a line break.
     *video_placeholder* is the token that is repeated for a video; None if videos are not served. With *split_at_images*
@@ -75,6 +76,11 @@ class Family:
     ships_image_settings: bool = True
     limits: tuple[str, ...] = ()
     parts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether the models take images, and not text alone."""
+        return bool(self.placeholder)
 
     def placeholder_token_id(self, config: Mapping[str, Any]) -> int | None:
         """Return the placeholder's id in config.json, None if it has none. Raises StartupError."""

@@ -159,10 +159,10 @@ class TextHalf(Protocol):
 class ModelSpec:
     """A model's spec, from its configuration.
 
-    A family gives *text* and *placeholder_of*, the token id of each modality, and the first methods below; of the
-    others, it overrides those whose values differ. Grids are (frames, rows, columns) in patches; of a video, frames are
-    groups of those that share patches. Original sizes are (height, width) of the image before resizing, if the wire
-    carries them.
+    A family gives *text* and *placeholder_of*, the token id of each modality, and the first methods below if it takes
+    media; of the others, it overrides those whose values differ. Grids are (frames, rows, columns) in patches; of a
+    video, frames are groups of those that share patches. Original sizes are (height, width) of the image before
+    resizing, if the wire carries them.
     """
 
     text: TextHalf
@@ -260,6 +260,11 @@ class ModelSpec:
     def rope_factors(self) -> str:
         """The set of rotary factors that the settings chose; empty for a model with one set."""
         return str(self.text.rope.factors)
+
+    @property
+    def takes_media(self) -> bool:
+        """Whether the model takes media, and not text alone; without them, no method on grids is called."""
+        return bool(self.placeholder_of)
 
     @property
     def placeholder_token_ids(self) -> tuple[int, ...]:

@@ -9,7 +9,10 @@ NUMBER = "{number}"
 
 @dataclass(frozen=True)
 class ImageTag:
-    """A tag's text *form*, such as `<|image_{number}|>\\n`; `{number}` is the image's number in the chat, from 1."""
+    """A tag's text *form*, such as `<|image_{number}|>\\n`; `{number}` is the image's number in the chat, from 1.
+
+    The form of a model without images is empty, and no text contains it.
+    """
 
     form: str
 

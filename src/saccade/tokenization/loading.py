@@ -18,8 +18,9 @@ class TokenizerNeeds:
     """A family's requirements on its tokenizer.
 
     The token for images is that of *placeholder_token_id*, or *placeholder* if the id is None; it is special, also if
-    the files do not say so. *tiktoken_pattern* splits text before a tiktoken.model encodes it. With
-    *split_at_images* every stretch of text between two *image_tag*s is tokenised separately.
+    the files do not say so. A model that reads text only has none. *tiktoken_pattern* splits text before a
+    tiktoken.model encodes it. With *split_at_images* every stretch of text between two *image_tag*s is tokenised
+    separately.
     """
 
     placeholder: str
@@ -28,6 +29,13 @@ class TokenizerNeeds:
     image_tag: ImageTag | None = None
     split_at_images: bool = False
 
+    @property
+    def protected(self) -> tuple[int | str, ...]:
+        """The token that is special, also if the files do not say so."""
+        if self.placeholder_token_id is not None:
+            return (self.placeholder_token_id,)
+        return (self.placeholder,) if self.placeholder else ()
+
 
 def load_tokenizer(files: Mapping[str, bytes], tokenizer_config: Mapping[str, Any], needs: TokenizerNeeds) -> Tokenizer:
     """Return the tokenizer of a checkpoint whose *files* are given by name. Raises StartupError.
@@ -35,10 +43,9 @@ def load_tokenizer(files: Mapping[str, bytes], tokenizer_config: Mapping[str, An
     A tiktoken.model takes precedence over a tokenizer.json, which is a conversion, if the family has a
     tiktoken_pattern. *tokenizer_config* is the parsed tokenizer_config.json, {} if there is none.
     """
-    stands_for_images = needs.placeholder if needs.placeholder_token_id is None else needs.placeholder_token_id
     if TIKTOKEN in files and needs.tiktoken_pattern is not None:
         pattern = needs.tiktoken_pattern
-        return TiktokenTokenizer(files[TIKTOKEN], tokenizer_config, pattern, (stands_for_images,))
+        return TiktokenTokenizer(files[TIKTOKEN], tokenizer_config, pattern, needs.protected)
     if TOKENIZER not in files:
         reason = (
             f"{TIKTOKEN} cannot be used, because this family declares no pattern to split text"
@@ -47,5 +54,5 @@ def load_tokenizer(files: Mapping[str, bytes], tokenizer_config: Mapping[str, An
         )
         raise StartupError(f"The model has no {TOKENIZER}{reason and '; '}{reason}.")
     if needs.split_at_images and needs.image_tag is not None:
-        return ImagewiseTokenizer(files[TOKENIZER], tokenizer_config, needs.image_tag, stands_for_images)
-    return JsonTokenizer(files[TOKENIZER], tokenizer_config, (stands_for_images,))
+        return ImagewiseTokenizer(files[TOKENIZER], tokenizer_config, needs.image_tag, *needs.protected)
+    return JsonTokenizer(files[TOKENIZER], tokenizer_config, needs.protected)

@@ -110,7 +110,7 @@ class Provenance:
     ) -> None:
         tokens = sorted((token for token in special_tokens if token.strip()), key=len, reverse=True)
         patterns = [re.escape(token) for token in tokens]
-        if image_tag is not None and not any(token in image_tag.form for token in tokens):
+        if image_tag is not None and image_tag.form and not any(token in image_tag.form for token in tokens):
             patterns.append(image_tag.pattern.pattern)
             tokens.append(image_tag.fixed)
         self._tokens = tokens

@@ -125,7 +125,7 @@ def choose_encoder_graphs(
     config: EngineConfig, model: LoadedModel, backend: VisionAttentionBackend
 ) -> tuple[EncoderGraphs | None, str]:
     """Return the vision encoder's graphs, if they are requested and possible, and their line in the summary."""
-    if not config.mm_encoder_cuda_graph:
+    if not (config.mm_encoder_cuda_graph and model.network.spec.takes_media):
         return None, ""
     reason = encoder_graphs.refusal(model.network, backend, model.ranks.size > 1 and model.ranks.cuts_encoder)
     if reason is not None:
@@ -155,6 +155,8 @@ def largest_image(model: LoadedModel) -> ImageLayout:
 
 def check_encoder_cache(config: EngineConfig, model: LoadedModel) -> None:
     """Warn of an encoder cache in which the largest image has no room."""
+    if not model.network.spec.takes_media:
+        return
     largest, spec = largest_image(model), model.network.spec
     num_bytes = spec.encoder_output_values(largest.grid, largest.original_size) * model.network.dtype.itemsize
     if 0 < config.encoder_cache_bytes < num_bytes:

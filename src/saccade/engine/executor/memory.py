@@ -4,6 +4,7 @@ import gc
 from bisect import bisect_right
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from math import ceil, prod
@@ -208,7 +209,9 @@ def num_blocks(
 def fitting_blocks(config: EngineConfig, model: LoadedModel, measured: Measured = NOTHING) -> int:
     """Return how many blocks fit on this rank's device with the loaded *model*. Raises StartupError."""
     most = limits(config, model).max_num_seqs * -(-wanted_length(config, model) // config.block_size)
-    return num_blocks(config, partial(pool_bytes, config, model), most, model.network.device, measured)
+    # Without images, nothing fills the encoder cache.
+    sized = config if model.network.spec.takes_media else replace(config, encoder_cache_bytes=0)
+    return num_blocks(sized, partial(pool_bytes, config, model), most, model.network.device, measured)
 
 
 def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Caches:

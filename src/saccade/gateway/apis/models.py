@@ -35,6 +35,7 @@ class DetokenizeAnswer(Struct, frozen=True):
 class ModelCard(Struct, frozen=True):
     """A served model under one of its names; *root* is the first of them, which answers have.
 
+    *input_modalities* are the kinds of content that it reads: text, and images and videos if it takes them.
     *note* is what people must know about its answers; most models have none.
     """
 
@@ -42,6 +43,7 @@ class ModelCard(Struct, frozen=True):
     root: str
     created: int
     max_model_len: int
+    input_modalities: tuple[str, ...]
     object: Literal["model"] = "model"
     owned_by: str = "saccade"
     note: str | UnsetType = UNSET

@@ -147,6 +147,7 @@ def _card(name: str, served: ServedModel) -> ModelCard:
         root=served.name,
         created=served.created,
         max_model_len=served.max_model_len,
+        input_modalities=served.input_modalities,
         note=served.note or UNSET,
     )
 

@@ -150,7 +150,9 @@ class PromptDrafter:
         """
         if chat.plain is not None:
             return Draft(chat.plain)
-        encode = served.tokenizer.encode_as_vllm_chat if as_vllm_chat else served.tokenizer.encode
+        # Processors of images add a BOS that the template did not write; for text alone, transformers adds none either.
+        adds_bos = served.declaration.takes_images and not as_vllm_chat
+        encode = served.tokenizer.encode if adds_bos else served.tokenizer.encode_as_vllm_chat
         placeholders, long = served.placeholders, chat.num_characters > THREAD_FROM_CHARACTERS
         pieces = partial(self.pieces.encode, salt, served.scope) if long else None
         with self.metrics.stage("tokenize"):
@@ -413,10 +415,10 @@ def why_not_as_chat(
     if not chat.add_generation_prompt:
         field = "add_generation_prompt"
         return UnsupportedParameter(f"`{field}` is not served by this model's workers; leave it out.", field)
-    tag = ImageTag(served.declaration.image_tag or served.declaration.placeholder).pattern
+    tag = ImageTag(served.declaration.image_tag or served.declaration.placeholder)
     special = [token for token in served.tokenizer.special_tokens if token.strip()]
     texts = texts_of(chat)
-    if any(token in text for text in texts for token in special) or any(map(tag.search, texts)):
+    if any(token in text for text in texts for token in special) or (tag.form and any(map(tag.pattern.search, texts))):
         return InvalidValue(
             "The messages contain a special token of this model as text, which its workers cannot tell from a real "
             "one; remove it.",

@@ -49,6 +49,8 @@ MEDIA_IN_PARTS: Final = (
 )
 """Names of media in other APIs. In a message `image_url` is one of them, and `source` may be anything."""
 
+TEXT_ONLY: Final = "this model reads text only; send the request to a model that takes images, or leave the image out."
+
 THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
 """Template switches that turn reasoning on and off."""
 
@@ -76,6 +78,8 @@ def read_chat(request: ChatRequest | TokenizeRequest, family: Family, defaults: 
         _read_message(message, f"messages[{position}]", options, images)
         for position, message in enumerate(request.messages or ())
     ]
+    if images and not family.takes_images:
+        raise UnsupportedParameter(f"`{images[0].field}`: {TEXT_ONLY}", images[0].field)
     switches = {name: value for name, value in defaults.switches.items() if name in family.template_switches}
     switches |= _read_switches(request.chat_template_kwargs, family.template_switches)
     switches |= _thinking(request, family.template_switches)

@@ -64,12 +64,14 @@ DECLARED: Final = Parsers()
 class Placeholders(NamedTuple):
     """The placeholders of media in a model's prompts: the token id of an *image*, and those of a video.
 
+    *image* is None for a model that reads text only.
+
     A template writes the placeholder for an image, or the token *template_mark* if there is one; then *image_token* is
     the placeholder. It writes *video_tokens* for a video. Its placeholder is the token *video* with the id *video_id*,
     which is None for a model without videos.
     """
 
-    image: int
+    image: int | None
     video_id: int | None = None
     video: str = ""
     video_tokens: tuple[str, ...] = ()
@@ -82,15 +84,18 @@ class Placeholders(NamedTuple):
         return frozenset(placeholder for placeholder in (self.image, self.video_id) if placeholder is not None)
 
     def of(self, layout: ImageLayout) -> int:
-        """Return the id of the placeholders of the image or video of *layout*."""
-        return self.image if self.video_id is None or not layout.frames else self.video_id
+        """Return the id of the placeholders of the image or video of *layout*. Raises InvalidValue if there is none."""
+        token_id = self.image if self.video_id is None or not layout.frames else self.video_id
+        if token_id is None:
+            raise InvalidValue("This model's prompts have no place for images.", "messages")
+        return token_id
 
     def is_image(self, segment: Segment, special_tokens: Mapping[str, int]) -> bool:
         """Return whether *segment* of a rendered prompt stands for an image."""
         if not segment.is_special:
             return False
         if self.template_mark is None:
-            return special_tokens.get(segment.text) == self.image
+            return self.image is not None and special_tokens.get(segment.text) == self.image
         return segment.text == self.template_mark
 
 
@@ -115,6 +120,10 @@ def media_segments(
 PROCESSOR_FILES = (CONFIG, PREPROCESSOR_CONFIG, PROCESSOR_CONFIG, VIDEO_PREPROCESSOR_CONFIG)
 PROBE = ({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},)
 """The shortest chat with an image; a template must write exactly one placeholder for it."""
+
+TEXT_PROBE = ({"role": "user", "content": [{"type": "text", "text": "What is it?"}]},)
+PLAIN_PROBE = ({"role": "user", "content": "What is it?"},)
+"""The shortest chat without an image, in both forms; a template must write the same prompt for both."""
 
 VIDEO_PROBE = ({"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "What is it?"}]},)
 """The same with a video; if the template writes no placeholder for it, the model's videos are refused."""
@@ -184,7 +193,7 @@ class ServedModel:
     tokenizer: Tokenizer
     tokenizer_file: str
     template: ChatTemplate
-    placeholder_token_id: int
+    placeholder_token_id: int | None
     layout: Layout
     files_digest: bytes
     defaults: GenerationDefaults
@@ -240,6 +249,12 @@ class ServedModel:
         )
 
     @property
+    def input_modalities(self) -> tuple[str, ...]:
+        """The kinds of content that the model reads."""
+        images, videos = self.declaration.takes_images, self.videos is not None
+        return ("text", *(("image",) if images else ()), *(("video",) if videos else ()))
+
+    @property
     def placeholders(self) -> Placeholders:
         """The placeholders of images and videos in prompts."""
         images = _image_placeholders(self.declaration, self.placeholder_token_id)
@@ -260,10 +275,10 @@ class TextSide:
 
     tokenizer: Tokenizer
     template: ChatTemplate
-    placeholder_token_id: int
+    placeholder_token_id: int | None
 
 
-def _image_placeholders(family: Family, token_id: int) -> Placeholders:
+def _image_placeholders(family: Family, token_id: int | None) -> Placeholders:
     return Placeholders(token_id, template_mark=family.template_mark, image_token=family.placeholder)
 
 
@@ -299,8 +314,29 @@ def _video_side(
     return side if [is_video for _, _, is_video in media] == [True] else None
 
 
-def _template_token_id(family: Family, tokenizer: Tokenizer, placeholder: int) -> int:
-    """Return the id of the token that templates write for an image. Raises StartupError."""
+def _placeholder_id(family: Family, declared: int | None, tokenizer: Tokenizer) -> int | None:
+    """Return the id of the token for an image: *declared*, or that in *tokenizer*; None for a family without images.
+
+    Raises StartupError.
+    """
+    if not family.takes_images:
+        return None
+    token_id = tokenizer.special_tokens.get(family.placeholder) if declared is None else declared
+    if token_id is None:
+        silent = (
+            f"config.json has none of {', '.join(family.placeholder_keys)}, and " if family.placeholder_keys else ""
+        )
+        raise StartupError(f"Nothing stands for images: {silent}the tokenizer has no token {family.placeholder}.")
+    if token_id not in tokenizer.special_tokens.values():
+        raise StartupError(
+            f"config.json: {' or '.join(family.placeholder_keys)} says that token {token_id} stands for images as "
+            f"{family.placeholder} does; the tokenizer has no such special token."
+        )
+    return token_id
+
+
+def _template_token_id(family: Family, tokenizer: Tokenizer, placeholder: int | None) -> int | None:
+    """Return the id of the token that templates write for an image, None without images. Raises StartupError."""
     mark = family.template_mark
     if mark is not None and mark not in tokenizer.special_tokens:
         raise StartupError(f"The tokenizer has no token {mark}, which templates write for an image.")
@@ -314,27 +350,17 @@ def text_side(
     begin: Callable[[str], None] = _ignore,
     video_tokens: tuple[str, ...] = (),
 ) -> TextSide:
-    """Return tokenizer, template and placeholder, which must agree about images. Raises StartupError.
+    """Return tokenizer, template and placeholder, which must agree about images, if any. Raises StartupError.
 
     *video_tokens* are the tokens that the template writes for a video; the vocabulary may lack them.
     """
     tokenizer_config = files.parse_json(model_files, TOKENIZER_CONFIG)
+    tag = ImageTag(family.image_tag or (f"{family.placeholder}\n" if family.takes_images else ""))
     declared = family.placeholder_token_id(config)
-    tag = ImageTag(family.image_tag or f"{family.placeholder}\n")
     needs = TokenizerNeeds(family.placeholder, declared, family.tiktoken_pattern, tag, family.split_at_images)
     begin(_tokenizer_file(family, model_files))
     tokenizer = load_tokenizer(model_files.files, tokenizer_config, needs)
-    token_id = tokenizer.special_tokens.get(family.placeholder) if declared is None else declared
-    if token_id is None:
-        silent = (
-            f"config.json has none of {', '.join(family.placeholder_keys)}, and " if family.placeholder_keys else ""
-        )
-        raise StartupError(f"Nothing stands for images: {silent}the tokenizer has no token {family.placeholder}.")
-    if token_id not in tokenizer.special_tokens.values():
-        raise StartupError(
-            f"config.json: {' or '.join(family.placeholder_keys)} says that token {token_id} stands for images as "
-            f"{family.placeholder} does; the tokenizer has no such special token."
-        )
+    token_id = _placeholder_id(family, declared, tokenizer)
     jinja, template_json = model_files.files.get(CHAT_TEMPLATE_JINJA), model_files.files.get(CHAT_TEMPLATE_JSON)
     source = find_source(jinja, template_json, tokenizer_config, family.template)
     template_file = _template_file(model_files)
@@ -346,12 +372,21 @@ def text_side(
         try:
             special_tokens = {*tokenizer.special_tokens, *video_tokens}
             template = ChatTemplate(source, special_tokens, variables, image_tag, tool_variables)
-            if tokenizer.encode(template.render(PROBE)).count(image_id) == 1:
+            if _writes_probe(template, tokenizer, image_id):
                 return TextSide(tokenizer, template, token_id)
         except InvalidValue as error:
             reason = f" {error.message}"
         except StartupError as error:
             raise StartupError(f"{template_file}: {error.message}") from error
-    raise StartupError(
-        f"{template_file}: the chat template does not write exactly one placeholder for one image.{reason}"
-    )
+    missed = "exactly one placeholder for one image" if family.takes_images else "a chat of one message"
+    raise StartupError(f"{template_file}: the chat template does not write {missed}.{reason}")
+
+
+def _writes_probe(template: ChatTemplate, tokenizer: Tokenizer, image_id: int | None) -> bool:
+    """Return whether *template* writes one image as one *image_id*, or, without images, a text alike in both forms.
+
+    Raises InvalidValue if the template refuses the message.
+    """
+    if image_id is None:
+        return template.render(TEXT_PROBE) == template.render(PLAIN_PROBE)
+    return tokenizer.encode(template.render(PROBE)).count(image_id) == 1

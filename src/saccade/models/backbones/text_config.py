@@ -38,6 +38,9 @@ PHI3 = TextStyle(text_defaults.PHI3, has_window=True)
 LLAMA = TextStyle(text_defaults.LLAMA, has_window=True)
 MISTRAL = TextStyle(text_defaults.MISTRAL, has_window=True)
 MINISTRAL = TextStyle(text_defaults.MINISTRAL, has_window=True, scales_queries=True)
+QWEN2 = TextStyle(text_defaults.QWEN2, qkv_bias=True)
+QWEN3 = TextStyle(text_defaults.QWEN3, normed_heads=True)
+QWEN3_MOE = QWEN3._replace(defaults=text_defaults.QWEN3_MOE)
 DEEPSEEK = TextStyle(text_defaults.DEEPSEEK)
 
 
@@ -150,7 +153,7 @@ class TextConfig(DecoderConfig):
         if num_heads % num_kv_heads:
             raise StartupError("config.json: `num_attention_heads` must be a multiple of `num_key_value_heads`.")
         head_dim = _head_dim(text, num_heads, style)
-        max_positions = longest(text) if style.axes else integer(text, "max_position_embeddings")
+        max_positions = longest(text)
         window = _or(text, "sliding_window", max_positions) if style.has_window else max_positions
         rope = read_rope(text, head_dim, max_model_len or max_positions, _rotary_factor(text, style))
         return {

@@ -5,22 +5,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
-from saccade.models.backbones import text_defaults
 from saccade.models.backbones.model_config import choice, part
-from saccade.models.backbones.text_config import TextConfig, TextStyle, text_section
+from saccade.models.backbones.text_config import QWEN2, QWEN3, QWEN3_MOE, TextConfig, TextStyle, text_section
 from saccade.models.backbones.tiled_spec import TiledSpec
 from saccade.models.internvl import FAMILY
 from saccade.models.internvl.settings import is_chat, scale, tower
 from saccade.models.spec import IMAGE, VIDEO, Grid
 
-QWEN3 = TextStyle(text_defaults.QWEN3, normed_heads=True)
-STYLES: Mapping[str, TextStyle] = MappingProxyType(
-    {
-        "qwen2": TextStyle(text_defaults.QWEN2, qkv_bias=True),
-        "qwen3": QWEN3,
-        "qwen3_moe": QWEN3._replace(defaults=text_defaults.QWEN3_MOE),
-    }
-)
+STYLES: Mapping[str, TextStyle] = MappingProxyType({"qwen2": QWEN2, "qwen3": QWEN3, "qwen3_moe": QWEN3_MOE})
 """Text networks by their model_type."""
 
 

@@ -223,7 +223,7 @@ def _preload(pdf_font_folder: str | None) -> Renderer:
     pdf = Renderer(installed_fonts(pdf_font_folder))
     for page in pdf.read_pages(SAMPLE_PDF, PdfLimits(ImageLimits())):
         pdf.render(SAMPLE_PDF, page)
-    for name in models.families():
+    for name in filter(models.takes_images, models.families()):
         models.load_pixels(name)
     # A library may load more of itself at its first use, which a confined process cannot do.
     for codec in ("ascii", "latin-1", "utf-16-le", "utf-16-be", "unicode_escape"):

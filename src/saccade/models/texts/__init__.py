@@ -1,0 +1,44 @@
+"""Models that read text only: one family for each form of chats, and one network, whose decoder config.json chooses."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from saccade.models.family import Family
+
+LLAMA = Family(
+    architectures=("LlamaForCausalLM",),
+    model_types=("llama",),
+    placeholder="",
+    placeholder_keys=(),
+    template_switches=("date_string", "tools_in_user_message"),
+    plain_positions=True,
+    ships_image_settings=False,
+)
+QWEN2 = replace(
+    LLAMA,
+    architectures=("Qwen2ForCausalLM",),
+    model_types=("qwen2",),
+    template_switches=(),
+    text_end="<|endoftext|>",
+    tool_format="hermes",
+    limits=("The engine refuses text networks with `use_sliding_window`.",),
+)
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "llama_text": LLAMA,
+        "mistral_text": replace(
+            LLAMA,
+            architectures=("MistralForCausalLM",),
+            model_types=("mistral",),
+            template_switches=(),
+        ),
+        "qwen2_text": QWEN2,
+        "qwen3_text": replace(
+            QWEN2,
+            architectures=("Qwen3ForCausalLM",),
+            model_types=("qwen3",),
+            template_switches=("enable_thinking",),
+        ),
+    }
+)

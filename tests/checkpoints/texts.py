@@ -1,0 +1,80 @@
+"""Models that read text only: whole tiny ones, with random weights and the releases' names of tensors.
+
+Sizes differ, so that no two dimensions agree by chance.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from checkpoints import qwen, templates
+from checkpoints.qwen3_vl import randomize
+from checkpoints.vocabulary import added, byte_level, write_json, write_llama_like
+
+HEADERS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+INSTRUCTIONS = ("[INST]", "[/INST]")
+SIZES = {
+    "hidden_size": 96, "intermediate_size": 168, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    "torch_dtype": "float32",
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "llama_text": (
+            "LlamaForCausalLM",
+            {"model_type": "llama", "rope_theta": 500000.0, "rope_scaling": LLAMA3, "tie_word_embeddings": True},
+        ),
+        "mistral_text": ("MistralForCausalLM", {"model_type": "mistral", "head_dim": 32, "sliding_window": 20}),
+        "qwen2_text": (
+            "Qwen2ForCausalLM",
+            {"model_type": "qwen2", "rope_theta": 1000000.0, "use_sliding_window": False},
+        ),
+        "qwen3_text": ("Qwen3ForCausalLM", {"model_type": "qwen3", "head_dim": 32, "rope_theta": 1000000.0}),
+    }
+)
+"""The architecture of each, and the keys of config.json in which it differs from the others."""
+
+
+def _write_tokenizer(folder: Path, name: str) -> dict[str, int]:
+    """Write tokenizer and template of the release *name*; return the ids of the added tokens."""
+    if name.startswith("qwen"):
+        release = qwen.Release(
+            "", "", {}, template=templates.QWEN_TEXT, template_file="chat_template.jinja", not_special=qwen.NOT_SPECIAL
+        )
+        return qwen.write_tokenizer(folder, release, byte_level(qwen.QWEN2_PATTERN))
+    tokens = HEADERS if name == "llama_text" else INSTRUCTIONS
+    begin = {"bos_token": HEADERS[0], "eos_token": HEADERS[3]} if name == "llama_text" else {}
+    template = templates.LLAMA_TEXT if name == "llama_text" else templates.MISTRAL_TEXT
+    settings = {**begin, "chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
+    return write_llama_like(folder, map(added, tokens), settings)
+
+
+def write(folder: Path, name: str) -> Path:
+    """Write the whole release *name* into *folder* and return it."""
+    import transformers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = _write_tokenizer(folder, name)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    architecture, own = CONFIGS[name]
+    config = {
+        **SIZES, "architectures": [architecture], "vocab_size": -(-(max(ids.values()) + 1) // 64) * 64,
+        "eos_token_id": ids[settings["eos_token"]], **own,
+    }  # fmt: skip
+    write_json(folder, "config.json", config)
+    torch.manual_seed(0)
+    read = transformers.AutoConfig.from_pretrained(folder)
+    model = getattr(transformers, architecture)(read).float().eval()
+    randomize(model)
+    model.save_pretrained(folder)
+    write_json(folder, "config.json", config)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return folder

@@ -1,0 +1,111 @@
+"""The configurations of models that read text only: defaults, wrong keys, and the sizes of releases."""
+
+from typing import Any
+
+import networks
+import pytest
+import torch
+import transformers
+from checkpoints import texts
+from tables import table
+
+from saccade import models
+from saccade.errors import StartupError, UnsupportedParameter
+from saccade.models.family import ImageOptions
+
+LLAMA_1B = {
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
+    "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True,
+    "rope_scaling": {
+        "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+}  # fmt: skip
+MISTRAL_7B = {
+    "model_type": "mistral", "vocab_size": 32768, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False,
+}  # fmt: skip
+QWEN2_HALF = {
+    "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864,
+    "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "sliding_window": 32768, "use_sliding_window": False,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+QWEN3_0_6B = {
+    "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072,
+    "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+    "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "attention_bias": False,
+    "sliding_window": None, "use_sliding_window": False, "tie_word_embeddings": True,
+}  # fmt: skip
+RELEASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama-3.2-1B": ("LlamaForCausalLM", LLAMA_1B),
+    "Mistral-7B-Instruct-v0.3": ("MistralForCausalLM", MISTRAL_7B),
+    "Qwen2.5-0.5B": ("Qwen2ForCausalLM", QWEN2_HALF),
+    "Qwen3-0.6B": ("Qwen3ForCausalLM", QWEN3_0_6B),
+}
+
+
+def spec_of(architecture: str, config: dict[str, Any]) -> Any:
+    return models.load_spec(models.find(architecture), {"architectures": [architecture], **config})
+
+
+@table("name", RELEASES)
+def test_releases_have_the_parameters_that_transformers_counts(name: str) -> None:
+    architecture, config = RELEASES[name]
+    network = networks.build({"architectures": [architecture], **config})
+    made = transformers.CONFIG_MAPPING[config["model_type"]](**config)
+    with torch.device("meta"):
+        reference = getattr(transformers, architecture)(made)
+    assert sum(one.numel() for one in network.parameters()) == sum(one.numel() for one in reference.parameters())
+    assert not network.spec.takes_media
+    assert network.spec.max_position_embeddings == config["max_position_embeddings"]
+
+
+@table("name", texts.CONFIGS)
+def test_keys_that_are_left_out_have_the_defaults_of_the_class(name: str) -> None:
+    architecture, own = texts.CONFIGS[name]
+    kind = own["model_type"]
+    made = transformers.CONFIG_MAPPING[kind]()
+    defaults = made.to_dict() | (made.rope_parameters or {})
+    silent = spec_of(architecture, {"model_type": kind})
+    assert silent.text.tied == made.tie_word_embeddings
+    table_of_style = silent.text.style.defaults
+    own_keys = {"decoder_sparse_step"} & table_of_style.keys()
+    assert own_keys <= defaults.keys()
+    wrong = {
+        key: (value, defaults[key])
+        for key, value in table_of_style.items()
+        if key in defaults and defaults[key] != value
+    }
+    assert wrong == {}
+
+
+@table(
+    ("architecture", "changes", "words"),
+    [
+        ("LlamaForCausalLM", {"model_type": "gpt2"}, "model_type"),
+        ("LlamaForCausalLM", {"hidden_size": "60"}, "hidden_size"),
+        ("LlamaForCausalLM", {"rope_scaling": {"rope_type": "dynamic"}}, "dynamic"),
+        ("MistralForCausalLM", {"model_type": "mistral", "sliding_window": 0}, "sliding_window"),
+        ("Qwen2ForCausalLM", {"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window"),
+        ("Qwen3ForCausalLM", {"model_type": "qwen3", "num_key_value_heads": 3}, "num_key_value_heads"),
+    ],
+)
+def test_wrong_config_names_the_key(architecture: str, changes: dict[str, Any], words: str) -> None:  # A1
+    with pytest.raises(StartupError, match=words):
+        spec_of(architecture, {"model_type": "llama", **changes})
+
+
+def test_yarn_of_a_readme_makes_the_sequence_longer() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert spec_of("Qwen3ForCausalLM", {**QWEN3_0_6B, "rope_scaling": yarn}).max_position_embeddings == 131072
+
+
+def test_layout_refuses_every_image() -> None:
+    layout = models.load_layout("qwen3_text")({}, {})
+    with pytest.raises(UnsupportedParameter, match="reads text only"):
+        layout.settings_for(ImageOptions())
+    with pytest.raises(UnsupportedParameter, match="reads text only"):
+        layout.image(64, 64, {})
