@@ -28,7 +28,7 @@ VISION = {
 NUM_TOKENS = 16
 
 
-def _tokenizer(folder: Path) -> dict[str, int]:
+def write_tokenizer(folder: Path) -> dict[str, int]:
     """Write Gemma's kind of tokenizer, with runs of line breaks as tokens; return the ids of the added tokens."""
     parsed = byte_fallback()
     others = [token for token in parsed["model"]["vocab"] if token not in (UNKNOWN, BEGIN, END)]
@@ -63,7 +63,7 @@ def _tokenizer(folder: Path) -> dict[str, int]:
 def write(folder: Path, changed: Mapping[str, Any] = MappingProxyType({})) -> Path:
     """Write the gateway's files into *folder* and return it; *changed* are keys of its text."""
     folder.mkdir(parents=True, exist_ok=True)
-    ids = _tokenizer(folder)
+    ids = write_tokenizer(folder)
     num_ids = -(-(max(ids.values()) + 1) // 32) * 32
     config = {
         "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "float32",

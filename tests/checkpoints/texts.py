@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from checkpoints import qwen, templates
+from checkpoints import gemma3, mistral3, qwen, templates
 from checkpoints.qwen3_vl import randomize
 from checkpoints.vocabulary import added, byte_level, write_json, write_llama_like
 
@@ -38,6 +38,29 @@ CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
             {"model_type": "qwen2", "rope_theta": 1000000.0, "use_sliding_window": False},
         ),
         "qwen3_text": ("Qwen3ForCausalLM", {"model_type": "qwen3", "head_dim": 32, "rope_theta": 1000000.0}),
+        "qwen3_moe_text": (
+            "Qwen3MoeForCausalLM",
+            {
+                "model_type": "qwen3_moe",
+                "head_dim": 32,
+                "num_experts": 5,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 56,
+                "norm_topk_prob": True,
+                "mlp_only_layers": [1],
+                "decoder_sparse_step": 1,
+            },
+        ),
+        "ministral_text": (
+            "Ministral3ForCausalLM",
+            {
+                "model_type": "ministral3",
+                "head_dim": 32,
+                "sliding_window": None,
+                "rope_parameters": {**mistral3.YARN, "max_position_embeddings": 8192},
+            },
+        ),
+        "gemma3_text": ("Gemma3ForCausalLM", {**gemma3.TEXT, "eos_token_id": 1}),
     }
 )
 """The architecture of each, and the keys of config.json in which it differs from the others."""
@@ -50,6 +73,9 @@ def _write_tokenizer(folder: Path, name: str) -> dict[str, int]:
             "", "", {}, template=templates.QWEN_TEXT, template_file="chat_template.jinja", not_special=qwen.NOT_SPECIAL
         )
         return qwen.write_tokenizer(folder, release, byte_level(qwen.QWEN2_PATTERN))
+    if name == "gemma3_text":
+        (folder / "chat_template.jinja").write_text(templates.GEMMA3)
+        return gemma3.write_tokenizer(folder)
     tokens = HEADERS if name == "llama_text" else INSTRUCTIONS
     begin = {"bos_token": HEADERS[0], "eos_token": HEADERS[3]} if name == "llama_text" else {}
     template = templates.LLAMA_TEXT if name == "llama_text" else templates.MISTRAL_TEXT

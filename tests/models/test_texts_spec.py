@@ -39,11 +39,25 @@ QWEN3_0_6B = {
     "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "attention_bias": False,
     "sliding_window": None, "use_sliding_window": False, "tie_word_embeddings": True,
 }  # fmt: skip
+QWEN3_30B = {
+    **QWEN3_0_6B, "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+    "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    "tie_word_embeddings": False,
+}  # fmt: skip
+GEMMA3_1B = {
+    "model_type": "gemma3_text", "vocab_size": 262144, "hidden_size": 1152, "intermediate_size": 6912,
+    "num_hidden_layers": 26, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256,
+    "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "query_pre_attn_scalar": 256, "sliding_window": 512,
+    "sliding_window_pattern": 6, "rope_theta": 1000000, "rope_local_base_freq": 10000,
+}  # fmt: skip
 RELEASES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama-3.2-1B": ("LlamaForCausalLM", LLAMA_1B),
     "Mistral-7B-Instruct-v0.3": ("MistralForCausalLM", MISTRAL_7B),
     "Qwen2.5-0.5B": ("Qwen2ForCausalLM", QWEN2_HALF),
     "Qwen3-0.6B": ("Qwen3ForCausalLM", QWEN3_0_6B),
+    "Qwen3-30B-A3B": ("Qwen3MoeForCausalLM", QWEN3_30B),
+    "gemma-3-1b-it": ("Gemma3ForCausalLM", GEMMA3_1B),
 }
 
 

@@ -29,16 +29,22 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "llama_text": LLAMA,
         "mistral_text": replace(
             LLAMA,
-            architectures=("MistralForCausalLM",),
-            model_types=("mistral",),
+            architectures=("MistralForCausalLM", "Ministral3ForCausalLM"),
+            model_types=("mistral", "ministral3"),
             template_switches=(),
         ),
         "qwen2_text": QWEN2,
         "qwen3_text": replace(
             QWEN2,
-            architectures=("Qwen3ForCausalLM",),
-            model_types=("qwen3",),
+            architectures=("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+            model_types=("qwen3", "qwen3_moe"),
             template_switches=("enable_thinking",),
+        ),
+        "gemma3_text": replace(
+            LLAMA,
+            architectures=("Gemma3ForCausalLM",),
+            model_types=("gemma3_text",),
+            template_switches=(),
         ),
     }
 )

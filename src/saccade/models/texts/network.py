@@ -1,11 +1,29 @@
 """A decoder between its embedding and its head, without a tower."""
 
+from saccade.models.backbones.decoder import TextDecoder
 from saccade.models.backbones.grouped_query_text import GroupedQueryDecoder
+from saccade.models.backbones.scaled_query_text import ScaledQueryDecoder
+from saccade.models.backbones.text_config import DecoderConfig, TextConfig
 from saccade.models.backbones.text_network import TextNetwork
+from saccade.models.backbones.windowed_config import WindowedConfig
+from saccade.models.backbones.windowed_text import WindowedDecoder
 from saccade.models.texts.weights import target
+from saccade.nn.parallel import Ranks
 
 
 class Network(TextNetwork):
     """The engine's network of the families. Parameters are empty until the loader has filled them."""
 
-    decoder, target = GroupedQueryDecoder, staticmethod(target)
+    target = staticmethod(target)
+
+    @staticmethod
+    def decoder(text: DecoderConfig, ranks: Ranks) -> TextDecoder:
+        """Return the decoder that *text* configures."""
+        match text:
+            case WindowedConfig():
+                return WindowedDecoder(text, ranks)
+            case TextConfig(query_scaling=None):
+                return GroupedQueryDecoder(text, ranks)
+            case TextConfig():
+                return ScaledQueryDecoder(text, ranks)
+        raise TypeError(f"no decoder is known for {type(text)}")

@@ -8,15 +8,20 @@ from typing import Any, Self
 from saccade.models.backbones.model_config import choice
 from saccade.models.backbones.text_config import (
     LLAMA,
+    MINISTRAL,
     MISTRAL,
     QWEN2,
     QWEN3,
+    QWEN3_MOE,
     DecoderConfig,
     TextConfig,
     TextStyle,
-    text_section,
 )
+from saccade.models.backbones.windowed_config import STYLE, WindowedConfig
 from saccade.models.spec import MAX_MODEL_LEN, ModelSpec
+
+TIED: Mapping[str, Any] = MappingProxyType({"tie_word_embeddings": True})
+"""The default of transformers' Gemma3TextConfig."""
 
 READERS: Mapping[str, tuple[type[DecoderConfig], TextStyle]] = MappingProxyType(
     {
@@ -24,6 +29,9 @@ READERS: Mapping[str, tuple[type[DecoderConfig], TextStyle]] = MappingProxyType(
         "mistral": (TextConfig, MISTRAL),
         "qwen2": (TextConfig, QWEN2),
         "qwen3": (TextConfig, QWEN3),
+        "qwen3_moe": (TextConfig, QWEN3_MOE),
+        "ministral3": (TextConfig, MINISTRAL),
+        "gemma3_text": (WindowedConfig, STYLE._replace(defaults={**STYLE.defaults, **TIED})),
     }
 )
 """The form of config.json, and what its decoder differs in, by model_type."""
@@ -40,4 +48,4 @@ class Spec(ModelSpec):
     def read(cls, config: Mapping[str, Any]) -> Self:
         """Read config.json. Raises StartupError, naming the key."""
         reader, style = READERS[choice(config, "model_type", tuple(READERS))]
-        return cls(reader.read(text_section(config), style, config.get(MAX_MODEL_LEN)))
+        return cls(reader.read(config, style, config.get(MAX_MODEL_LEN)))
