@@ -105,8 +105,8 @@ def _limits(families: Mapping[str, Family]) -> str:
     videos = ", ".join(name for name in models.families() if models.takes_videos(name))
     texts = ", ".join(name for name, family in families.items() if not family.takes_images)
     first = (
-        f"Videos are taken by {videos}; text only by {texts}; images by all others. The sound of a video is ignored. "
-        "Beyond that:"
+        f"Videos are taken by {videos}. Text only is taken by {texts}. All others take images. The sound of a video is "
+        "ignored. Beyond that:"
     )
     return "\n".join(("## Limits", "", first, "", *lines, ""))
 

@@ -2,7 +2,6 @@
 
 import math
 import sys
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import engines
 import pytest
 import torch
 import transformers
-from real.installed import FOLDER
 from references.networks import TilesOracle
 
 from saccade.engine.loop import Engine
@@ -32,17 +30,10 @@ NUM_TOKENS = 16
 
 
 @pytest.fixture(scope="module")
-def released(monkeypatch_module: pytest.MonkeyPatch) -> Any:
-    monkeypatch_module.syspath_prepend(FOLDER / "python")
-    from real.smollm2 import SmolLM2
+def released() -> Any:
+    from real.smollm2 import SmolLM2  # imports gguf, which scripts/real installs
 
     return SmolLM2()
-
-
-@pytest.fixture(scope="module")
-def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
 
 
 @pytest.fixture(scope="module")

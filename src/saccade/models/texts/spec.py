@@ -21,7 +21,7 @@ from saccade.models.backbones.windowed_config import STYLE, WindowedConfig
 from saccade.models.spec import MAX_MODEL_LEN, ModelSpec
 
 TIED: Mapping[str, Any] = MappingProxyType({"tie_word_embeddings": True})
-"""The default of transformers' Gemma3TextConfig."""
+"""The default of transformers' configuration of Gemma 3's text."""
 
 READERS: Mapping[str, tuple[type[DecoderConfig], TextStyle]] = MappingProxyType(
     {
