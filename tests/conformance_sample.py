@@ -17,7 +17,7 @@ from conformance_table import MARK, OMITTED, release_of
 
 SEED = "CONFORMANCE_SEED"
 SHARES = 10
-"""A fuzz runs one of so many parts of its seeds."""
+"""A fuzz runs one of so many parts of its seeds, and a test of a long table one of so many parts of that."""
 
 Seeds = Callable[[range], range]
 

@@ -8,6 +8,7 @@ from typing import Any
 import engines
 import msgspec
 import pytest
+from conformance_sample import Seeds
 from engines import Answer
 from faults_of_layers import LayerFault
 
@@ -131,11 +132,13 @@ def test_such_values_end_their_request_alone(
 @pytest.mark.conformance
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_such_values_end_their_request_alone_in_every_way(
-    settings: dict[str, Any], family: str, folder: Path, right: Right, subtests: pytest.Subtests
+    settings: dict[str, Any], family: str, folder: Path, right: Right, subtests: pytest.Subtests, share: Seeds
 ) -> None:
     """Not near the beginning: PyTorch's CPU attention makes a number of a query that is none, in less than 16 rows."""
     engine = engines.engine(folder, state_snapshot_blocks=1, **settings)
-    for place, value, way, at in itertools.product(PLACES[family], VALUES, WAYS, (-1, 46, 18)):
+    table = list(itertools.product(PLACES[family], VALUES, WAYS, (-1, 46, 18)))
+    for number in share(range(len(table))):
+        place, value, way, at = table[number]
         if place != "lm_head" or at == -1:
             with subtests.test(f"{place} {value} {way} {at}"):
                 fault = LayerFault(engine, place, value, BAD)

@@ -324,6 +324,7 @@ def test_each_step_meets_a_fault(kind: str, subject_of: Callable[[str], Subject]
 
 
 @pytest.mark.conformance
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize("kind", KINDS, ids=KINDS)
 def test_each_step_meets_each_fault(kind: str, fault: Fault, subject_of: Callable[[str], Subject]) -> None:

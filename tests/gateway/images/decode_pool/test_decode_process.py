@@ -207,6 +207,7 @@ def test_memory_stays_within_the_announced_bytes(server: DecodeServer, kind: str
 
 
 @pytest.mark.conformance
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_largest_accepted_image_fits_a_process(server: DecodeServer, kind: str) -> None:  # F6
     encoded = worst(kind, LARGEST.get(kind, 7071))
@@ -262,6 +263,7 @@ def test_family_stays_within_the_announced_bytes(
 
 
 @pytest.mark.conformance
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "bfloat16"])
 @pytest.mark.parametrize("shape", SIZES)
 @pytest.mark.parametrize("family", FAMILIES)
