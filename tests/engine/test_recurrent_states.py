@@ -234,7 +234,7 @@ def test_checkpoints_have_a_budget(settings: dict[str, Any], expected: int) -> N
 )
 def test_on_a_gpu_checkpoints_grow_with_the_kv_cache(settings: dict[str, Any], share: float) -> None:
     """A checkpoint for as many blocks as lie between two, but they take no more memory than the blocks."""
-    spec = SimpleNamespace(kv_specs=SPECS, max_position_embeddings=10**6)
+    spec = SimpleNamespace(kv_specs=SPECS, max_position_embeddings=10**6, takes_media=True)
     network = SimpleNamespace(spec=spec, device=torch.device("cuda"), dtype=torch.float32)
     model: Any = SimpleNamespace(network=network, ranks=ALONE)
     config = EngineConfig("", "toy", encoder_cache_bytes=0, **settings)

@@ -202,7 +202,8 @@ def test_transposed_blocks() -> None:
     whole = stored.float() * scales.repeat_interleave(32, 0)[:70].repeat_interleave(128, 1)[:, :300]
     found = QuantisedWeight(form, fields, Region(0, 300, 0, 70)).dequantised(torch.float32)
     assert torch.equal(found, whole.t())
-    assert Fp8(None, "weight_scale").transposed() is None
+    assert Fp8(None, "weight_scale").transposed() == Fp8(None, "weight_scale")
+    assert Fp8((1, WHOLE_ROW), "weight_scale").transposed() is None
 
 
 def parts(seed: int) -> tuple[list[Part], torch.Tensor]:

@@ -157,7 +157,9 @@ def specials(template: ChatTemplate, text: str, *, in_content: bool = False) -> 
     if in_content:
         messages = [message | ({"content": text} if message["role"] == "user" else {}) for message in messages]
     if not template.takes_tools:
-        messages = [message for message in messages if message["role"] == "user"]
+        # Some templates refuse two turns of one role.
+        users = [message for message in messages if message["role"] == "user"]
+        messages = [turn for user in users for turn in (user, {"role": "assistant", "content": "Yes."})]
     segments = template.render(messages, switches={"effort": text}, tools=tools)
     return Counter(segment.text for segment in segments if segment.is_special)
 
