@@ -19,7 +19,7 @@ EVERYDAY = "llama_text"
 RELEASES = [pytest.param(name, marks=() if name == EVERYDAY else pytest.mark.conformance) for name in TEXTS]
 CHATS: tuple[list[dict[str, Any]], ...] = (
     [{"role": "user", "content": "What is it?"}],
-    [{"role": "user", "content": [{"type": "text", "text": "Two "}, {"type": "text", "text": "parts."}]}],
+    [{"role": "user", "content": [{"type": "text", "text": "Two"}, {"type": "text", "text": "parts."}]}],
     [
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": "Hi."},
