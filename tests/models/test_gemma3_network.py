@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from tables import table
 
 from saccade.errors import InvalidValue, StartupError
-from saccade.models.backbones.windowed_config import FULL, PATTERN, SLIDING, STYLE, WindowedConfig
+from saccade.models.backbones.layer_types import FULL, SLIDING
+from saccade.models.backbones.windowed_config import PATTERN, STYLE, WindowedConfig
 from saccade.models.gemma3.settings import VISION_DEFAULTS
 from saccade.models.gemma3.spec import Spec
 from saccade.models.spec import Paged

@@ -13,7 +13,8 @@ from tables import table
 
 from saccade import models
 from saccade.errors import StartupError
-from saccade.models.gemma4.layer_sizes import FULL, SLIDING, layer_sizes
+from saccade.models.backbones.layer_types import FULL, SLIDING
+from saccade.models.gemma4.layer_sizes import layer_sizes
 
 GLOBAL = ("global_head_dim", "num_global_key_value_heads")
 LAYERS = [SLIDING, FULL, SLIDING, FULL]

@@ -219,27 +219,15 @@ class SquarePatches(PooledPatches):
         return Seen(count, patches, (1, rows * merge, columns * merge), text=text)
 
 
-class SoftTokens(_Text):
-    """Gemma 3: whole images as squares, between line breaks and marks. The template writes the first token."""
+class SoftTokens(Rows):
+    """Gemma 3: whole images as squares, between line breaks and marks. The template writes the first token, too."""
 
     placeholder = "<start_of_image>"
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.processor = load(folder, "AutoProcessor")
 
     def see(self, image: Image.Image) -> Seen:
         made = self.processor.image_processor(images=[image], return_tensors="pt", **self.processor.images_kwargs)
         text = self.processor.full_image_sequence
         return Seen(text.count(self.tokenizer.image_token), made["pixel_values"], text=text)
-
-    def render(self, chat: Chat, add_generation_prompt: bool, switches: Mapping[str, Any]) -> str:
-        return super().render(chat, add_generation_prompt, {**switches, "bos_token": self.tokenizer.bos_token})
-
-    def token_ids(self, prompt: str, seen: Sequence[Seen]) -> list[int]:
-        first, *others = super().token_ids(prompt, seen)
-        assert others[0] == first, "the tokenizer's own BOS, which transformers leaves out of a chat that has one"
-        return others
 
 
 def _parts(content: Any) -> Any:

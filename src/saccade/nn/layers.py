@@ -4,7 +4,7 @@ Parameters are made empty and filled by the loader; `use_operations` then sets t
 with. Shapes: N tokens, Q query heads, K key/value heads, D head size.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Self
 
@@ -238,6 +238,11 @@ class LayerNorm(Layer):
     def forward(self, x_NE: torch.Tensor) -> torch.Tensor:
         """Normalise [N, size]."""
         return functional.layer_norm(x_NE, x_NE.shape[-1:], self.weight, self.bias, self.eps)
+
+
+def head_scales(norms: Sequence[tuple[FloatNorm, int]]) -> torch.Tensor:
+    """Return the scales [H, D] of all heads, of each norm as many as it has: one call then normalises all heads."""
+    return torch.cat([norm.scale.expand(num_heads, -1) for norm, num_heads in norms])
 
 
 class Attention(NamedTuple):

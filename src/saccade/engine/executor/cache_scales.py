@@ -11,12 +11,12 @@ from typing import Any
 
 from saccade.engine.executor.weight_files import Checkpoint, StoredTensor
 from saccade.errors import StartupError
+from saccade.models.backbones.text_network import LAYER
 
 CACHE_SCALE = re.compile(
     r"(?P<attention>.*\.layers\.\d+\.[^.]*attn)\."
     r"(?:(?:[^.]+\.)?(?P<which>kv|k|v|q|prob)(?:_output)?_scale|(?P<matrix>[kvq])_proj\.output_scale)"
 )
-LAYER = re.compile(r"language_model\.layers\.(\d+)\.")
 KEYS, VALUES = "k", "v"
 PARTS: Mapping[str, str] = {"k": KEYS, "v": VALUES, "kv": KEYS + VALUES}
 """What a scale is of. Those of queries and probabilities are for arithmetic in float8."""

@@ -12,7 +12,7 @@ from saccade.models.backbones.gated_delta_net import GatedDeltaNet
 from saccade.models.backbones.grouped_query_text import MixtureOfExperts, mlp_of
 from saccade.models.backbones.text_config import ExpertsConfig, HybridConfig, TextConfig
 from saccade.nn.context import ForwardContext, KvCache
-from saccade.nn.layers import Attention, Layer, Linear, OffsetNorm
+from saccade.nn.layers import Attention, Layer, Linear, OffsetNorm, head_scales
 from saccade.nn.ops import CosSin
 from saccade.nn.parallel import ALONE, Ranks
 
@@ -39,9 +39,8 @@ class GatedAttention(Layer):
 
     def finish(self) -> None:
         """Concatenate the norms of all heads, so that one call normalises queries and keys."""
-        num_heads, num_kv_heads = self.attention.num_heads, self.attention.num_kv_heads
-        q_HD, k_HD = self.q_norm.scale.expand(num_heads, -1), self.k_norm.scale.expand(num_kv_heads, -1)
-        self.qk_scale_HD = torch.cat((q_HD, k_HD))
+        counts = self.attention.num_heads, self.attention.num_kv_heads
+        self.qk_scale_HD = head_scales(tuple(zip((self.q_norm, self.k_norm), counts, strict=True)))
 
     def add_to(
         self, residual_NE: torch.Tensor, x_NE: torch.Tensor, cos_sin: CosSin, context: ForwardContext

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from saccade.errors import StartupError
 from saccade.models.backbones import text_defaults
+from saccade.models.backbones.layer_types import FULL, LINEAR, check_has_full, layer_types
 from saccade.models.backbones.model_config import check_equal, choice, flag, integer, number, part, values_of
 from saccade.models.backbones.rope_scaling import Rope, longest, read_rope, rope_section
 from saccade.models.spec import NETWORK_DTYPE, HeadCut, KvSpec, Paged, Recurrent
@@ -231,7 +232,6 @@ def _mrope_section(text: Mapping[str, Any], style: TextStyle, num_pairs: int) ->
             raise StartupError(f"config.json: `mrope_section` must be three whole numbers, not {given!r}.")
 
 
-LINEAR, FULL = "linear_attention", "full_attention"
 SHARED_WIDTH = "shared_expert_intermediate_size"
 
 
@@ -314,13 +314,6 @@ class HybridConfig(TextConfig):
 
 
 def _full_attention(text: Mapping[str, Any]) -> frozenset[int]:
-    kinds, num_layers = text.get("layer_types"), integer(text, "num_hidden_layers")
-    if kinds is None:
-        interval = integer(text, "full_attention_interval")
-        kinds = [LINEAR if (layer + 1) % interval else FULL for layer in range(num_layers)]
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {LINEAR, FULL}:
-        raise StartupError(f"config.json: `layer_types` must name {num_layers} layers, each {LINEAR} or {FULL}.")
-    full_layers = frozenset(layer for layer, kind in enumerate(kinds) if kind == FULL)
-    if not full_layers:
-        raise StartupError(f"config.json: `layer_types` must name at least one layer of {FULL}.")
-    return full_layers
+    types = layer_types(text, LINEAR, lambda: integer(text, "full_attention_interval"))
+    check_has_full(types)
+    return frozenset(layer for layer, kind in enumerate(types) if kind == FULL)

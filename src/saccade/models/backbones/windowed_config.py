@@ -6,12 +6,12 @@ from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, Self
 
 from saccade.errors import StartupError
+from saccade.models.backbones.layer_types import FULL, SLIDING, check_has_full, layer_types
 from saccade.models.backbones.model_config import choice, integer, number, section, values_of
 from saccade.models.backbones.rope_scaling import Rope, read_rope
 from saccade.models.backbones.text_config import DecoderConfig, TextStyle
 from saccade.models.spec import KvSpec, Paged
 
-SLIDING, FULL = "sliding_attention", "full_attention"
 PATTERN = "sliding_window_pattern"
 ACTIVATION = "gelu_pytorch_tanh"
 STYLE = TextStyle(
@@ -80,29 +80,19 @@ class WindowedConfig(DecoderConfig):
             SLIDING: LayerKind(integer(text, "sliding_window"), _rope(text, SLIDING, max_model_len)),
             FULL: LayerKind(None, _rope(text, FULL, max_model_len)),
         }
+        types = layer_types(text, SLIDING, lambda: integer(text, PATTERN))
+        check_has_full(types)
         return {
             "max_position_embeddings": integer(text, "max_position_embeddings"),
             "rope": kinds[FULL].rope,
             "score_scale": number(text, "query_pre_attn_scalar") ** -0.5,
-            "kinds": tuple(kinds[name] for name in _layer_types(text)),
+            "kinds": tuple(kinds[name] for name in types),
         }
 
     @property
     def kv_specs(self) -> tuple[KvSpec, ...]:
         """Return paged attention for every layer."""
         return tuple(Paged(self.num_kv_heads, self.head_dim, self.head_dim, kind.window) for kind in self.kinds)
-
-
-def _layer_types(text: Mapping[str, Any]) -> list[str]:
-    num_layers, types = integer(text, "num_hidden_layers"), text.get("layer_types")
-    if types is None:
-        pattern = integer(text, PATTERN)
-        types = [SLIDING if (layer + 1) % pattern else FULL for layer in range(num_layers)]
-    if not isinstance(types, list) or len(types) != num_layers or not set(types) <= {SLIDING, FULL}:
-        raise StartupError(f"config.json: `layer_types` must name {num_layers} layers, each {SLIDING} or {FULL}.")
-    if FULL not in types:
-        raise StartupError(f"config.json: `layer_types` must name at least one layer of {FULL}.")
-    return types
 
 
 def _rope(text: Mapping[str, Any], name: str, max_model_len: int | None) -> Rope:

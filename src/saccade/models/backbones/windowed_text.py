@@ -10,7 +10,7 @@ from torch import nn
 from saccade.models.backbones.decoder import GatedMlp, TextDecoder
 from saccade.models.backbones.windowed_config import LayerKind, WindowedConfig
 from saccade.nn.context import ForwardContext, KvCache, Scoring
-from saccade.nn.layers import Attention, Layer, Linear, OffsetNorm
+from saccade.nn.layers import Attention, Layer, Linear, OffsetNorm, head_scales
 from saccade.nn.ops import GELU_TANH, CosSin
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin, inverse_frequencies
@@ -37,9 +37,8 @@ class WindowedAttention(Layer):
 
     def finish(self) -> None:
         """Concatenate the norms of all heads, so that one call normalises queries and keys."""
-        num_heads, num_kv_heads = self.attention.num_heads, self.attention.num_kv_heads
-        q_HD, k_HD = self.q_norm.scale.expand(num_heads, -1), self.k_norm.scale.expand(num_kv_heads, -1)
-        self.qk_scale_HD = torch.cat((q_HD, k_HD))
+        counts = self.attention.num_heads, self.attention.num_kv_heads
+        self.qk_scale_HD = head_scales(tuple(zip((self.q_norm, self.k_norm), counts, strict=True)))
 
     def forward(self, x_NE: torch.Tensor, rotations: Rotations, context: ForwardContext) -> torch.Tensor:
         """Map [N, E] to [N, E]."""

@@ -9,11 +9,10 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from saccade.errors import StartupError
+from saccade.models.backbones.layer_types import FULL, SLIDING
 from saccade.models.backbones.model_config import flag, integer, part
 from saccade.whole_numbers import read_whole_number
 
-SLIDING: Final = "sliding_attention"
-FULL: Final = "full_attention"
 PER_LAYER: Final = "per_layer_config"
 HEAD_DIM, KV_HEADS = "head_dim", "num_key_value_heads"
 GLOBAL_OF: Final[Mapping[str, str]] = MappingProxyType(

@@ -8,11 +8,12 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from saccade.errors import StartupError
 from saccade.models.backbones.grid_spec import MergedPatchSpec, placeholders
+from saccade.models.backbones.layer_types import FULL, SLIDING, layer_types
 from saccade.models.backbones.model_config import choice, flag, integer, number, section, values_of
 from saccade.models.backbones.rope_scaling import Rope
 from saccade.models.backbones.text_config import DecoderConfig, TextStyle, text_section
 from saccade.models.gemma4 import BUDGETS
-from saccade.models.gemma4.layer_sizes import FULL, SLIDING, LayerSizes, layer_sizes
+from saccade.models.gemma4.layer_sizes import LayerSizes, layer_sizes
 from saccade.models.spec import Grid, KvSpec, Paged
 
 SLIDING_INTERVAL = 6
@@ -182,13 +183,8 @@ class GemmaText(DecoderConfig):
 
 
 def _layer_types(text: Mapping[str, Any]) -> list[str]:
-    num_layers, types = integer(text, "num_hidden_layers"), text.get("layer_types")
-    if types is None:
-        types = [FULL if (layer + 1) % SLIDING_INTERVAL == 0 else SLIDING for layer in range(num_layers)]
-    if not isinstance(types, list) or len(types) != num_layers or not set(types) <= {SLIDING, FULL}:
-        raise StartupError(f"config.json: `layer_types` must name {num_layers} layers, each {SLIDING} or {FULL}.")
     # As in the reference, the last layer attends to all tokens.
-    return [*types[:-1], FULL]
+    return [*layer_types(text, SLIDING, lambda: SLIDING_INTERVAL)[:-1], FULL]
 
 
 def _kind(text: Mapping[str, Any], name: str, sizes: LayerSizes) -> LayerKind:

@@ -1,0 +1,31 @@
+"""The type of each layer of a decoder that has two, from config.json. No torch."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from saccade.errors import StartupError
+from saccade.models.backbones.model_config import integer
+
+LINEAR: Final = "linear_attention"
+SLIDING: Final = "sliding_attention"
+FULL: Final = "full_attention"
+
+
+def layer_types(text: Mapping[str, Any], other: str, interval: Callable[[], int]) -> list[str]:
+    """Return the type of each layer, FULL or *other*: as `layer_types` lists them, else every *interval*-th is FULL.
+
+    Raises StartupError, naming the key.
+    """
+    num_layers, types = integer(text, "num_hidden_layers"), text.get("layer_types")
+    if types is None:
+        every = interval()
+        types = [other if (layer + 1) % every else FULL for layer in range(num_layers)]
+    if not isinstance(types, list) or len(types) != num_layers or not set(types) <= {other, FULL}:
+        raise StartupError(f"config.json: `layer_types` must name {num_layers} layers, each {other} or {FULL}.")
+    return types
+
+
+def check_has_full(types: list[str]) -> None:
+    """Raise StartupError unless one of *types* is FULL."""
+    if FULL not in types:
+        raise StartupError(f"config.json: `layer_types` must name at least one layer of {FULL}.")
