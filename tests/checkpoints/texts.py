@@ -26,6 +26,15 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+LINEAR, FULL = "linear_attention", "full_attention"
+QWEN3_5 = {
+    "head_dim": 48, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20, "linear_conv_kernel_dim": 4, "mtp_num_hidden_layers": 1,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [3, 2, 1],
+        "mrope_interleaved": True,
+    },
+}  # fmt: skip
 CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "llama_text": (
@@ -60,6 +69,28 @@ CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
                 "rope_parameters": {**mistral3.YARN, "max_position_embeddings": 8192},
             },
         ),
+        "qwen3_5_text": (
+            "Qwen3_5ForCausalLM",
+            {
+                **QWEN3_5,
+                "model_type": "qwen3_5_text",
+                "num_hidden_layers": 4,
+                "layer_types": [LINEAR, FULL, LINEAR, FULL],
+                "tie_word_embeddings": True,
+            },
+        ),
+        "qwen3_5_moe_text": (
+            "Qwen3_5MoeForCausalLM",
+            {
+                **QWEN3_5,
+                "model_type": "qwen3_5_moe_text",
+                "full_attention_interval": 2,
+                "num_experts": 6,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 36,
+                "shared_expert_intermediate_size": 44,
+            },
+        ),
         "gemma3_text": ("Gemma3ForCausalLM", {**gemma3.TEXT, "eos_token_id": 1}),
     }
 )
@@ -68,6 +99,8 @@ CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
 
 def _write_tokenizer(folder: Path, name: str) -> dict[str, int]:
     """Write tokenizer and template of the release *name*; return the ids of the added tokens."""
+    if name.startswith("qwen3_5"):
+        return qwen.write_tokenizer(folder, qwen.RELEASES["qwen3_5"], byte_level(qwen.QWEN3_5_PATTERN))
     if name.startswith("qwen"):
         release = qwen.Release(
             "", "", {}, template=templates.QWEN_TEXT, template_file="chat_template.jinja", not_special=qwen.NOT_SPECIAL

@@ -132,6 +132,16 @@ def reader(name: str, network_folder: Callable[[str], Path]) -> Reader:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+def test_embedding_is_the_head_by_default_if_the_class_says_so(name: str, reader: Reader) -> None:
+    config = deepcopy(reader.config)
+    for keys in (config, *(part for part in config.values() if isinstance(part, dict))):
+        keys.pop("tie_word_embeddings", None)
+    kind = config["model_type"]
+    made = transformers.Phi3Config if kind == "phi3_v" else transformers.CONFIG_MAPPING[kind]
+    assert reader.outcome(config).text.tied == made().tie_word_embeddings
+
+
+@pytest.mark.parametrize("name", NETWORKS)
 def test_key_that_is_left_out_has_the_default_of_its_class(name: str, reader: Reader) -> None:
     wrong, num_keys = [], 0
     for section in sections(reader.config):

@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import shutil
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from conversations import (
 from jinja2 import TemplateError
 from PIL import Image
 from references import Seen
+from references.native import load
 from subjects import SUBJECTS, Sides, Subject
 
 from saccade import models
@@ -30,7 +33,7 @@ from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.prompt.draft import expand, write_images
 from saccade.gateway.prompt.tools import check_history, place_result_images
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.models.files import read_model_files
+from saccade.models.files import read_model_files, video_processor
 from saccade.models.tool_formats import FORMATS
 from saccade.tokenization.tokenizer import Segment
 
@@ -275,6 +278,35 @@ def test_images_of_results_have_room_or_are_refused(
 @pytest.mark.parametrize("name", NAMES)
 def test_templates_with_and_without_tools(name: str, sides: Both, served: Served) -> None:
     assert served(name).template.takes_tools == sides(name).subject.takes_tools
+
+
+NOT_SAVED = {"kimi_k25", "kimi_k3", "phi3_v", "smolvlm2"}
+"""The processors of three are written again for the tests, and the fourth needs a package for videos."""
+
+
+def save_processor(both: Sides, folder: Path) -> None:
+    """Write the processor as transformers saves it, beside the network's config.json."""
+    load(both.folder, "AutoProcessor").save_pretrained(folder)
+    shutil.copy(both.folder / "config.json", folder)
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_SAVED])
+def test_a_saved_processor_makes_the_same_prompts(name: str, sides: Both, served: Served, tmp_path: Path) -> None:  # A1
+    """transformers writes the settings of images and videos into one file, and the template into another."""
+    both, before = sides(name), served(name)
+    save_processor(both, tmp_path)
+    after = ServedModel.from_files(name, read_model_files(tmp_path), 0)
+    assert not (tmp_path / "preprocessor_config.json").exists()
+    assert after.layout.settings == before.layout.settings
+    assert (after.videos is None) == (before.videos is None)
+    if after.videos is not None and before.videos is not None and video_processor(read_model_files(both.folder)):
+        assert after.videos.layout.settings == before.videos.layout.settings
+    for chat in (CONVERSATIONS[name] for name in asked_of(both.subject) if name in EVERYDAY):
+        ours, theirs = (
+            expanded(model, rendered(model, both.subject, chat), chat.num_images) for model in (after, before)
+        )
+        assert ours == theirs
 
 
 def assert_decodes_to(both: Sides, model: ServedModel, segments: Sequence[Segment]) -> None:

@@ -34,6 +34,7 @@ KEPT = {
 """Decorators that keep a function's signature."""
 
 SHAPE = re.compile(r"``([\[(][^`]*[\])])``")
+FOR_NVFP4 = re.compile(r"For NVFP4 .*?\.(?: |$)")
 DTYPE = re.compile(r"\b(u?int(?:8|16|32|64)|float32|bfloat16|float8_e4m3fn)\b")
 
 
@@ -273,7 +274,8 @@ def _documents(text: str) -> Iterator[tuple[str, Documented]]:
     section = re.split(r"\n\w[\w ]*\n-{3,}", section)[0]
     for entry in re.split(r"\n(?=\*{0,2}\w)", section):
         head, _, rest = entry.partition("\n")
-        rest = " ".join(rest.split())
+        # A sentence about one format says nothing of the others.
+        rest = FOR_NVFP4.sub("", " ".join(rest.split()))
         shapes = tuple(
             tuple(part.strip() for part in shape[1:-1].rstrip(",").split(","))
             for shape in SHAPE.findall(rest)

@@ -41,6 +41,7 @@ def test_a_checkpoint_without_formats(tmp_path: Path) -> None:
         ({"quantization_config": FP8}, None, "fp8", None),
         ({}, {"quantization": {**NVFP4, "exclude_modules": ["a.b*"]}}, "NVFP4", "a.bc"),
         ({"quantization_config": {**NVFP4, "quant_method": "modelopt", "ignore": ["a"]}}, None, "NVFP4", "a.b"),
+        ({"quantization_config": {**NVFP4, "ignore": ["a"]}}, None, "NVFP4", "a.b"),
         ({"quantization_config": FP8}, {"quantization": NVFP4}, "fp8", None),
         ({}, {"quantization": {"quant_algo": "FP8", "exclude_modules": ["a.b*"]}}, "scale for each tensor", "a.bc"),
         ({"quantization_config": {**FLOAT, "ignore": ["lm_head"]}}, None, "scale for each row", "lm_head"),

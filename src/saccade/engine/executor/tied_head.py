@@ -25,7 +25,7 @@ def settle_head(network: Network, checkpoint: Checkpoint) -> None:
     own = [head.name for head in heads if not _is_embedding(head, network, checkpoint)]
     if own:
         network.untie()
-        logger.warning("the head is not the embedding, although tie_word_embeddings is true; it is loaded", tensors=own)
+        logger.info("the head is not the embedding, although tie_word_embeddings ties them; it is loaded", tensors=own)
 
 
 def _is_embedding(head: StoredTensor, network: Network, checkpoint: Checkpoint) -> bool:

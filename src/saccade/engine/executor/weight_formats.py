@@ -30,8 +30,9 @@ def read_quantisation(config: Mapping[str, Any], folder: Path) -> Quantisation |
     Raises StartupError for an unknown format.
     """
     for source, section in _sections(config, folder):
-        # hf_quant_config.json is Model Optimizer's own file, and does not name it.
-        method = section.get("quant_method", "modelopt" if source == HF_QUANT_CONFIG else None)
+        # Model Optimizer does not name itself in hf_quant_config.json, nor do some of its releases in config.json.
+        is_modelopt = source == HF_QUANT_CONFIG or "quant_algo" in section
+        method = section.get("quant_method", "modelopt" if is_modelopt else None)
         if not isinstance(method, str) or method not in METHODS:
             raise StartupError(f"{source}: the weight format {method!r} is not known. Known: {', '.join(METHODS)}.")
         return METHODS[method](section, source)

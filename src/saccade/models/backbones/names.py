@@ -15,6 +15,8 @@ FUSED: Fused = (
     (".gate_proj.", ".gate_up_proj.", 0),
     (".up_proj.", ".gate_up_proj.", 1),
 )
+DELTA_NET: Fused = ((".in_proj_b.", ".in_proj_ba.", 0), (".in_proj_a.", ".in_proj_ba.", 1))
+"""Of hybrid decoders, which have those of FUSED, too."""
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 """A matrix of a single expert, [outputs, inputs]: some checkpoints store experts one by one, others all in one."""

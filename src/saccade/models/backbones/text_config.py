@@ -35,6 +35,12 @@ class TextStyle(NamedTuple):
     scales_queries: bool = False
 
 
+NORMALISED: Mapping[str, Any] = MappingProxyType({"norm_topk_prob": True})
+"""The reference of some decoders always normalises the weights of experts; vLLM does as the key says."""
+
+TIED: Mapping[str, Any] = MappingProxyType({"tie_word_embeddings": True})
+"""Of a top level that ties head and embedding unless config.json says otherwise: the default of some classes."""
+
 PHI3 = TextStyle(text_defaults.PHI3, has_window=True)
 LLAMA = TextStyle(text_defaults.LLAMA, has_window=True)
 MISTRAL = TextStyle(text_defaults.MISTRAL, has_window=True)
@@ -42,6 +48,8 @@ MINISTRAL = TextStyle(text_defaults.MINISTRAL, has_window=True, scales_queries=T
 QWEN2 = TextStyle(text_defaults.QWEN2, qkv_bias=True)
 QWEN3 = TextStyle(text_defaults.QWEN3, normed_heads=True)
 QWEN3_MOE = QWEN3._replace(defaults=text_defaults.QWEN3_MOE)
+HYBRID = TextStyle(text_defaults.HYBRID, normed_heads=True, rotary_factor=0.25)
+HYBRID_EXPERTS = HYBRID._replace(defaults=text_defaults.HYBRID_EXPERTS, fixed=NORMALISED)
 DEEPSEEK = TextStyle(text_defaults.DEEPSEEK)
 
 

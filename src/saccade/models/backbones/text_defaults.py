@@ -87,6 +87,46 @@ QWEN3_MOE: Mapping[str, Any] = MappingProxyType(
         "decoder_sparse_step": 1,
     }
 )
+EXPERTS: Mapping[str, Any] = MappingProxyType({"decoder_sparse_step": 1, "norm_topk_prob": True})
+"""Settings of all experts that some classes do not have."""
+HYBRID: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 248_320,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "full_attention_interval": 4,
+        "attn_output_gate": True,
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+    }
+)
+"""Qwen3.5, with the values of keys that only the releases have."""
+HYBRID_EXPERTS: Mapping[str, Any] = MappingProxyType(
+    {
+        **HYBRID,
+        **EXPERTS,
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts_per_tok": 8,
+        "num_experts": 256,
+    }
+)
 DEEPSEEK: Mapping[str, Any] = MappingProxyType(
     {
         **COMMON,

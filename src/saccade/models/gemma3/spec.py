@@ -6,7 +6,7 @@ from typing import Any
 
 from saccade.errors import InvalidValue
 from saccade.models.backbones.model_config import section
-from saccade.models.backbones.text_config import text_section
+from saccade.models.backbones.text_config import TIED, text_section
 from saccade.models.backbones.tiled_spec import TiledSpec
 from saccade.models.backbones.windowed_config import WindowedConfig
 from saccade.models.gemma3 import FAMILY
@@ -14,7 +14,6 @@ from saccade.models.gemma3.settings import tokens_per_image, tower
 from saccade.models.spec import IMAGE, Grid
 
 DEFAULT_IMAGE_TOKEN_ID = 262_144
-TIED: Mapping[str, Any] = {"tie_word_embeddings": True}
 """The default of transformers' Gemma3Config."""
 
 

@@ -11,7 +11,7 @@ from saccade.models.backbones.grid_spec import MergedPatchSpec, placeholders
 from saccade.models.backbones.layer_types import FULL, SLIDING, layer_types
 from saccade.models.backbones.model_config import choice, flag, integer, number, section, values_of
 from saccade.models.backbones.rope_scaling import Rope
-from saccade.models.backbones.text_config import DecoderConfig, TextStyle, text_section
+from saccade.models.backbones.text_config import TIED, DecoderConfig, TextStyle, text_section
 from saccade.models.gemma4 import BUDGETS
 from saccade.models.gemma4.layer_sizes import LayerSizes, layer_sizes
 from saccade.models.spec import Grid, KvSpec, Paged
@@ -311,7 +311,7 @@ class Spec(MergedPatchSpec):
     def read(cls, config: Mapping[str, Any]) -> Self:
         """Read config.json. Raises StartupError, naming the key."""
         # Ids and ties that a file leaves out are transformers' Gemma4Config's.
-        config = {"image_token_id": 258_880, "video_token_id": 258_884, "tie_word_embeddings": True, **config}
+        config = {"image_token_id": 258_880, "video_token_id": 258_884, **TIED, **config}
         text = GemmaText.read(text_section(config), cls.style)
         vision = cls.images.read(section(config, "vision_config"), text.hidden_size)
         return cls(text, vision, placeholders(config, text.vocab_size))

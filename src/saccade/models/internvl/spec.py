@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from saccade.models.backbones.model_config import choice, part
-from saccade.models.backbones.text_config import QWEN2, QWEN3, QWEN3_MOE, TextConfig, TextStyle, text_section
+from saccade.models.backbones.text_config import QWEN2, QWEN3, QWEN3_MOE, TIED, TextConfig, TextStyle, text_section
 from saccade.models.backbones.tiled_spec import TiledSpec
 from saccade.models.internvl import FAMILY
 from saccade.models.internvl.settings import is_chat, scale, tower
@@ -23,8 +23,10 @@ class Spec(TiledSpec):
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
         """Read config.json. Raises StartupError, naming the key."""
-        key = "llm_config" if is_chat(config) else "text_config"
-        keys = text_section({**config, "text_config": part(config, key)})
+        if is_chat(config):
+            keys = text_section({**config, "text_config": part(config, "llm_config")})
+        else:
+            keys = text_section({**TIED, **config, "text_config": part(config, "text_config")})
         text = TextConfig.read(keys, STYLES[choice({"model_type": "qwen2", **keys}, "model_type", tuple(STYLES))])
         vision = tower(config)
         token_id = FAMILY.placeholder_below(config, text.vocab_size)

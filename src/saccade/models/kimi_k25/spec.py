@@ -9,7 +9,7 @@ from saccade.models.backbones.deepseek_config import DeepseekTextConfig
 from saccade.models.backbones.grid_spec import MergedPatchSpec
 from saccade.models.backbones.model_config import part
 from saccade.models.backbones.moonvit_config import MoonVitConfig
-from saccade.models.backbones.text_config import DEEPSEEK, text_section
+from saccade.models.backbones.text_config import DEEPSEEK, TIED, text_section
 from saccade.models.kimi_k25 import FAMILY
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import IMAGE, VIDEO, Grid, Size
@@ -26,7 +26,7 @@ class Spec(MergedPatchSpec):
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json. Raises StartupError, naming the key."""
-        text = DeepseekTextConfig.read(text_section(config), DEEPSEEK)
+        text = DeepseekTextConfig.read(text_section({**TIED, **config}), DEEPSEEK)
         vision = MoonVitConfig.read(config, part(config, "vision_config"), text.hidden_size)
         placeholder = FAMILY.placeholder_below(config, text.vocab_size)
         return cls(text, vision, {IMAGE: placeholder, VIDEO: placeholder})

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from saccade.models.backbones.grid_spec import MergedPatchSpec
 from saccade.models.backbones.model_config import check_equal, choice, flag, section, values_of
 from saccade.models.backbones.rope_scaling import rope_section
-from saccade.models.backbones.text_config import MINISTRAL, MISTRAL, TextConfig, TextStyle, text_section
+from saccade.models.backbones.text_config import MINISTRAL, MISTRAL, TIED, TextConfig, TextStyle, text_section
 from saccade.models.backbones.vision_config import MergingVisionConfig
 from saccade.models.mistral3 import FAMILY
 from saccade.models.mistral3.layout import merge_size
@@ -79,7 +79,7 @@ class Spec(MergedPatchSpec):
     def read(cls, config: Mapping[str, Any]) -> Self:
         """Read config.json. Raises StartupError, naming the key."""
         section(config, "text_config")
-        keys = text_section(config)
+        keys = text_section({**TIED, **config})
         kind = choice({"model_type": "mistral", **keys}, "model_type", tuple(STYLES))
         text = TextConfig.read(keys, STYLES[kind])
         token_id = FAMILY.placeholder_below(config, text.vocab_size, DEFAULT_IMAGE_TOKEN_ID)

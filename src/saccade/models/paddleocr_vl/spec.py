@@ -9,7 +9,7 @@ from saccade.models.backbones import text_defaults
 from saccade.models.backbones.clip_config import ClipConfig
 from saccade.models.backbones.grid_spec import GridSpec
 from saccade.models.backbones.model_config import flag, part
-from saccade.models.backbones.text_config import TextConfig, TextStyle, text_section
+from saccade.models.backbones.text_config import TIED, TextConfig, TextStyle, text_section
 from saccade.models.backbones.vision_config import MergingVisionConfig
 from saccade.models.paddleocr_vl import FAMILY
 from saccade.models.spec import IMAGE
@@ -70,7 +70,7 @@ class Spec(GridSpec):
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
         """Read config.json. Raises StartupError, naming the key."""
-        keys = text_section({"tie_word_embeddings": True, **config})
+        keys = text_section({**TIED, **config})
         biases = dict.fromkeys(("attention_bias", "mlp_bias"), flag(keys, "use_bias"))
         text = TextConfig.read({**keys, **biases}, ERNIE)
         vision = TowerConfig.read(

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from saccade.models.backbones.text_defaults import EXPERTS
+
 TEXT2: Mapping[str, Any] = MappingProxyType(
     {
         "vocab_size": 152_064,
@@ -37,13 +39,10 @@ TEXT3: Mapping[str, Any] = MappingProxyType(
 )
 """Qwen3VLTextConfig."""
 
-_EXPERTS: Mapping[str, Any] = MappingProxyType({"decoder_sparse_step": 1, "norm_topk_prob": True})
-"""Settings of all experts that the classes do not have."""
-
 TEXT3_EXPERTS: Mapping[str, Any] = MappingProxyType(
     {
         **{key: value for key, value in TEXT3.items() if key != "head_dim"},
-        **_EXPERTS,
+        **EXPERTS,
         "hidden_size": 2048,
         "intermediate_size": 5632,
         "num_hidden_layers": 24,
@@ -55,47 +54,6 @@ TEXT3_EXPERTS: Mapping[str, Any] = MappingProxyType(
     }
 )
 """Qwen3VLMoeTextConfig. By default, a head has its share of the hidden state's channels."""
-
-HYBRID: Mapping[str, Any] = MappingProxyType(
-    {
-        "vocab_size": 248_320,
-        "hidden_size": 4096,
-        "intermediate_size": 12_288,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_act": "silu",
-        "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10_000.0,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "full_attention_interval": 4,
-        "attn_output_gate": True,
-        "mtp_num_hidden_layers": 1,
-        "mtp_use_dedicated_embeddings": False,
-    }
-)
-"""Qwen3_5TextConfig, with the values of keys that only the releases have."""
-
-HYBRID_EXPERTS: Mapping[str, Any] = MappingProxyType(
-    {
-        **HYBRID,
-        **_EXPERTS,
-        "hidden_size": 2048,
-        "num_hidden_layers": 40,
-        "num_key_value_heads": 2,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "num_experts_per_tok": 8,
-        "num_experts": 256,
-    }
-)
-"""Qwen3_5MoeTextConfig."""
 
 _TOWER: Mapping[str, Any] = MappingProxyType({"in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2})
 

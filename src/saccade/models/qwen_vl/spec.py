@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -11,20 +10,25 @@ from saccade.errors import StartupError
 from saccade.models.backbones.grid_spec import GridSpec, placeholders
 from saccade.models.backbones.merging_config import MergingConfig
 from saccade.models.backbones.model_config import check_equal, part
-from saccade.models.backbones.text_config import HybridConfig, TextConfig, TextStyle, text_section
+from saccade.models.backbones.text_config import (
+    HYBRID,
+    HYBRID_EXPERTS,
+    NORMALISED,
+    HybridConfig,
+    TextConfig,
+    TextStyle,
+    text_section,
+)
 from saccade.models.qwen_vl import defaults
 from saccade.models.qwen_vl.tower_config import FlatTowerConfig, Tower2Config, Tower3Config, WindowedConfig
 from saccade.models.spec import DRAFTS, VIDEO
 from saccade.protocol.media import MediaItem
 
-NORMALISED: Mapping[str, Any] = MappingProxyType({"norm_topk_prob": True})
-"""The reference always normalises the weights of experts; vLLM does as the key says."""
-
 BIASED = TextStyle(defaults.TEXT2, qkv_bias=True, axes="chunked", mrope_section=(16, 24, 24), rotary_factor=1.0)
 NORMED = TextStyle(defaults.TEXT3, normed_heads=True, axes="interleaved", mrope_section=(24, 20, 20), rotary_factor=1.0)
 NORMED_EXPERTS = NORMED._replace(defaults=defaults.TEXT3_EXPERTS, fixed=NORMALISED)
-PARTIAL = NORMED._replace(defaults=defaults.HYBRID, mrope_section=(11, 11, 10), rotary_factor=0.25)
-PARTIAL_EXPERTS = PARTIAL._replace(defaults=defaults.HYBRID_EXPERTS, fixed=NORMALISED)
+PARTIAL = HYBRID._replace(axes="interleaved", mrope_section=(11, 11, 10))
+PARTIAL_EXPERTS = PARTIAL._replace(defaults=HYBRID_EXPERTS.defaults, fixed=HYBRID_EXPERTS.fixed)
 NUM_DRAFT_LAYERS = "mtp_num_hidden_layers"
 
 
@@ -102,7 +106,7 @@ class HybridSpec(QwenSpec):
         spec = super().read(config)
         if not config.get(DRAFTS):
             return spec
-        text = {**defaults.HYBRID, **text_section(config)}
+        text = {**HYBRID.defaults, **text_section(config)}
         if (count := text[NUM_DRAFT_LAYERS]) != 1:
             raise StartupError(
                 "--speculative-config: the method mtp needs a release with one draft layer, but "

@@ -1,6 +1,6 @@
 """Map names of checkpoint tensors to the networks' parameters."""
 
-from saccade.models.backbones.names import FUSED, target_of
+from saccade.models.backbones.names import DELTA_NET, FUSED, target_of
 from saccade.models.network import Target
 
 PREFIXES2 = (
@@ -24,7 +24,6 @@ TRANSPOSED = (".experts.gate_up_proj", ".experts.down_proj")
 
 DRAFT = "mtp."
 """Of the draft layer, which predicts one more token."""
-DELTA_NET = ((".in_proj_b.", ".in_proj_ba.", 0), (".in_proj_a.", ".in_proj_ba.", 1))
 
 
 def target2(name: str) -> Target:

@@ -40,6 +40,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             model_types=("qwen3", "qwen3_moe"),
             template_switches=("enable_thinking",),
         ),
+        "qwen3_5_text": replace(
+            QWEN2,
+            architectures=("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+            model_types=("qwen3_5_text", "qwen3_5_moe_text"),
+            template_switches=("enable_thinking", "preserve_thinking"),
+            tool_format="qwen3_coder",
+            limits=(),
+        ),
         "gemma3_text": replace(
             LLAMA,
             architectures=("Gemma3ForCausalLM",),

@@ -7,21 +7,22 @@ from typing import Any, Self
 
 from saccade.models.backbones.model_config import choice
 from saccade.models.backbones.text_config import (
+    HYBRID,
+    HYBRID_EXPERTS,
     LLAMA,
     MINISTRAL,
     MISTRAL,
     QWEN2,
     QWEN3,
     QWEN3_MOE,
+    TIED,
     DecoderConfig,
+    HybridConfig,
     TextConfig,
     TextStyle,
 )
 from saccade.models.backbones.windowed_config import STYLE, WindowedConfig
 from saccade.models.spec import MAX_MODEL_LEN, ModelSpec
-
-TIED: Mapping[str, Any] = MappingProxyType({"tie_word_embeddings": True})
-"""The default of transformers' configuration of Gemma 3's text."""
 
 READERS: Mapping[str, tuple[type[DecoderConfig], TextStyle]] = MappingProxyType(
     {
@@ -31,6 +32,8 @@ READERS: Mapping[str, tuple[type[DecoderConfig], TextStyle]] = MappingProxyType(
         "qwen3": (TextConfig, QWEN3),
         "qwen3_moe": (TextConfig, QWEN3_MOE),
         "ministral3": (TextConfig, MINISTRAL),
+        "qwen3_5_text": (HybridConfig, HYBRID),
+        "qwen3_5_moe_text": (HybridConfig, HYBRID_EXPERTS),
         "gemma3_text": (WindowedConfig, STYLE._replace(defaults={**STYLE.defaults, **TIED})),
     }
 )

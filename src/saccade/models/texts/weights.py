@@ -1,11 +1,18 @@
 """Map names of checkpoint tensors to the network's parameters."""
 
-from saccade.models.backbones.names import target_of
+from saccade.models.backbones.names import DELTA_NET, FUSED, target_of
 from saccade.models.network import Target
 
 PREFIXES = (("model.", "language_model."),)
+OTHER_PARTS = ("mtp.", "model.visual.")
+"""The draft layer and the tower, which releases of Qwen3.5's text may have; transformers leaves them out, too."""
 
 
 def target(name: str) -> Target:
     """Return the target of the checkpoint tensor *name*."""
     return target_of(name, PREFIXES)
+
+
+def hybrid_target(name: str) -> Target | None:
+    """Return the target of a tensor of Qwen3.5's text; None for one of a part that is not served."""
+    return None if name.startswith(OTHER_PARTS) else target_of(name, PREFIXES, (*DELTA_NET, *FUSED))

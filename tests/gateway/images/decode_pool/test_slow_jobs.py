@@ -1,7 +1,8 @@
 """Slow jobs end when their client leaves, make way for others' images, and pages of a file have their time together."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import decode_servers
@@ -62,37 +63,44 @@ async def let_go(pool: DecodePool, *made: object) -> None:
     await until(lambda: not (pool.queue.num_running or pool.num_slots) and len(pool.pids) == 2)
 
 
+@contextmanager
+def suspended(pool: DecodePool) -> Iterator[tuple[int, ...]]:
+    """Suspend the processes, as if they worked for long, and resume afterwards those that the pool has not ended."""
+    processes = [psutil.Process(pid) for pid in pool.pids]
+    for process in processes:
+        process.suspend()
+    try:
+        yield tuple(process.pid for process in processes)
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
 @table("job", JOBS.values(), JOBS)
 async def test_the_job_of_a_client_that_left_ends(
     job: Callable[[DecodePool, str], Coroutine[Any, Any, object]], pool: DecodePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(of_pool, "SLOW_SECONDS", 0.01)
-    before = pool.pids
-    for pid in before:
-        psutil.Process(pid).suspend()  # as one that works for long
-    left = asyncio.create_task(job(pool, "evil"))
-    await until(lambda: pool.queue.num_running)
-    left.cancel()
-    await until(lambda: not pool.queue.num_running)
-    for pid in {*before} & {*pool.pids}:
-        psutil.Process(pid).resume()
+    with suspended(pool) as before:
+        left = asyncio.create_task(job(pool, "evil"))
+        await until(lambda: pool.queue.num_running)
+        left.cancel()
+        await until(lambda: not pool.queue.num_running)
     await let_go(pool)
     assert len({*before} - {*pool.pids}) == 1
 
 
 async def test_a_slow_image_makes_way_for_another_client_s(pool: DecodePool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_pool, "SLOW_SECONDS", 0.01)
-    replaced, before = pool.num_replaced, pool.pids
-    for pid in before:
-        psutil.Process(pid).suspend()
-    slow = [asyncio.create_task(image(pool, "evil")) for _ in range(3)]
-    await until(lambda: pool.queue.num_running == 2)
-    await asyncio.sleep(0.05)
-    assert pool.pids == before  # nobody else waits
-    made = await image(pool, "lab")
-    assert pool.num_replaced >= replaced + 1
-    for pid in {*before} & {*pool.pids}:
-        psutil.Process(pid).resume()
+    replaced = pool.num_replaced
+    with suspended(pool) as before:
+        slow = [asyncio.create_task(image(pool, "evil")) for _ in range(3)]
+        await until(lambda: pool.queue.num_running == 2)
+        await asyncio.sleep(0.05)
+        assert pool.pids == before  # nobody else waits
+        made = await image(pool, "lab")
+        assert pool.num_replaced >= replaced + 1
     await let_go(pool, made, *await asyncio.gather(*slow))
 
 
