@@ -26,6 +26,9 @@ HUGE_BODY_BYTES = 2 << 20
 """Longer bodies also have separate turns. Reading one may take as long as a hundred images, parsing it 20 milliseconds:
 after the work for one the loop serves others as long, before the next."""
 
+LONG_BODY_BYTES = 256 << 10
+"""Longer bodies are parsed in a thread: 256 KiB of token ids take 15 milliseconds."""
+
 READING_SECONDS = 0.005
 """How long a large body may pause and keep its reading turn; a slower one is read without a turn."""
 
@@ -132,7 +135,8 @@ class Admission:
     async def turn(self, num_body_bytes: int) -> AsyncIterator[None]:
         """Delay the block until few others are in theirs, so that a burst of requests does not stall the loop.
 
-        The block works on the event loop and must not wait: a wait would delay all other requests.
+        The block works on the event loop and must not wait: a wait would delay all other requests. Only a long body may
+        be parsed by a thread meanwhile: it delays large ones alone, which have turns of their own.
         """
         is_huge, loop = num_body_bytes > HUGE_BODY_BYTES, asyncio.get_running_loop()
         turns = self._huge_turns if is_huge else self._large_turns if _is_large(num_body_bytes) else self._turns
@@ -180,6 +184,8 @@ class WorkThreads:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
+        # As many as have a turn, so none waits for another one here.
+        self._parsers = ThreadPoolExecutor(TURNS + 1, thread_name_prefix="parse")
 
     async def run(self, is_long: bool, num_bytes: int, work: Callable[[], T]) -> T:
         """Run *work* in a thread if it *is_long*, else on the event loop in a turn. Return its result.
@@ -191,9 +197,28 @@ class WorkThreads:
         async with self._admission.turn(num_bytes):
             return work()
 
+    async def parse(self, body: bytes | bytearray, parse: Callable[[bytes | bytearray], T]) -> T:
+        """Return what *parse* makes of *body*: in a thread if that may take long, else on the event loop."""
+        if not takes_long_to_parse(body):
+            return parse(body)
+        parsing = asyncio.get_running_loop().run_in_executor(self._parsers, copy_context().run, parse, body)
+        try:
+            return await asyncio.shield(parsing)
+        finally:
+            # Until the thread has ended, its memory is in use, and the next long body waits.
+            if not parsing.done():
+                await asyncio.wait([parsing])
+                parsing.exception()
+
     def close(self) -> None:
         """Cancel work that has not begun."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._parsers):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+def takes_long_to_parse(body: bytes | bytearray) -> bool:
+    """Return whether *body* is parsed in a thread."""
+    return len(body) > LONG_BODY_BYTES
 
 
 def _is_large(num_body_bytes: int | None) -> bool:

@@ -9,7 +9,7 @@ from typing import Self
 from saccade.fair_queue import FairQueue
 from saccade.gateway.body_bounds import num_value_bytes
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.limits import LARGE_BODY_BYTES, Admission, ByteBudget, Reservation
+from saccade.gateway.limits import LARGE_BODY_BYTES, Admission, ByteBudget, Reservation, WorkThreads
 from saccade.gateway.memory_parts import MemoryPart
 from saccade.gateway.tenants.account import Account, Tenant
 
@@ -92,14 +92,16 @@ class Request:
         with charge, limits.memory.reservation(client) as memory, limits.memory.reservation(client) as lifetime_memory:
             yield cls(account, account.tenant, client, memory, lifetime_memory, limits)
 
-    async def hold_values(self, body: bytes | bytearray) -> None:
+    async def hold_values(self, body: bytes | bytearray, threads: WorkThreads) -> None:
         """Reserve memory for the values that *body* decodes to, if they are many. Raises QueueFull and BodyTooLarge.
 
         A body up to LARGE_BODY_BYTES is not counted. An ordinary one has few values, for which its reservation has
         room: it counts twice.
         """
-        if len(body) > LARGE_BODY_BYTES and (num_bytes := num_value_bytes(body)) > LARGE_BODY_BYTES:
-            await self.memory.grow(num_bytes)
+        if len(body) > LARGE_BODY_BYTES:
+            num_bytes = await threads.parse(body, num_value_bytes)
+            if num_bytes > LARGE_BODY_BYTES:
+                await self.memory.grow(num_bytes)
 
     def hold_recalled(self, num_bytes: int) -> None:
         """Reserve memory for messages that did not come with the body: their texts are written and decoded again.

@@ -18,6 +18,7 @@ from saccade.gateway.chat import ChatRequest, PlainPrompt
 from saccade.gateway.concurrency import all_or_none
 from saccade.gateway.json_body import Body, listed
 from saccade.gateway.json_parts import Part as JsonPart
+from saccade.gateway.limits import takes_long_to_parse
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import Chunk
 from saccade.gateway.pipeline import Part, Pipeline
@@ -162,10 +163,14 @@ class ChatEndpoint:
         self, read_api: ReadApi, scope: Scope, body: bytes | bytearray, request: Request
     ) -> list[tuple[Format, Part]]:
         """Return the parts of a request, each with the format of its answer."""
-        await request.hold_values(body)
+        threads = self.bodies.threads
+        await request.hold_values(body, threads)
         async with request.turn(len(body)):
             start = time.perf_counter()
-            read = read_api(body, request.tenant.id)
+            read = await threads.parse(body, lambda body: read_api(body, request.tenant.id))
+            if takes_long_to_parse(body):
+                # A thread has parsed it.
+                start = time.perf_counter()
             if read.num_kept_bytes:
                 request.lifetime_memory.take(read.num_kept_bytes)
             if read.num_recalled_bytes:

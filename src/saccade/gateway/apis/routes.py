@@ -76,9 +76,10 @@ class Endpoints:
         """POST /tokenize: the token ids of a prompt or chat, images expanded; text never becomes special tokens."""
         with self.bodies.begin(request.scope) as call:
             body = await self.bodies.read(request.scope, request.receive, call)
-            await call.hold_values(body)
+            await call.hold_values(body, self.bodies.threads)
             async with call.turn(len(body)):
-                body_request, request.scope[WARNINGS] = parse_tokenize(body, self.strict_parameters)
+                parse = partial(parse_tokenize, strict=self.strict_parameters)
+                body_request, request.scope[WARNINGS] = await self.bodies.threads.parse(body, parse)
             served = self.pipeline.model_registry.get(body_request.model)
             if (body_request.prompt is None) == (body_request.messages is None):
                 raise InvalidValue("Send either `prompt` or `messages`.", "prompt")
@@ -100,9 +101,10 @@ class Endpoints:
         """POST /detokenize: the text of token ids, including special tokens."""
         with self.bodies.begin(request.scope) as call:
             body = await self.bodies.read(request.scope, request.receive, call)
-            await call.hold_values(body)
+            await call.hold_values(body, self.bodies.threads)
             async with call.turn(len(body)):
-                body_request, request.scope[WARNINGS] = parse_detokenize(body, self.strict_parameters)
+                parse = partial(parse_detokenize, strict=self.strict_parameters)
+                body_request, request.scope[WARNINGS] = await self.bodies.threads.parse(body, parse)
             with call.place():
                 served = self.pipeline.model_registry.get(body_request.model)
                 return _json(DetokenizeAnswer(await self.pipeline.prompts.text_of(served, body_request.tokens)))
