@@ -197,9 +197,14 @@ class WorkThreads:
         async with self._admission.turn(num_bytes):
             return work()
 
+    @staticmethod
+    def takes(body: bytes | bytearray) -> bool:
+        """Return whether *body* is parsed in a thread."""
+        return len(body) > LONG_BODY_BYTES
+
     async def parse(self, body: bytes | bytearray, parse: Callable[[bytes | bytearray], T]) -> T:
         """Return what *parse* makes of *body*: in a thread if that may take long, else on the event loop."""
-        if not takes_long_to_parse(body):
+        if not self.takes(body):
             return parse(body)
         parsing = asyncio.get_running_loop().run_in_executor(self._parsers, copy_context().run, parse, body)
         try:
@@ -214,11 +219,6 @@ class WorkThreads:
         """Cancel work that has not begun."""
         for threads in (self._threads, self._parsers):
             threads.shutdown(wait=False, cancel_futures=True)
-
-
-def takes_long_to_parse(body: bytes | bytearray) -> bool:
-    """Return whether *body* is parsed in a thread."""
-    return len(body) > LONG_BODY_BYTES
 
 
 def _is_large(num_body_bytes: int | None) -> bool:

@@ -18,7 +18,6 @@ from saccade.gateway.chat import ChatRequest, PlainPrompt
 from saccade.gateway.concurrency import all_or_none
 from saccade.gateway.json_body import Body, listed
 from saccade.gateway.json_parts import Part as JsonPart
-from saccade.gateway.limits import takes_long_to_parse
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import Chunk
 from saccade.gateway.pipeline import Part, Pipeline
@@ -168,7 +167,7 @@ class ChatEndpoint:
         async with request.turn(len(body)):
             start = time.perf_counter()
             read = await threads.parse(body, lambda body: read_api(body, request.tenant.id))
-            if takes_long_to_parse(body):
+            if threads.takes(body):
                 # A thread has parsed it.
                 start = time.perf_counter()
             if read.num_kept_bytes:
