@@ -1,6 +1,6 @@
 """The longest callback of a gateway's event loop for each field of each API, filled as far as a body may be.
 
-    python -m benchmarks.reliability.callbacks [--mib 0.25 1.9 60] [--fields NAME ...] [--out FILE]
+    python -m benchmarks.reliability.callbacks [--mib 0.12 1.9 60] [--fields NAME ...] [--out FILE]
 
 One request at a time goes to a gateway before a worker of the bundled model. Each field gets one long text, and arrays
 of texts, objects, numbers and arrays. Whether the request is refused does not matter: what counts is the processor time
@@ -225,7 +225,7 @@ def wait_for_model(url: str) -> str:
 def main() -> int:
     """Run, write the report, return 0: it is read by people."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=float, nargs="*", default=[0.25, 1.9, 60.0])
+    parser.add_argument("--mib", type=float, nargs="*", default=[0.12, 1.9, 60.0])
     parser.add_argument("--fields", nargs="*", default=[])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/callbacks.md")
     arguments = parser.parse_args()

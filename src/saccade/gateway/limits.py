@@ -26,8 +26,8 @@ HUGE_BODY_BYTES = 2 << 20
 """Longer bodies also have separate turns. Reading one may take as long as a hundred images, parsing it 20 milliseconds:
 after the work for one the loop serves others as long, before the next."""
 
-LONG_BODY_BYTES = 256 << 10
-"""Longer bodies are parsed in a thread: 256 KiB of token ids take 15 milliseconds."""
+LONG_BODY_BYTES = 128 << 10
+"""Longer bodies are parsed in a thread: 128 KiB of tools without content take 14 milliseconds."""
 
 READING_SECONDS = 0.005
 """How long a large body may pause and keep its reading turn; a slower one is read without a turn."""
