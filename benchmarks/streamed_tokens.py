@@ -22,7 +22,8 @@ from typing import cast
 from benchmarks.gateway.model_folder import RECIPES, write_model
 from benchmarks.measured import ROOT
 from saccade.gateway.apis.chat import ChatCompletionEvents
-from saccade.gateway.chat import Chat, ChatRequest
+from saccade.gateway.chat import Chat
+from saccade.gateway.chat_request import ChatRequest
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import choices_of
 from saccade.gateway.served_models.served_model import ServedModel

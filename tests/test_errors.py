@@ -28,9 +28,10 @@ JUDGED = {
     "engine/installed.py": {"needed_by"},
     "fair_queue.py": {"num_own - 1", "self._wait_seconds", "self._what"},
     "gateway/admin.py": {"', '.join(missed)"},
+    "gateway/admission.py": {"num_own", "self._max_requests"},
+    "gateway/byte_budget.py": {"nbytes", "needed", "self.capacity_bytes"},
     "gateway/images/decode_pool/pool.py": {"job.medium", "limit"},
     "gateway/images/decode_pool/server.py": {"self.total_seconds"},
-    "gateway/limits.py": {"nbytes", "needed", "num_own", "self._max_requests", "self.capacity_bytes"},
     "gateway/output/sampling.py": {"field", "limit", "max_model_len", "num_prompt_tokens", "request.needed_tokens"},
     "gateway/prompt/draft.py": {
         "_num_completion(request)",

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from saccade.gateway.chat import Chat, ChatRequest
+from saccade.gateway.chat import Chat
+from saccade.gateway.chat_request import ChatRequest
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
 from saccade.gateway.output.choice import GeneratedChoice, choices_of
 from saccade.gateway.served_models.served_model import ServedModel

@@ -16,7 +16,8 @@ sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
 from checkpoints import CHECKPOINTS
 
-from saccade.gateway.chat import Chat, ChatMessage, ChatRequest
+from saccade.gateway.chat import Chat
+from saccade.gateway.chat_request import ChatMessage, ChatRequest
 from saccade.gateway.output.call_reader import joined_calls
 from saccade.gateway.output.choice import Chunk, GeneratedChoice, choices_of
 from saccade.gateway.served_models.served_model import Parsers, ServedModel

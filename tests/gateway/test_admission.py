@@ -7,11 +7,11 @@ import time
 import pytest
 
 from saccade.errors import QueueFull
-from saccade.gateway.limits import HUGE_BODY_BYTES, LARGE_BODY_BYTES, TURNS, Admission
+from saccade.gateway.admission import HUGE_BODY_BYTES, LARGE_BODY_BYTES, TURNS, Admission
 
 
 async def test_large_bodies_are_read_by_turns_and_small_ones_at_once(monkeypatch: pytest.MonkeyPatch) -> None:  # A6
-    monkeypatch.setattr("saccade.gateway.limits.READING_SECONDS", 60)
+    monkeypatch.setattr("saccade.gateway.admission.READING_SECONDS", 60)
     admission = Admission(max_requests=99)
     order: list[str] = []
     go_on = asyncio.Event()
@@ -33,7 +33,7 @@ async def test_large_bodies_are_read_by_turns_and_small_ones_at_once(monkeypatch
 
 
 async def test_a_slow_body_passes_its_turn_on(monkeypatch: pytest.MonkeyPatch) -> None:  # A6
-    monkeypatch.setattr("saccade.gateway.limits.READING_SECONDS", 0.01)
+    monkeypatch.setattr("saccade.gateway.admission.READING_SECONDS", 0.01)
     admission = Admission(max_requests=99)
     async with contextlib.AsyncExitStack() as slow:
         for _ in range(3 * TURNS):

@@ -18,7 +18,7 @@ from saccade.gateway.body_bounds import (
     check_bounds,
     check_messages,
 )
-from saccade.gateway.chat import CalledFunction, ChatMessage, ToolCall
+from saccade.gateway.chat_request import CalledFunction, ChatMessage, ToolCall
 from saccade.json_counts import num_items
 
 URL = '"data:image/png;base64,'

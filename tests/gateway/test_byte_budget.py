@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from saccade.errors import BodyTooLarge, QueueFull
-from saccade.gateway.limits import ByteBudget
+from saccade.gateway.byte_budget import ByteBudget
 
 
 async def test_bytes_go_back_at_the_end() -> None:

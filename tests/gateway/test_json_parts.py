@@ -9,6 +9,7 @@ import pytest
 from msgspec import Struct
 from starlette.types import Message, Receive, Scope, Send
 
+from saccade.gateway.byte_budget import ByteBudget
 from saccade.gateway.json_parts import (
     TURN_BYTES,
     JsonItems,
@@ -20,7 +21,6 @@ from saccade.gateway.json_parts import (
     num_held_bytes,
     separated,
 )
-from saccade.gateway.limits import ByteBudget
 from saccade.gateway.server.answer_memory import AnswerMemory
 
 ITEMS: list[Any] = [None, 1.5, 'a "quoted" text\n\U0001f9ff', {"k": [1, {}]}, [], -0.0, "x" * 300]

@@ -11,8 +11,8 @@ from waiting import wait_until
 
 from saccade.errors import QueueFull
 from saccade.gateway import request
+from saccade.gateway.admission import LARGE_BODY_BYTES
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.limits import LARGE_BODY_BYTES
 from saccade.gateway.memory_parts import MemoryPart, MemoryParts
 from saccade.gateway.structured_output import grammars
 from saccade.gateway.structured_output.constraint import Constraint

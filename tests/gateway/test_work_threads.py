@@ -9,7 +9,8 @@ import scripted
 
 from saccade.errors import InvalidValue
 from saccade.gateway import json_body
-from saccade.gateway.limits import LONG_BODY_BYTES, Admission, WorkThreads
+from saccade.gateway.admission import Admission
+from saccade.gateway.work_threads import LONG_BODY_BYTES, WorkThreads
 
 SHORT, LONG = bytes(LONG_BODY_BYTES), bytes(LONG_BODY_BYTES + 1)
 

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade import models
-from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart, ImageUrl, VideoUrl
+from saccade.gateway.chat_request import ChatMessage, ChatRequest, ContentPart, ImageUrl, VideoUrl
 from saccade.gateway.config import GatewayConfig, MediaSettings
 from saccade.gateway.image_source import NO_FILE
-from saccade.gateway.images.collect import EncodedImage, with_pages
 from saccade.gateway.images.decode_pool.pool import DecodePool
+from saccade.gateway.images.encoded_image import EncodedImage, with_pages
 from saccade.gateway.images.media import Media
 from saccade.gateway.prompt.draft import Draft, PromptDrafter
 from saccade.gateway.request import Limits, Request

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Final
 
 from saccade.errors import BodyTooLarge, InvalidValue
-from saccade.gateway.chat import MAX_PARTS, MAX_TOKENS, ChatMessage
+from saccade.gateway.chat_request import ChatMessage
+from saccade.gateway.field_schemas import MAX_PARTS, MAX_TOKENS
 from saccade.json_counts import num_brackets, num_commas, num_marks, num_strings
 
 MAX_BYTES_BESIDE_IMAGES: Final = 12 * 2**20

@@ -25,7 +25,8 @@ from saccade.gateway.body_bounds import (
     check_tools,
     find_data_url,
 )
-from saccade.gateway.chat import IMAGE_PART, MAX_TOKENS, AnswerFields
+from saccade.gateway.chat_request import AnswerFields
+from saccade.gateway.field_schemas import IMAGE_PART, MAX_TOKENS
 from saccade.gateway.json_faults import MAX_SHOWN_BYTES, invalid, malformed
 from saccade.gateway.unknown_fields import UnknownFields
 from saccade.json_counts import num_items, num_marks

@@ -10,8 +10,10 @@ import msgspec
 from msgspec import UNSET
 
 from saccade.errors import SaccadeError, WorkerFailed, WorkerUnavailable
-from saccade.gateway.chat import Chat, ChatRequest, PlainPrompt, TokenizeRequest
-from saccade.gateway.images.collect import EncodedImage, ImageCollector, num_encoded_bytes, with_pages
+from saccade.gateway.chat import Chat, PlainPrompt
+from saccade.gateway.chat_request import ChatRequest, TokenizeRequest
+from saccade.gateway.images.collect import ImageCollector
+from saccade.gateway.images.encoded_image import EncodedImage, num_encoded_bytes, with_pages
 from saccade.gateway.images.pixels import PixelPreparer, PixelResend, PromptImages
 from saccade.gateway.json_body import MAX_NAMES
 from saccade.gateway.output.answer import Answer

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Self
 
 from saccade.fair_queue import FairQueue
+from saccade.gateway.admission import LARGE_BODY_BYTES, Admission
 from saccade.gateway.body_bounds import num_value_bytes
+from saccade.gateway.byte_budget import ByteBudget, Reservation
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.limits import LARGE_BODY_BYTES, Admission, ByteBudget, Reservation, WorkThreads
 from saccade.gateway.memory_parts import MemoryPart
 from saccade.gateway.tenants.account import Account, Tenant
+from saccade.gateway.work_threads import WorkThreads
 
 COPIES = 2
 """The body and the strings parsed from it, until the body is dropped."""

@@ -7,10 +7,11 @@ from typing import Any
 
 from saccade.errors import SaccadeError
 from saccade.gateway.apis.chat import AnswerMessage, ChatCompletion, Choice, ToolCall
-from saccade.gateway.chat import CalledFunction
+from saccade.gateway.chat_request import CalledFunction
 from saccade.gateway.output.answer import Usage
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
-from saccade.gateway.output.choice import Chunk, PromptLogprob
+from saccade.gateway.output.choice import Chunk
+from saccade.gateway.output.logprobs import PromptLogprob
 
 
 @dataclass(frozen=True)

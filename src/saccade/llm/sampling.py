@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from saccade.errors import InvalidValue
 from saccade.gateway.apis.chat import parse_chat
-from saccade.gateway.chat import AnswerFields
+from saccade.gateway.chat_request import AnswerFields
 
 
 class SamplingParams(AnswerFields, frozen=True, kw_only=True):

@@ -19,8 +19,8 @@ from tables import table
 from waiting import wait_until
 
 from saccade.errors import QueueFull, WorkerFailed
+from saccade.gateway.admission import Admission
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.limits import Admission
 from saccade.models import family_of, load_layout
 from saccade.protocol.media import Span
 from saccade.protocol.output import Failure, FinishReason, TokenDelta

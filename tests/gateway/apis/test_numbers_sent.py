@@ -17,7 +17,7 @@ from saccade.gateway.apis.messages.wire import CountRequest, MessagesRequest
 from saccade.gateway.apis.models import DetokenizeRequest, parse_detokenize, parse_tokenize
 from saccade.gateway.apis.responses.reader import parse_response
 from saccade.gateway.apis.responses.wire import ResponseRequest
-from saccade.gateway.chat import ChatRequest, TokenizeRequest
+from saccade.gateway.chat_request import ChatRequest, TokenizeRequest
 from saccade.gateway.prompt.media_options import read_media_options
 
 Parse = Callable[[bytes], Any]

@@ -12,7 +12,7 @@ from saccade.gateway import json_body
 from saccade.gateway.apis.chat import parse_chat
 from saccade.gateway.apis.models import DetokenizeRequest, parse_detokenize, parse_tokenize
 from saccade.gateway.body_bounds import MAX_STRINGS
-from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart, TokenizeRequest
+from saccade.gateway.chat_request import ChatMessage, ChatRequest, ContentPart, TokenizeRequest
 from saccade.gateway.json_body import MAX_PARAMETERS, MAX_VALUE_BYTES, NOT_SEARCHED
 
 HEAD = b'{"model": "m", "messages": [{"role": "user", "content": "a"}]'

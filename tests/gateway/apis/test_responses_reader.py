@@ -11,7 +11,8 @@ from tables import table
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.apis.responses.reader import parse_response, read_conversation
-from saccade.gateway.chat import Chat, ChatMessage
+from saccade.gateway.chat import Chat
+from saccade.gateway.chat_request import ChatMessage
 from saccade.gateway.prompt.messages import read_chat
 from saccade.models.family import Family
 

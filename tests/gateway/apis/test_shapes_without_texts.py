@@ -15,7 +15,7 @@ from saccade.gateway.apis.messages.writer import read_count, read_messages
 from saccade.gateway.apis.models import parse_detokenize, parse_tokenize
 from saccade.gateway.apis.responses.writer import Responses, ResponseStore
 from saccade.gateway.body_bounds import MAX_COMMAS, check_messages, num_value_bytes
-from saccade.gateway.chat import CalledFunction, ChatMessage, ToolCall
+from saccade.gateway.chat_request import CalledFunction, ChatMessage, ToolCall
 
 NUM_BYTES = 3 << 20
 MOST_BYTES = 20 << 20

@@ -21,7 +21,8 @@ from saccade.gateway.chat import Chat, PlainPrompt
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.json_parts import Part, joined, num_bytes
 from saccade.gateway.output.answer import Answer
-from saccade.gateway.output.choice import Chunk, choice_logprobs, prompt_logprobs
+from saccade.gateway.output.choice import Chunk
+from saccade.gateway.output.logprobs import choice_logprobs, prompt_logprobs
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.tenants.account import EVERYBODY, Account
 from saccade.models.files import read_model_files

@@ -10,7 +10,8 @@ import pytest
 from tables import table
 
 from saccade.errors import InvalidBase64, RequestError, UnsupportedVideoFormat
-from saccade.gateway.images.collect import decode_data_url, read_frames
+from saccade.gateway.images.frames_url import read_frames
+from saccade.gateway.images.media_loader import decode_data_url
 from saccade.media.header import ImageLimits, read_header
 from saccade.media.video_header import demuxer
 from saccade.models.family import VideoOptions

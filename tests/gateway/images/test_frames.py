@@ -9,7 +9,7 @@ import pytest
 from tables import table
 
 from saccade.errors import InvalidBase64, InvalidImage, InvalidValue, InvalidVideo, RequestError, VideoTooLarge
-from saccade.gateway.images.collect import is_frames_url, read_frames
+from saccade.gateway.images.frames_url import is_frames_url, read_frames
 from saccade.media.header import ImageLimits
 from saccade.models.family import FrameTimes, VideoOptions
 from saccade.protocol.media import VideoHeader

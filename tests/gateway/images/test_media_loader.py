@@ -13,8 +13,9 @@ from web import IMAGE, Resolver, answer, fetching, serving
 
 from saccade.errors import InvalidBase64, InvalidImageUrl, SaccadeError
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.images.collect import MediaLoader, UrlCache, decode_data_url, is_data_url
 from saccade.gateway.images.media import FetchCollector
+from saccade.gateway.images.media_loader import MediaLoader, decode_data_url, is_data_url
+from saccade.gateway.images.url_cache import UrlCache
 from saccade.gateway.request import Limits, Request
 from saccade.gateway.tenants.account import EVERYBODY, Account
 from saccade.telemetry import Metrics

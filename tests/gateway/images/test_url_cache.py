@@ -6,7 +6,7 @@ import sys
 import pytest
 from tables import table
 
-from saccade.gateway.images.collect import ENTRY_BYTES, UrlCache
+from saccade.gateway.images.url_cache import ENTRY_BYTES, UrlCache
 from saccade.media.freshness import HEADERS, MAX_HEADER_CHARACTERS, Reuse, reuse_of
 
 ETAG = ("If-None-Match", '"a"')

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tables import table
 
 from saccade.gateway.output.call_reader import GeneratedCall, declared
-from saccade.gateway.output.choice import GeneratedChoice, TokenRecord
+from saccade.gateway.output.choice import GeneratedChoice
+from saccade.gateway.output.token_record import TokenRecord
 from saccade.gateway.output.tool_calls import ToolCallReader
 from saccade.gateway.served_models.served_model import Parsers, ServedModel
 from saccade.models.files import read_model_files

@@ -8,7 +8,7 @@ import pytest
 import scripted
 from chats import openai_messages
 
-from saccade.gateway.output.choice import choice_logprobs, prompt_logprobs
+from saccade.gateway.output.logprobs import choice_logprobs, prompt_logprobs
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
 from saccade.tokenization.tokenizer_json import JsonTokenizer
 

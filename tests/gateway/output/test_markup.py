@@ -8,7 +8,8 @@ import pytest
 from tables import table
 
 from saccade.errors import UnsupportedParameter
-from saccade.gateway.chat import Chat, ChatRequest
+from saccade.gateway.chat import Chat
+from saccade.gateway.chat_request import ChatRequest
 from saccade.gateway.output.call_reader import GeneratedCall
 from saccade.gateway.output.choice import choices_of
 from saccade.gateway.output.sampling import sampling_params, token_rules

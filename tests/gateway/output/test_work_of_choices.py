@@ -8,14 +8,14 @@ from instructions import counting_instructions
 from tables import table
 from written_answers import TOOLS
 
-from saccade.gateway.chat import (
+from saccade.gateway.chat import Chat
+from saccade.gateway.chat_request import ChatRequest
+from saccade.gateway.field_schemas import (
     MAX_CALLS,
     MAX_MESSAGES,
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
-    Chat,
-    ChatRequest,
 )
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import choices_of

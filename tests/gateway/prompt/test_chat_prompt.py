@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.chat import Chat, ChatMessage, ChatRequest, ContentPart, ImageUrl
+from saccade.gateway.chat import Chat
+from saccade.gateway.chat_request import ChatMessage, ChatRequest, ContentPart, ImageUrl
 from saccade.gateway.prompt.draft import chat_prompt, why_not_as_chat
 from saccade.gateway.prompt.messages import read_chat
 from saccade.gateway.served_models.served_model import ServedModel

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from saccade.errors import ContextLengthExceeded
-from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart, PlainPrompt
+from saccade.gateway.chat import PlainPrompt
+from saccade.gateway.chat_request import ChatMessage, ChatRequest, ContentPart
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.limits import WorkThreads
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.request import Limits
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.gateway.work_threads import WorkThreads
 from saccade.media.header import MediaLimits
 from saccade.models.files import read_model_files
 from saccade.telemetry import Metrics

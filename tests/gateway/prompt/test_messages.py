@@ -8,7 +8,8 @@ import pytest
 from tables import table
 
 from saccade.errors import InvalidImageUrl, InvalidValue, RequestError, UnsupportedParameter
-from saccade.gateway.chat import Chat, ChatRequest, TokenizeRequest
+from saccade.gateway.chat import Chat
+from saccade.gateway.chat_request import ChatRequest, TokenizeRequest
 from saccade.gateway.image_source import ImageSource
 from saccade.gateway.prompt.media_options import MAX_PIXELS
 from saccade.gateway.prompt.messages import MAX_SWITCH, PARTS, read_chat

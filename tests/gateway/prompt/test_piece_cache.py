@@ -8,10 +8,11 @@ import pytest
 from tables import table
 
 from saccade.errors import InvalidValue
+from saccade.gateway.admission import Admission
 from saccade.gateway.apis.chat import parse_chat
-from saccade.gateway.limits import Admission, WorkThreads
 from saccade.gateway.prompt.draft import PIECE_BYTES, PieceCache, PromptDrafter
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.gateway.work_threads import WorkThreads
 from saccade.media.header import MediaLimits
 from saccade.models.files import read_model_files
 from saccade.telemetry import Metrics

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from saccade.errors import ContextLengthExceeded
-from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart, TokenizeRequest
+from saccade.gateway.chat_request import ChatMessage, ChatRequest, ContentPart, TokenizeRequest
 from saccade.gateway.prompt.draft import check_context, read_chat_that_may_fit
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.files import read_model_files

@@ -8,7 +8,7 @@ import scripted
 from tables import table
 
 from saccade.errors import InvalidValue, StartupError, UnsupportedParameter
-from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart, ImageUrl
+from saccade.gateway.chat_request import ChatMessage, ChatRequest, ContentPart, ImageUrl
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.prompt.media_options import read_defaults, read_media_options
 from saccade.gateway.prompt.messages import read_chat

@@ -7,7 +7,8 @@ import pytest
 from tables import table
 
 from saccade.errors import InvalidImageUrl, InvalidValue, RequestError, UnsupportedParameter
-from saccade.gateway.chat import Chat, ChatRequest
+from saccade.gateway.chat import Chat
+from saccade.gateway.chat_request import ChatRequest
 from saccade.gateway.image_source import ImageSource
 from saccade.gateway.prompt.media_options import read_media_options
 from saccade.gateway.prompt.messages import read_chat

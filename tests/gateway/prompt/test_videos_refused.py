@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from saccade.errors import TooManyImages, UnsupportedParameter
-from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart
+from saccade.gateway.chat_request import ChatMessage, ChatRequest, ContentPart
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.images.collect import EncodedImage
+from saccade.gateway.images.encoded_image import EncodedImage
 from saccade.gateway.images.pixels import PromptImages
-from saccade.gateway.limits import WorkThreads
 from saccade.gateway.prompt.draft import PromptDrafter, why_not_as_chat
 from saccade.gateway.request import Limits
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.gateway.work_threads import WorkThreads
 from saccade.media.header import MediaLimits
 from saccade.models.files import read_model_files
 from saccade.protocol.media import VideoHeader

@@ -17,8 +17,8 @@ from test_tls import client_context, settings
 from waiting import wait_until
 
 from saccade.errors import BodyTooLarge, QueueFull
+from saccade.gateway.byte_budget import ByteBudget
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.limits import ByteBudget
 from saccade.gateway.server import answer_memory
 from saccade.gateway.server.answer_memory import IS_COUNTED, PIECE_BYTES, AnswerMemory
 from saccade.gateway.server.connection import UNSENT_BYTES

@@ -17,8 +17,8 @@ import scripted
 from tables import table
 from waiting import wait_until
 
+from saccade.gateway.admission import LARGE_BODY_BYTES
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.limits import LARGE_BODY_BYTES
 from saccade.gateway.request import COPIES
 from saccade.gateway.server.content_coding import EncodedBody, zstd
 

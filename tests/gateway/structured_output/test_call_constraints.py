@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from saccade.errors import InvalidValue
-from saccade.gateway.chat import ChatRequest
+from saccade.gateway.chat_request import ChatRequest
 from saccade.gateway.structured_output.constraint import Constraint, with_calls
 from saccade.models.tool_formats import kimi_k3
 from saccade.models.tool_formats.form import CallConstraint, ContentConstraint, ToolCallTokens

@@ -9,7 +9,7 @@ from tables import table
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.apis.chat import parse_chat
-from saccade.gateway.chat import ChatRequest
+from saccade.gateway.chat_request import ChatRequest
 from saccade.gateway.structured_output.constraint import ANY_OBJECT, Constraint, read_constraint, without_constraint
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -12,7 +12,7 @@ from saccade.gateway.apis.chat import parse_chat
 from saccade.gateway.apis.completions.reader import parse_completion
 from saccade.gateway.apis.messages.reader import parse_count, parse_messages
 from saccade.gateway.apis.responses.reader import parse_response, read_conversation
-from saccade.gateway.chat import ChatRequest
+from saccade.gateway.chat_request import ChatRequest
 from saccade.gateway.structured_output.constraint import ANY_OBJECT, Constraint, read_constraint
 
 Fields = dict[str, Any]

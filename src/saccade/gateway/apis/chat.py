@@ -10,19 +10,14 @@ from msgspec import UNSET, Struct, UnsetType
 from saccade.gateway.apis.chat_endpoint import FieldNames, Format, ReadBody
 from saccade.gateway.apis.text_files import with_text_files
 from saccade.gateway.body_bounds import check_messages
-from saccade.gateway.chat import CalledFunction, ChatRequest, StreamOptions
+from saccade.gateway.chat_request import CalledFunction, ChatRequest, StreamOptions
 from saccade.gateway.json_body import Body, ParameterReader, check_stream
 from saccade.gateway.json_parts import ID_BYTES, JsonItems, Part, filled, made_in_turns, separated
 from saccade.gateway.output.answer import Answer, Usage
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
-from saccade.gateway.output.choice import (
-    ChoiceLogprobs,
-    Chunk,
-    GeneratedChoice,
-    PromptLogprob,
-    TokenRecord,
-    prompt_logprobs,
-)
+from saccade.gateway.output.choice import Chunk, GeneratedChoice
+from saccade.gateway.output.logprobs import ChoiceLogprobs, PromptLogprob, prompt_logprobs
+from saccade.gateway.output.token_record import TokenRecord
 from saccade.gateway.server.event_stream import DONE, error_event, event
 
 

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from starlette.types import Receive, Scope, Send
 
 from saccade.errors import RequestError, SaccadeError
-from saccade.gateway.chat import ChatRequest, PlainPrompt
+from saccade.gateway.chat import PlainPrompt
+from saccade.gateway.chat_request import ChatRequest
 from saccade.gateway.concurrency import all_or_none
 from saccade.gateway.json_body import Body, listed
 from saccade.gateway.json_parts import Part as JsonPart

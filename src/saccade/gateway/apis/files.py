@@ -13,9 +13,9 @@ from starlette.responses import Response
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.images.collect import THREAD_FROM_BYTES
 from saccade.gateway.images.file_store import FileObject, FileStore, StoredFile, file_id
-from saccade.gateway.limits import WorkThreads
 from saccade.gateway.server.body import BodyReader, parse_form
 from saccade.gateway.tenants.account import ACCOUNT
+from saccade.gateway.work_threads import WorkThreads
 from saccade.media.header import ImageLimits
 from saccade.media.pdf_pages import read_image_header
 from saccade.whole_numbers import read_whole_number

@@ -7,7 +7,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from saccade.gateway.apis.text_files import with_text_files
 from saccade.gateway.body_bounds import check_messages
-from saccade.gateway.chat import MAX_TOKENS, ChatRequest, TokenId, TokenizeRequest
+from saccade.gateway.chat_request import ChatRequest, TokenizeRequest
+from saccade.gateway.field_schemas import MAX_TOKENS, TokenId
 from saccade.gateway.json_body import ParameterReader
 
 

@@ -19,7 +19,7 @@ from saccade.gateway.apis.models import (
     TokenizeAnswer,
 )
 from saccade.gateway.apis.responses.wire import DeletedResponse, Response, ResponseRequest
-from saccade.gateway.chat import ChatRequest, TokenizeRequest
+from saccade.gateway.chat_request import ChatRequest, TokenizeRequest
 from saccade.gateway.images.file_store import FileObject
 from saccade.gateway.server.errors import ErrorAnswer, MessagesError
 from saccade.release import installed_version

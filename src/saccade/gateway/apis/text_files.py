@@ -10,7 +10,7 @@ from msgspec import UNSET, structs
 
 from saccade.errors import BodyTooLarge, InvalidBase64, InvalidValue
 from saccade.gateway.body_bounds import MAX_BYTES_BESIDE_IMAGES
-from saccade.gateway.chat import ChatMessage, ContentPart, FileSource
+from saccade.gateway.chat_request import ChatMessage, ContentPart, FileSource
 from saccade.gateway.images.base64_text import decode_base64
 from saccade.gateway.json_body import decode
 from saccade.gateway.media_parameters import ImageLimits, limits_of

@@ -5,13 +5,16 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from saccade.gateway.admission import Admission
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.images.collect import ImageCollector, MediaLoader, UrlCache
+from saccade.gateway.images.collect import ImageCollector
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.images.file_store import FileStore
+from saccade.gateway.images.media_loader import MediaLoader
 from saccade.gateway.images.pixels import PixelPreparer, ProcessorCache
-from saccade.gateway.limits import Admission, WorkThreads
+from saccade.gateway.images.url_cache import UrlCache
 from saccade.gateway.memory_parts import MemoryPart
+from saccade.gateway.work_threads import WorkThreads
 from saccade.media.fetch import Fetcher
 from saccade.media.pdf_pages import DECODER as PDF_DECODER
 from saccade.metric_registry import filled

@@ -8,7 +8,8 @@ from typing import Any, Self
 from msgspec import UNSET, Struct, UnsetType
 
 from saccade.errors import WorkerFailed, from_code
-from saccade.gateway.chat import Chat, ChatRequest
+from saccade.gateway.chat import Chat
+from saccade.gateway.chat_request import ChatRequest
 from saccade.gateway.output.choice import Chunk, GeneratedChoice, choices_of
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.server.access_log import line_of_request

@@ -1,101 +1,22 @@
 """One choice of an answer as it grows: text, reasoning, tokens, finish reason."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from msgspec import UNSET, Struct, UnsetType
-
 from saccade.errors import WorkerFailed
-from saccade.gateway.chat import Chat, ChatRequest
+from saccade.gateway.chat import Chat
+from saccade.gateway.chat_request import ChatRequest
 from saccade.gateway.output.call_reader import CallReader, GeneratedCall, Piece, declared
 from saccade.gateway.output.held_calls import HeldCallReader
 from saccade.gateway.output.reasoning import Reasoning
+from saccade.gateway.output.token_record import TokenRecord
 from saccade.gateway.output.tool_calls import ToolCallReader
 from saccade.gateway.prompt.tools import read_choice
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
+from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.tokenization.detokenizer import Detokenizer, TextRules
 from saccade.tokenization.markup import MarkupReader
-from saccade.tokenization.tokenizer import Tokenizer
-
-
-class TopLogprob(Struct, frozen=True):
-    """A possible token at a position, and its log probability there.
-
-    *bytes* are the token's own; *token* is their text, with U+FFFD for each incomplete character.
-    """
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenLogprobs(TopLogprob, frozen=True):
-    """A token of the answer, and the likeliest tokens at its position."""
-
-    top_logprobs: list[TopLogprob]
-
-
-class ChoiceLogprobs(Struct, frozen=True):
-    """An entry for each token, including those of the reasoning and the one that ended the answer."""
-
-    content: list[TokenLogprobs]
-    refusal: None = None
-
-
-class PromptLogprob(Struct, frozen=True):
-    """The log probability of a token at a position of the prompt; *rank* is 1 for the likeliest."""
-
-    logprob: float
-    rank: int
-    decoded_token: str
-
-
-LOWEST = -9999.0
-"""Sent for minus infinity, which JSON lacks; vLLM's value (entrypoints/openai/chat_completion/serving.py)."""
-
-
-def choice_logprobs(tokenizer: Tokenizer, token_ids: Iterable[int], logprobs: Iterable[TokenLogprob]) -> ChoiceLogprobs:
-    """Return OpenAI's object for the tokens of a choice; logprobs[i] is that of token_ids[i]."""
-    return ChoiceLogprobs([_entry(tokenizer, *pair) for pair in zip(token_ids, logprobs, strict=False)])
-
-
-def prompt_logprobs(
-    tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Sequence[TokenLogprob]
-) -> list[dict[str, PromptLogprob] | None]:
-    """Return vLLM's list for the token ids *prompt*; logprobs[i] is that of prompt[i + 1]: the first token has none."""
-    return [None, *(_ranked(tokenizer, *pair) for pair in zip(prompt[1:], logprobs, strict=False))]
-
-
-def _entry(tokenizer: Tokenizer, token_id: int, logprob: TokenLogprob) -> TokenLogprobs:
-    spelled = tokenizer.bytes_of[token_id]
-    return TokenLogprobs(
-        token=_text(spelled),
-        logprob=max(logprob.logprob, LOWEST),
-        bytes=list(spelled),
-        top_logprobs=[_top(tokenizer, *top) for top in zip(logprob.top_ids, logprob.top_logprobs, strict=False)],
-    )
-
-
-def _top(tokenizer: Tokenizer, token_id: int, logprob: float) -> TopLogprob:
-    spelled = tokenizer.bytes_of[token_id]
-    return TopLogprob(_text(spelled), max(logprob, LOWEST), list(spelled))
-
-
-def _ranked(tokenizer: Tokenizer, token_id: int, logprob: TokenLogprob) -> dict[str, PromptLogprob]:
-    ranked = {token_id: (logprob.logprob, logprob.rank)}
-    for rank, (top_id, top_logprob) in enumerate(zip(logprob.top_ids, logprob.top_logprobs, strict=False), start=1):
-        ranked.setdefault(top_id, (top_logprob, rank))
-    return {
-        str(known_as): PromptLogprob(max(value, LOWEST), rank, _text(tokenizer.bytes_of[known_as]))
-        for known_as, (value, rank) in ranked.items()
-    }
-
-
-def _text(spelled: bytes) -> str:
-    return spelled.decode(errors="replace")
-
 
 TOOL_CALLS = "tool_calls"
 """The finish reason of a choice that ended by itself and called tools."""
@@ -129,44 +50,6 @@ class Chunk(NamedTuple):
             start = place
         if start < len(self.content):
             yield self.content[start:]
-
-
-class TokenRecord:
-    """The tokens of a choice that were not yet sent, if the client requests their ids or log probabilities."""
-
-    def __init__(self, tokenizer: Tokenizer, with_ids: bool, with_logprobs: bool) -> None:
-        self._tokenizer = tokenizer
-        self._with_ids = with_ids
-        self._with_logprobs = with_logprobs
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._num_recalled = 0
-
-    def add(self, delta: TokenDelta, num_tokens: int) -> None:
-        """Add the first *num_tokens* of *delta*: the tokens after a stop string do not belong to the answer.
-
-        If negative, drop as many: the stop string was in tokens that were taken for the beginning of a call.
-        """
-        if num_tokens < 0:
-            self._num_recalled += max(0, -num_tokens - len(self._token_ids))
-            del self._token_ids[num_tokens:], self._logprobs[num_tokens:]
-        else:
-            self._token_ids += delta.token_ids[:num_tokens]
-            self._logprobs += delta.logprobs[:num_tokens]
-
-    def recall(self) -> int:
-        """Return how many tokens do not belong to the answer after all, though flush() has returned them before."""
-        num_recalled, self._num_recalled = self._num_recalled, 0
-        return num_recalled
-
-    def flush(self) -> tuple[ChoiceLogprobs | None, list[int] | UnsetType]:
-        """Return the requested log probabilities and ids of the tokens since the last call."""
-        token_ids, logprobs = self._token_ids, self._logprobs
-        self._token_ids, self._logprobs = [], []
-        return (
-            choice_logprobs(self._tokenizer, token_ids, logprobs) if self._with_logprobs else None,
-            token_ids if self._with_ids else UNSET,
-        )
 
 
 class GeneratedChoice:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import msgspec
 
 from saccade.errors import ContextLengthExceeded, InvalidValue, UnsupportedParameter
-from saccade.gateway.chat import BIAS_KEY, NO_BUDGET, ChatRequest
+from saccade.gateway.chat_request import ChatRequest
+from saccade.gateway.field_schemas import BIAS_KEY, NO_BUDGET
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.request import Grammar, SamplingParams, ThinkingBudget
 

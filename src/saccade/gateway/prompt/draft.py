@@ -15,8 +15,9 @@ from blake3 import blake3
 
 from saccade.byte_lru import TenantLru
 from saccade.errors import ContextLengthExceeded, InvalidValue, RequestError, TooManyImages, UnsupportedParameter
-from saccade.gateway.chat import IMAGE_PART, Chat, ChatRequest, PlainPrompt, TokenizeRequest
-from saccade.gateway.limits import WorkThreads
+from saccade.gateway.chat import Chat, PlainPrompt
+from saccade.gateway.chat_request import ChatRequest, TokenizeRequest
+from saccade.gateway.field_schemas import IMAGE_PART
 from saccade.gateway.memory_parts import MemoryPart
 from saccade.gateway.prompt.media_options import NO_DEFAULTS, RequestDefaults
 from saccade.gateway.prompt.messages import num_characters, read_chat
@@ -24,6 +25,7 @@ from saccade.gateway.prompt.sent_texts import check_sent_texts
 from saccade.gateway.prompt.tools import check_history, check_served, place_result_images, texts_in
 from saccade.gateway.prompt.turns import rewrite_turns
 from saccade.gateway.served_models.served_model import Placeholders, ServedModel, media_segments
+from saccade.gateway.work_threads import WorkThreads
 from saccade.media.header import MediaLimits
 from saccade.models.family import VideoOptions
 from saccade.protocol.chat import ChatPrompt

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET
 
 from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
-from saccade.gateway.chat import ContentPart, FileSource, ImageUrl, VideoUrl
+from saccade.gateway.chat_request import ContentPart, FileSource, ImageUrl, VideoUrl
 from saccade.gateway.image_source import ImageSource, url_of_file
 from saccade.gateway.json_body import decode
 from saccade.gateway.prompt.media_options import MediaOptions

@@ -6,18 +6,9 @@ from typing import Any, Final, Literal
 from msgspec import UNSET
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.chat import (
-    EFFORTS,
-    IMAGE_PART,
-    VIDEO_PART,
-    Chat,
-    ChatMessage,
-    ChatRequest,
-    ContentPart,
-    OtherMedia,
-    Refused,
-    TokenizeRequest,
-)
+from saccade.gateway.chat import Chat
+from saccade.gateway.chat_request import ChatMessage, ChatRequest, ContentPart, OtherMedia, TokenizeRequest
+from saccade.gateway.field_schemas import EFFORTS, IMAGE_PART, VIDEO_PART, Refused
 from saccade.gateway.image_source import ImageSource
 from saccade.gateway.json_body import parse
 from saccade.gateway.media_parameters import MediaLimits

@@ -8,7 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.chat import MAX_TOOL_NAME, TOOL_NAME, ChatMessage, ChatRequest, TokenizeRequest, ToolCall
+from saccade.gateway.chat_request import ChatMessage, ChatRequest, TokenizeRequest, ToolCall
+from saccade.gateway.field_schemas import MAX_TOOL_NAME, TOOL_NAME
 from saccade.gateway.prompt.media_options import excerpt
 from saccade.tokenization.chat_template import ChatTemplate
 from saccade.tokenization.messages import Message, Tool

@@ -15,14 +15,16 @@ from typing import NamedTuple, Self
 from starlette.types import Receive, Scope
 
 from saccade.errors import BodyTooLarge, InvalidValue, UnsupportedMediaType
+from saccade.gateway.admission import LARGE_BODY_BYTES
+from saccade.gateway.byte_budget import Reservation
 from saccade.gateway.config import ServerSettings
-from saccade.gateway.limits import LARGE_BODY_BYTES, Reservation, WorkThreads
 from saccade.gateway.request import COPIES, Limits, Request
 from saccade.gateway.server.connection import CONNECTION, Connection
 from saccade.gateway.server.content_coding import OUTPUT_BYTES, EncodedBody, coding_of
 from saccade.gateway.server.origins import TrustedProxies
 from saccade.gateway.server.request_reader import MAX_LENGTH
 from saccade.gateway.tenants.account import ACCOUNT, Account
+from saccade.gateway.work_threads import WorkThreads
 from saccade.whole_numbers import read_whole_number
 
 STEP_BYTES = 1 << 20

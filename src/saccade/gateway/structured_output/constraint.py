@@ -14,7 +14,8 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.chat import FORMAT_TYPES, ChatRequest, GrammarText, JsonSchemaFormat
+from saccade.gateway.chat_request import ChatRequest, JsonSchemaFormat
+from saccade.gateway.field_schemas import FORMAT_TYPES, GrammarText
 from saccade.gateway.json_body import decode, is_given
 from saccade.gateway.prompt.tools import read_choice
 from saccade.models.tool_formats import FORMATS

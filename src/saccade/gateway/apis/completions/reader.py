@@ -7,21 +7,12 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.chat import (
-    MAX_CHARACTERS,
-    MAX_TOKENS,
-    NO_BUDGET,
-    AnswerFields,
-    ChatRequest,
-    Count,
-    PlainPrompt,
-    Priority,
-    TokenId,
-    TopLogprobs,
-)
+from saccade.gateway.chat import PlainPrompt
+from saccade.gateway.chat_request import AnswerFields, ChatRequest
+from saccade.gateway.field_schemas import MAX_CHARACTERS, MAX_TOKENS, NO_BUDGET, Count, Priority, TokenId, TopLogprobs
 from saccade.gateway.json_body import LATER, Body, ParameterReader, check_stream, decode
 from saccade.gateway.output.answer import Usage
-from saccade.gateway.output.choice import PromptLogprob
+from saccade.gateway.output.logprobs import PromptLogprob
 from saccade.json_counts import num_items
 from saccade.protocol.request import MAX_NUM_SAMPLES
 

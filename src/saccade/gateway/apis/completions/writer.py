@@ -18,7 +18,8 @@ from saccade.gateway.apis.completions.reader import (
     CompletionLogprobs,
     parse_completion,
 )
-from saccade.gateway.chat import PlainPrompt, StreamOptions
+from saccade.gateway.chat import PlainPrompt
+from saccade.gateway.chat_request import StreamOptions
 from saccade.gateway.json_body import Body
 from saccade.gateway.json_parts import (
     ID_BYTES,
@@ -32,14 +33,9 @@ from saccade.gateway.json_parts import (
     separated,
 )
 from saccade.gateway.output.answer import Answer, CompletionTokensDetails, PromptTokensDetails, Usage
-from saccade.gateway.output.choice import (
-    Chunk,
-    GeneratedChoice,
-    TokenLogprobs,
-    TokenRecord,
-    choice_logprobs,
-    prompt_logprobs,
-)
+from saccade.gateway.output.choice import Chunk, GeneratedChoice
+from saccade.gateway.output.logprobs import TokenLogprobs, choice_logprobs, prompt_logprobs
+from saccade.gateway.output.token_record import TokenRecord
 from saccade.gateway.server.event_stream import DONE, error_event, event
 from saccade.tokenization.tokenizer import Tokenizer
 

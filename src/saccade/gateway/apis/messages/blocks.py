@@ -8,7 +8,7 @@ from typing import Final
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.apis.messages.wire import BLOCK_TYPES, SKIPPED_TYPES, Block, Content, CountRequest, Source
 from saccade.gateway.apis.text_files import TextFiles, check_no_limits, on_own_lines
-from saccade.gateway.chat import ContentPart, ImageUrl
+from saccade.gateway.chat_request import ContentPart, ImageUrl
 from saccade.gateway.image_source import url_of_file
 from saccade.gateway.media_parameters import limits_of, with_limits
 

@@ -17,7 +17,7 @@ from saccade.gateway.apis.messages.edits import ignored_edits
 from saccade.gateway.apis.messages.tools import own_tools, tool_fields
 from saccade.gateway.apis.messages.wire import Block, Content, CountRequest, Message, MessagesRequest
 from saccade.gateway.body_bounds import check_messages
-from saccade.gateway.chat import (
+from saccade.gateway.chat_request import (
     CalledFunction,
     ChatMessage,
     ChatRequest,

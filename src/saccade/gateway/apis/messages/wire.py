@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from saccade.gateway.chat import (
+from saccade.gateway.field_schemas import (
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_STOP_STRINGS,

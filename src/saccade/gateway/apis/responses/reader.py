@@ -33,8 +33,7 @@ from saccade.gateway.apis.responses.wire import (
 )
 from saccade.gateway.apis.text_files import TextFiles, check_no_limits
 from saccade.gateway.body_bounds import check_messages, check_tools
-from saccade.gateway.chat import (
-    MAX_MESSAGES,
+from saccade.gateway.chat_request import (
     CalledFunction,
     ChatMessage,
     ChatRequest,
@@ -44,6 +43,7 @@ from saccade.gateway.chat import (
     ResponseFormat,
     ToolCall,
 )
+from saccade.gateway.field_schemas import MAX_MESSAGES
 from saccade.gateway.image_source import url_of_file
 from saccade.gateway.json_body import (
     CONSTRAINTS,

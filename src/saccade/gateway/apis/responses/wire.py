@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from saccade.gateway.chat import (
+from saccade.gateway.field_schemas import (
     MAX_CHARACTERS,
     MAX_MESSAGES,
     MAX_PARTS,

@@ -42,7 +42,8 @@ from saccade.gateway.apis.responses.wire import (
     TextFormat,
     usage_of,
 )
-from saccade.gateway.chat import MAX_MESSAGES, CalledFunction, ChatMessage, ToolCall
+from saccade.gateway.chat_request import CalledFunction, ChatMessage, ToolCall
+from saccade.gateway.field_schemas import MAX_MESSAGES
 from saccade.gateway.json_body import Body
 from saccade.gateway.json_parts import Part
 from saccade.gateway.memory_parts import MemoryPart

@@ -1,0 +1,166 @@
+"""The memory that bodies and answers may take together: one budget, and the reservations of requests."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Self
+
+from saccade.errors import BodyTooLarge, QueueFull
+
+NO_ROOM = "Other requests hold all memory for bodies and answers; try again shortly."
+
+LARGEST_SHARE = 0.5
+"""The share of the budget that one client may hold."""
+
+
+@dataclass(frozen=True)
+class _Waiter:
+    """A reservation of *num_own* bytes that waits for *nbytes* more."""
+
+    client: Hashable
+    nbytes: int
+    num_own: int
+    granted: asyncio.Future[None]
+
+
+class ByteBudget:
+    """A budget of *capacity_bytes*; one client holds at most LARGEST_SHARE of it.
+
+    A client's only request may take the whole capacity, but never more. A request waits *wait_seconds* for room.
+    """
+
+    def __init__(self, capacity_bytes: int, wait_seconds: float = 5.0) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.num_bytes = 0
+        self._wait_seconds = wait_seconds
+        self._client_bytes: Counter[Hashable] = Counter()
+        self._waiting: deque[_Waiter] = deque()
+
+    def reservation(self, client: Hashable = None) -> "Reservation":
+        """Return an empty reservation for a request of *client*."""
+        return Reservation(self, client)
+
+    async def reserve(self, client: Hashable, nbytes: int, num_own: int) -> None:
+        """Wait for room, and take *nbytes* more for a request of *client* that has *num_own*.
+
+        Raises QueueFull after the deadline, and BodyTooLarge if there can never be room.
+        """
+        needed = num_own + nbytes
+        if needed > self.capacity_bytes:
+            raise BodyTooLarge(f"The request takes {needed} bytes of memory; all together get {self.capacity_bytes}.")
+        waiter = _Waiter(client, nbytes, num_own, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        self._grant()
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                await waiter.granted
+        except BaseException as error:
+            # The grant may have come in the same round of the loop as the deadline or the cancellation.
+            if waiter.granted.done() and not waiter.granted.cancelled():
+                self.give_back(client, nbytes)
+            else:
+                self._waiting.remove(waiter)
+                self._grant()
+            if isinstance(error, TimeoutError):
+                raise QueueFull(NO_ROOM) from error
+            raise
+
+    def claim(self, client: Hashable, nbytes: int) -> None:
+        """Take *nbytes* of *client* for what exists already, such as an answer, so that it cannot wait for room.
+
+        Raises QueueFull if there is no room, and BodyTooLarge if there can never be.
+        """
+        if nbytes > self.capacity_bytes:
+            raise BodyTooLarge(f"This takes {nbytes} bytes of memory; all together get {self.capacity_bytes}.")
+        num_own = self._client_bytes[client]
+        if num_own and num_own + nbytes > self.capacity_bytes * LARGEST_SHARE:
+            raise QueueFull("Your requests hold half of all memory; read their answers, then send this again.")
+        if self.num_bytes + nbytes > self.capacity_bytes:
+            raise QueueFull(NO_ROOM)
+        self.take(client, nbytes)
+
+    def is_over(self, client: Hashable) -> bool:
+        """Whether *client*, or all clients together, hold more than they may."""
+        return self.num_bytes > self.capacity_bytes or self._client_bytes[client] > self.capacity_bytes * LARGEST_SHARE
+
+    def take(self, client: Hashable, nbytes: int) -> None:
+        """Count *nbytes* of *client* at once, even if there is no room."""
+        self.num_bytes += nbytes
+        self._client_bytes[client] += nbytes
+
+    def give_back(self, client: Hashable, nbytes: int) -> None:
+        """Release *nbytes* of *client*; waiting requests get them in order of arrival."""
+        self.num_bytes -= nbytes
+        self._client_bytes[client] -= nbytes
+        if self._client_bytes[client] <= 0:
+            del self._client_bytes[client]
+        self._grant()
+
+    def _is_at_share(self, waiter: _Waiter) -> bool:
+        client_bytes = self._client_bytes[waiter.client]
+        return client_bytes > waiter.num_own and client_bytes + waiter.nbytes > self.capacity_bytes * LARGEST_SHARE
+
+    def _grant(self) -> None:
+        """Grant in order of arrival. A client at its share delays only its own requests."""
+        at_share: set[Hashable] = set()
+        for waiter in list(self._waiting):
+            if waiter.granted.done():
+                continue
+            if waiter.client in at_share or self._is_at_share(waiter):
+                at_share.add(waiter.client)
+            elif self.num_bytes + waiter.nbytes > self.capacity_bytes:
+                return
+            else:
+                self._waiting.remove(waiter)
+                self.take(waiter.client, waiter.nbytes)
+                waiter.granted.set_result(None)
+
+
+class Reservation:
+    """The bytes of one request. A context manager that releases all bytes at its end."""
+
+    def __init__(self, budget: ByteBudget, client: Hashable) -> None:
+        self.num_bytes = 0
+        self.client = client
+        self._budget = budget
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.keep(0)
+
+    async def grow(self, nbytes: int) -> None:
+        """Reserve *nbytes* more, waiting for room. Raises QueueFull."""
+        await self._budget.reserve(self.client, nbytes, self.num_bytes)
+        self.num_bytes += nbytes
+
+    def claim(self, nbytes: int) -> None:
+        """Reserve *nbytes* more without waiting. Raises QueueFull and BodyTooLarge."""
+        self._budget.claim(self.client, nbytes)
+        self.num_bytes += nbytes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether more bytes are taken than the budget allows, so that grow() would wait."""
+        return self._budget.is_over(self.client)
+
+    def take(self, nbytes: int) -> None:
+        """Count *nbytes* more that are already in memory, such as those of a shared fetch."""
+        self._budget.take(self.client, nbytes)
+        self.num_bytes += nbytes
+
+    def count(self, nbytes: int) -> None:
+        """Count *nbytes* more that are already in memory, or fewer if negative."""
+        if nbytes > 0:
+            self.take(nbytes)
+        else:
+            self.keep(self.num_bytes + nbytes)
+
+    def keep(self, nbytes: int) -> None:
+        """Release all but *nbytes*."""
+        surplus = self.num_bytes - nbytes
+        if surplus > 0:
+            self.num_bytes = nbytes
+            self._budget.give_back(self.client, surplus)

@@ -1,0 +1,43 @@
+"""An image or video of a prompt, still encoded, with its place in the prompt."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from saccade.gateway.chat import Chat
+from saccade.media.pdf_pages import PdfPage
+from saccade.protocol.media import ImageLayout, VideoHeader
+
+
+@dataclass(frozen=True)
+class EncodedImage:
+    """An encoded image or video of a request; *video* is the header of a video.
+
+    *field* is its place in the request, such as `messages[0].content[1].image_url.url`, and *limits* are the places of
+    limits of this one alone. *num_pixels* is of one frame. The images of a PDF share its bytes; each is one *page*.
+    """
+
+    field: str
+    encoded: bytes
+    num_pixels: int
+    content_hash: bytes
+    layout: ImageLayout
+    settings: Mapping[str, Any]
+    video: VideoHeader | None = None
+    page: PdfPage | None = None
+    limits: tuple[str, ...] = ()
+
+
+def num_encoded_bytes(images: Sequence[EncodedImage]) -> int:
+    """Return the bytes of the files of *images*; what several share, such as the pages of a PDF, counts once."""
+    return sum({id(image.encoded): len(image.encoded) for image in images}.values())
+
+
+def with_pages(chat: Chat, images: Sequence[EncodedImage]) -> Chat:
+    """Return *chat* with an image for each of *images*, those of PDFs included."""
+    if all(image.page is None for image in images):
+        return chat
+    numbers = [0 if image.page is None else image.page.number for image in images]
+    firsts = [position for position, number in enumerate(numbers) if number == 0]
+    return chat.with_pages([stop - first for first, stop in pairwise([*firsts, len(images)])])
