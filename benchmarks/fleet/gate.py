@@ -139,7 +139,7 @@ def overlap_failures(gateway: Gateway, seen: dict[str, Any], unseen: dict[str, A
 def _overlap(gateway: Gateway, chat: dict[str, Any]) -> tuple[int, int, int]:
     """Return the most blocks of *chat* that a worker holds, all that could be held, and those before its image."""
     route = gateway.route(chat)
-    (image,), candidates = route["pictures"], route["candidates"]
+    (image,), candidates = route["images"], route["candidates"]
     size = candidates[0]["block_size"]
     most = max(candidate["overlap_blocks"] for candidate in candidates)
     return most, (route["prompt_tokens"] - 1) // size, image["start"] // size

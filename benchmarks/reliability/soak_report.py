@@ -14,7 +14,7 @@ METRICS = {
     "vllm:prefix_cache_hits_total": "prompt tokens found in the prefix cache",
     "saccade_encoded_items_total": "images encoded",
     "vllm:mm_cache_hits_total": "images found in the encoder cache",
-    "saccade_pictures_by_hash_total": "images sent by their hash alone",
+    "saccade_images_by_hash_total": "images sent by their hash alone",
     "saccade_pixels_wanted_total": "pixels asked for after all",
 }
 """All of these must have happened."""

@@ -122,7 +122,7 @@ class Metrics:
         )
         self.answers = AnswerMetrics(self.registry)
         self.images_by_hash = counter(
-            "saccade_pictures_by_hash", "Images sent as their hash alone, because the worker was believed to hold them."
+            "saccade_images_by_hash", "Images sent as their hash alone, because the worker was believed to hold them."
         )
         self.pixels_wanted = counter("saccade_pixels_wanted", "Images sent as their hash that the worker lacked.")
         self.requests_total = counter(

@@ -239,7 +239,7 @@ def test_route_is_shown_and_nothing_is_sent(admin: Port) -> None:
         "grpc://scripted:1",
         "the only worker that may get it",
     )
-    (place,) = told["pictures"]
+    (place,) = told["images"]
     assert place["tokens"] == 4
     assert 0 < place["start"] < told["prompt_tokens"] - 4
     (candidate,) = told["candidates"]

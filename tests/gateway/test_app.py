@@ -220,7 +220,7 @@ def test_metrics(gateway: scripted.Gateway) -> None:
         'gpu_memory_utilization="None",model_name="tiny",num_gpu_blocks="64",worker="grpc://scripted:1"} 1.0',
         "saccade_log_lines_dropped_total 0.0",
         "saccade_slots_in_use 0.0",
-        f"saccade_picture_cache_misses_total {float(gateway.metric('saccade_picture_cache_misses_total'))}",
+        f"saccade_image_cache_misses_total {float(gateway.metric('saccade_image_cache_misses_total'))}",
     ):
         assert line in lines
     names = {line.split("{")[0].split(" ")[0] for line in lines}

@@ -130,7 +130,7 @@ async def test_every_method_but_health_asks_for_the_token(shown: str | None) -> 
         unknown = channel.unary_unary("/saccade.worker.v1.Worker/Unknown")
         calls: list[Callable[[], Awaitable[object]]] = [
             lambda: worker.Describe(DescribeRequest(), metadata=metadata),
-            lambda: worker.KvEvents(KvEventsRequest(blocks=True, pictures=True), metadata=metadata).read(),
+            lambda: worker.KvEvents(KvEventsRequest(blocks=True, images=True), metadata=metadata).read(),
             lambda: worker.Stream(_no_messages(), metadata=metadata).read(),
             lambda: reflection.ServerReflectionInfo(_no_messages(), metadata=metadata).read(),
             lambda: health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest(), metadata=metadata),

@@ -228,16 +228,13 @@ def _lines(route: dict[str, Any]) -> Iterator[str]:
     yield f"worker    {route['worker']}: {route['reason']}"
     yield f"model     {route['model']}"
     yield f"prompt    {route['prompt_tokens']} tokens"
-    for image in route["pictures"]:
+    for image in route["images"]:
         yield f"image     {image['tokens']} tokens from {image['start']} on"
     yield f"policy    {route['policy']}"
     for one in route["candidates"]:
         why = f" ({one['exactness_reason']})" if one["exactness_reason"] else ""
         total = one["cost"].pop("total")
-        terms = " + ".join(
-            f"{value:g} {name.replace('picture_tokens', 'image_tokens').replace('_', ' ')}"
-            for name, value in one["cost"].items()
-        )
+        terms = " + ".join(f"{value:g} {name.replace('_', ' ')}" for name, value in one["cost"].items())
         yield ""
         yield f"{one['worker']}{', chosen' if one['chosen'] else ''}"
         yield f"  {one['exactness']}{why}: holds {one['overlap_blocks']} of {one['num_blocks']} blocks"

@@ -135,7 +135,7 @@ class TenantUsage(msgspec.Struct, kw_only=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-    picture_bytes: int = 0
+    image_bytes: int = 0
 
 
 SiblingRequest = ShowMetrics | ShowWork | ForgetMedia | ShowUsage

@@ -59,6 +59,7 @@ class StateRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
     key: Digest
 
 
+# The tags are the first ones: workers and gateways of neighbouring releases must understand each other.
 class ImageStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="picture-stored"):
     """An image's encoder output is held: for requests of this *salt* its pixels need not be sent."""
 

@@ -42,7 +42,7 @@ async def follow(stub: Any, *, blocks: bool, images: bool) -> AsyncGenerator[KvE
     Raises WorkerUnavailable if the feed is refused, ends, or loses a message: what it reported is void then. *stub* is
     WorkerCredentials.calls().
     """
-    call = stub.KvEvents(KvEventsRequest(blocks=blocks, pictures=images))
+    call = stub.KvEvents(KvEventsRequest(blocks=blocks, images=images))
     last: KvEvents | None = None
     try:
         async for frame in call:

@@ -64,7 +64,7 @@ class _Servicer:
 
     async def KvEvents(self, request: Any, context: Any) -> None:
         try:
-            watcher = self._front.watch(request.blocks, request.pictures)
+            watcher = self._front.watch(request.blocks, request.images)
         except Refused as reason:
             await context.abort(reason.status, reason.sentence)
             raise

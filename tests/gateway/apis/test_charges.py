@@ -78,4 +78,4 @@ def test_pages_of_a_pdf_are_charged_as_one_file(tiny_qwen3_vl: Path, tmp_path: P
         body = {"messages": [{"role": "user", "content": [part]}]}
         answer = gateway.ask("POST", "/v1/chat/completions", body, Authorization=f"Bearer {KEY}")
         assert len(answer.json["usage"]["prompt_tokens_details"]["images"]) == 2
-        assert gateway.metric("saccade_tenant_picture_bytes_total", tenant="acme") == len(file)
+        assert gateway.metric("saccade_tenant_image_bytes_total", tenant="acme") == len(file)

@@ -64,7 +64,7 @@ class Stack:
     def counts(self) -> tuple[float, float, float]:
         """Images sent by hash, pixels wanted after all, images decoded."""
         decoded = self.metric("saccade_stage_seconds_count", stage="decode")
-        return self.metric("saccade_pictures_by_hash_total"), self.metric("saccade_pixels_wanted_total"), decoded
+        return self.metric("saccade_images_by_hash_total"), self.metric("saccade_pixels_wanted_total"), decoded
 
     async def hears(self, image: tuple[bytes, bytes], held: bool) -> None:
         """Wait until the gateway has heard whether the worker holds *image*."""

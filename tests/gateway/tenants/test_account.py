@@ -96,7 +96,7 @@ def test_tokens_of_prompts_and_answers_count_together_and_debts_are_paid_first()
 
 def test_bytes_of_images() -> None:
     clock = Clock()
-    tenant = account(clock, picture_bytes=600)
+    tenant = account(clock, image_bytes=600)
     serve(tenant)
     tenant.use_images(650)
     assert refused(lambda: tenant.use_images(1)) == 6  # -50 to 1, 10 a second
@@ -104,7 +104,7 @@ def test_bytes_of_images() -> None:
     serve(tenant)  # text needs none
     tenant.begin_images(0)
     tenant.use_images(0)
-    assert tenant.usage.picture_bytes == 650
+    assert tenant.usage.image_bytes == 650
     assert shown(tenant) == {}
 
 

@@ -169,7 +169,7 @@ def test_metrics_count_by_tenant_of_the_file(path: Path) -> None:
         account.use_cached(6)
         account.use_answer(5)
         account.use_images(4)
-    names = ("requests", "refused", "prompt_tokens", "cached_tokens", "completion_tokens", "picture_bytes")
+    names = ("requests", "refused", "prompt_tokens", "cached_tokens", "completion_tokens", "image_bytes")
     values = [registry.get_sample_value(f"saccade_tenant_{name}_total", {"tenant": "acme"}) for name in names]
     assert values == [1, 0, 7, 6, 5, 4]
     others = CollectorRegistry()

@@ -28,7 +28,7 @@ group = "research"
 priority = 3
 requests_per_minute = 600
 tokens_per_minute = 200_000
-picture_bytes_per_minute = 50_000_000
+image_bytes_per_minute = 50_000_000
 
 [tenants."lab.2"]
 group = "research"
@@ -52,6 +52,13 @@ def test_tenants_and_keys() -> None:
     assert acme.salt == lab.salt != outside.salt
     assert len({acme.id, lab.id, outside.id}) == 3
     assert b"" not in (acme.salt, acme.id, outside.salt)
+
+
+def test_old_names_of_limits_are_read_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    table = parse_keys(WHOLE.replace("image_bytes_per_minute", "picture_bytes_per_minute").encode(), {})
+    assert table.tenants["acme"].limits == Limits(600, 200_000, 50_000_000)
+    (warning,) = caplog.messages
+    assert "picture_bytes_per_minute in [tenants.acme] is the old name of image_bytes_per_minute" in warning
 
 
 def test_salts_stay_when_keys_and_limits_change_and_go_with_the_salt_key() -> None:
@@ -92,7 +99,11 @@ def test_salts_stay_when_keys_and_limits_change_and_go_with_the_salt_key() -> No
         ("[tenants.a]\npriority = 0\n" + entry("a"), "`priority` in .*1 to 100"),
         ("[tenants.a]\npriority = true\n" + entry("a"), "`priority`"),
         ("[tenants.a]\ntokens_per_minute = 1.5\n" + entry("a"), "`tokens_per_minute`"),
-        ("[tenants.a]\nimage_bytes_per_minute = 0\n" + entry("a"), "`picture_bytes_per_minute`"),
+        ("[tenants.a]\nimage_bytes_per_minute = 0\n" + entry("a"), "`image_bytes_per_minute`"),
+        (
+            "[tenants.a]\npicture_bytes_per_minute = 1\nimage_bytes_per_minute = 1\n" + entry("a"),
+            "`picture_bytes_per_minute` .* is the old name",
+        ),
         ("salt_key = 'short'\n[tenants.a]\n" + entry("a"), "`salt_key` must be .* at least 32"),
         ("other = 1\n[tenants.a]\n" + entry("a"), "unknown name at the top level"),
     ],

@@ -62,13 +62,13 @@ async def test_overlaps_and_terms_of_each_candidate() -> None:
         "cost",
         100,
     )
-    assert [(place.start, place.tokens) for place in report.pictures] == [(20, 50)]
+    assert [(place.start, place.tokens) for place in report.images] == [(20, 50)]
     a, b = report.candidates
     assert (a.chosen, a.num_blocks, a.overlap_blocks, a.overlap_tokens) == (False, 6, 1, 16)
     assert (b.chosen, b.num_blocks, b.overlap_blocks, b.overlap_tokens) == (True, 6, 5, 80)
     # The image ends within what B holds, and must be encoded at A.
-    assert (a.cost["prompt_tokens"], a.cost["picture_tokens"]) == (84, 50)
-    assert (b.cost["prompt_tokens"], b.cost["picture_tokens"]) == (20, 0)
+    assert (a.cost["prompt_tokens"], a.cost["image_tokens"]) == (84, 50)
+    assert (b.cost["prompt_tokens"], b.cost["image_tokens"]) == (20, 0)
     for one in (a, b):
         assert one.cost["total"] == sum(value for name, value in one.cost.items() if name != "total")
 

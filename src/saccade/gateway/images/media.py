@@ -42,7 +42,7 @@ class Media:
         )
         metrics.file_store_bytes.set_function(lambda: files.num_bytes)
         metrics.slots_in_use.set_function(lambda: pool.num_slots - self._cache.num_idle)
-        metrics.registry.register(CacheCollector("picture", self._cache))
+        metrics.registry.register(CacheCollector("image", self._cache))
         metrics.registry.register(CacheCollector("url", self._urls))
         metrics.registry.register(FetchCollector(self._fetcher))
         self.images = ImageCollector(

@@ -23,11 +23,11 @@ class Limits:
 
     requests: int | None = None
     tokens: int | None = None
-    picture_bytes: int | None = None
+    image_bytes: int | None = None
 
     def part(self, num_processes: int) -> "Limits":
         """Return the share of each of *num_processes*, rounded up."""
-        whole = (self.requests, self.tokens, self.picture_bytes)
+        whole = (self.requests, self.tokens, self.image_bytes)
         return Limits(*(None if limit is None else -(-limit // num_processes) for limit in whole))
 
 
@@ -158,7 +158,7 @@ class Account:
         limits = tenant.limits.part(num_processes)
         self._requests = TokenBucket(limits.requests, clock)
         self._tokens = TokenBucket(limits.tokens, clock)
-        self._image_bytes = TokenBucket(limits.picture_bytes, clock)
+        self._image_bytes = TokenBucket(limits.image_bytes, clock)
 
     def change(self, tenant: Tenant) -> None:
         """Apply changed limits, priority or group of the same tenant."""
@@ -166,7 +166,7 @@ class Account:
         limits = tenant.limits.part(self._num_processes)
         self._requests.resize(limits.requests)
         self._tokens.resize(limits.tokens)
-        self._image_bytes.resize(limits.picture_bytes)
+        self._image_bytes.resize(limits.image_bytes)
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -200,7 +200,7 @@ class Account:
         if num_bytes:
             self._check(self._image_bytes, "bytes of images")
             self._image_bytes.spend(num_bytes)
-            self.usage.picture_bytes += num_bytes
+            self.usage.image_bytes += num_bytes
 
     def use_prompt(self, num_tokens: int) -> None:
         """Count a prompt. Raises RateLimitExceeded if nothing is left."""

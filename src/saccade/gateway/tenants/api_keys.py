@@ -7,7 +7,7 @@
     priority = 2
     requests_per_minute = 600
     tokens_per_minute = 200_000
-    picture_bytes_per_minute = 50_000_000
+    image_bytes_per_minute = 50_000_000
 
     [[keys]]
     tenant = "acme"
@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -38,6 +39,8 @@ from saccade.metric_registry import filled
 from saccade.protocol.gateway_calls import TenantUsage, total
 from saccade.watched_file import WatchedFile
 
+logger = logging.getLogger(__name__)
+
 MAX_BYTES = 4 << 20
 MAX_PRIORITY = 100
 MAX_LIMIT = 1 << 50
@@ -49,8 +52,10 @@ TENANT_LABEL = "tenant"
 
 _HASH_FORM = re.compile(r"[0-9a-fA-F]{64}")
 _TOP = ("salt_key", "tenants", "keys")
-_OF_TENANT = ("group", "priority", "requests_per_minute", "tokens_per_minute", "picture_bytes_per_minute")
+_OF_TENANT = ("group", "priority", "requests_per_minute", "tokens_per_minute", "image_bytes_per_minute")
 _OF_KEY = ("tenant", "sha256")
+OLD_NAMES: Mapping[str, str] = MappingProxyType({"picture_bytes_per_minute": "image_bytes_per_minute"})
+"""Of a tenant's limits; they are read until the next release."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +105,13 @@ def _tenant(name: str, entry: object, salt_key: str) -> Tenant:
         raise StartupError(f"A tenant's name must be {NAME_RULE}; one of [tenants] is not.")
     if not isinstance(entry, dict):
         raise StartupError(f"{place} must be a table.")
+    entry = _with_new_names(entry, place)
     _check_names(entry, _OF_TENANT, f"in {place}")
     group = entry.get("group", "")
     if not isinstance(group, str) or (group and NAME_FORM.fullmatch(group) is None):
         raise StartupError(f"`group` in {place} must be {NAME_RULE}.")
     priority = _number(entry, "priority", MAX_PRIORITY, place) or 1
-    limits = (
-        _number(entry, f"{what}_per_minute", MAX_LIMIT, place) for what in ("requests", "tokens", "picture_bytes")
-    )
+    limits = (_number(entry, f"{what}_per_minute", MAX_LIMIT, place) for what in ("requests", "tokens", "image_bytes"))
     return named_tenant(name, group, priority, Limits(*limits), salt_key)
 
 
@@ -142,13 +146,24 @@ def _check_names(table: Mapping[str, Any], names: tuple[str, ...], place: str) -
         raise StartupError(f"There is an unknown name {place}; known are {', '.join(f'`{name}`' for name in names)}.")
 
 
+def _with_new_names(entry: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return *entry* with the new names of limits, and warn about old ones."""
+    renamed = {OLD_NAMES.get(name, name): value for name, value in entry.items()}
+    for old in entry.keys() & OLD_NAMES.keys():
+        if OLD_NAMES[old] in entry:
+            raise StartupError(f"`{old}` in {place} is the old name of `{OLD_NAMES[old]}`, which is there, too.")
+        logger.warning(
+            "%s: %s in %s is the old name of %s; the next release does not know it", FLAG, old, place, OLD_NAMES[old]
+        )
+    return renamed
+
+
 FLAG = "--api-keys-file"
 LOOK_SECONDS = 1.0
 """Between two checks of the file."""
 
 NOT_WATCHED = "it is not watched"
 UNFORESEEN = "an unforeseen error, which the log has"
-logger = logging.getLogger(__name__)
 
 
 def flag_keys(api_keys: Iterable[str], admin_keys: Iterable[str]) -> dict[bytes, str]:
@@ -280,7 +295,7 @@ DESCRIPTIONS = {
     "prompt_tokens": "Tokens of a tenant's prompts.",
     "cached_tokens": "Tokens of a tenant's prompts that were computed before.",
     "completion_tokens": "Tokens that were generated for a tenant.",
-    "picture_bytes": "Bytes of a tenant's encoded images.",
+    "image_bytes": "Bytes of a tenant's encoded images.",
 }
 
 
@@ -292,7 +307,7 @@ class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     requests_per_minute: int | None
     tokens_per_minute: int | None
-    picture_bytes_per_minute: int | None
+    image_bytes_per_minute: int | None
     usage: TenantUsage
 
 
@@ -308,7 +323,7 @@ def tenant_reports(accounts: Mapping[str, Account], usages: Sequence[Mapping[str
                 priority=tenant.priority,
                 requests_per_minute=tenant.limits.requests,
                 tokens_per_minute=tenant.limits.tokens,
-                picture_bytes_per_minute=tenant.limits.picture_bytes,
+                image_bytes_per_minute=tenant.limits.image_bytes,
                 usage=total(TenantUsage, [of_process.get(name, NO_USAGE) for of_process in usages]),
             )
         )

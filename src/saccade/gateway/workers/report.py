@@ -145,7 +145,7 @@ class RouteReport(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     prompt_tokens: int
-    pictures: list[ImagePlace]
+    images: list[ImagePlace]
     policy: str
     worker: str
     reason: str
@@ -158,7 +158,7 @@ def route_report(preview: Preview, worker_pool: WorkerPool, cache_view: CacheVie
     return RouteReport(
         model=preview.model.name,
         prompt_tokens=len(preview.prompt.token_ids),
-        pictures=[ImagePlace(run.start, run.length) for run in preview.prompt.runs],
+        images=[ImagePlace(run.start, run.length) for run in preview.prompt.runs],
         policy=preview.choice.policy,
         worker=preview.choice.chosen.name,
         reason=_reason(preview.choice),
@@ -208,7 +208,7 @@ def _candidate(candidate: Candidate, preview: Preview, cache_view: CacheView) ->
 def _terms(candidate: Candidate) -> dict[str, float]:
     return {
         "prompt_tokens": candidate.prompt_tokens,
-        "picture_tokens": candidate.image_tokens,
+        "image_tokens": candidate.image_tokens,
         "waiting_prefill_tokens": candidate.work.prefill_tokens,
         "decode_blocks": candidate.work.decode_blocks,
         "foreign_tokens": candidate.foreign_tokens,

@@ -21,12 +21,12 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class KvEventsRequest(_message.Message):
-    __slots__ = ("blocks", "pictures")
+    __slots__ = ("blocks", "images")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    PICTURES_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     blocks: bool
-    pictures: bool
-    def __init__(self, blocks: _Optional[bool] = ..., pictures: _Optional[bool] = ...) -> None: ...
+    images: bool
+    def __init__(self, blocks: _Optional[bool] = ..., images: _Optional[bool] = ...) -> None: ...
 
 class KvEventsFrame(_message.Message):
     __slots__ = ("payload",)
