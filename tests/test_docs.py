@@ -1,6 +1,7 @@
-"""Links between the pages lead somewhere, and the site's menu has every page."""
+"""Links between the pages lead somewhere, the site's menu has every page, and what pages name exists."""
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,67 @@ def test_lines_of_prose_fit_a_terminal() -> None:
             if not line.startswith(("|", "    ")) and len(re.sub(r"`[^`]*`", "", line)) > 120:
                 long.append(f"{page.name}:{number}")
     assert long == []
+
+
+NO_PAGES_OF_OURS = ("CHANGELOG.md", "changelog.d/", "benchmarks/results/", "docs/from-vllm.md", "tests/")
+"""What they name may be gone, or belong to others."""
+
+FILE_NAME = re.compile(r"`([\w./-]+\.(?:py|toml|ya?ml|sh|proto))(?:::\w+)?`")
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
+FLAGS_OF_OTHERS = {
+    "--apikey", "--baseurl", "--build", "--build-arg", "--detach", "--enable-trace", "--grpc-mode",
+    "--images-per-request", "--init", "--metrics-key", "--modelid", "--output", "--property", "--provider", "--rm",
+    "--smg-grpc-mode", "--unit", "--vl",
+}  # fmt: skip
+"""Of programs beside Saccade that the pages show: docker, systemd-run, agents, load generators and peers."""
+
+
+def files_of_project(*patterns: str) -> list[str]:
+    """The names of the project's files, those that git does not ignore."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
+    return subprocess.run(listed, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.split()
+
+
+def pages_about_saccade() -> Iterator[tuple[str, str]]:
+    """The name and the text of each page whose sentences are about what is here now."""
+    for name in files_of_project("*.md"):
+        if not name.startswith(NO_PAGES_OF_OURS) and (PROJECT / name).exists():
+            yield name, (PROJECT / name).read_text()
+
+
+def test_files_that_pages_name_exist() -> None:
+    names = files_of_project()
+    ends = {"/".join(parts[start:]) for parts in (name.split("/") for name in names) for start in range(len(parts))}
+    gone = [
+        f"{page}: {name}"
+        for page, text in pages_about_saccade()
+        for name in FILE_NAME.findall(text)
+        if name not in ends
+    ]
+    assert gone == []
+
+
+def test_flags_that_pages_name_exist() -> None:
+    """A flag is in the reference of flags, or in a program or manifest of the project."""
+    programs = files_of_project(
+        "src/*.py", "scripts/*", "benchmarks/*.py", "tests/*.py", "deploy/*", ".ci/*", "Makefile"
+    )
+    texts = [(PROJECT / name).read_text(errors="replace") for name in programs if (PROJECT / name).exists()]
+    reference = (PROJECT / "docs" / "configuration.md").read_text()
+    known = {flag for text in (*texts, reference) for flag in FLAG.findall(text)} | FLAGS_OF_OTHERS
+    gone = [
+        f"{page}: {flag}"
+        for page, text in pages_about_saccade()
+        for flag in FLAG.findall(text)
+        if not {flag, flag.replace("--no-", "--")} & known
+    ]
+    assert gone == []
+
+
+def test_decisions_are_numbered_without_holes_but_those_that_are_named() -> None:
+    numbers = {int(page.name[:3]) for page in (PROJECT / "docs" / "decisions").glob("*.md")}
+    (named,) = re.findall(r"Decisions ([\d, and]+) are not there", (PROJECT / "docs" / "architecture.md").read_text())
+    assert set(range(1, max(numbers) + 1)) - numbers == set(map(int, re.findall(r"\d+", named)))
 
 
 def section(page: Path, anchor: str) -> str:
