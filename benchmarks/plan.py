@@ -14,7 +14,7 @@ import time
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import EncodeCosts
 from saccade.engine.core.kv.manager import BlockManager, PagedBlocks
-from saccade.engine.core.planning import plan_step
+from saccade.engine.core.scheduling import schedule_step
 from saccade.engine.core.schedule import Budgets
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
@@ -48,7 +48,7 @@ def decoding(num_sequences: int, num_blocks_each: int) -> tuple[Scheduler, StepB
 def step(scheduler: Scheduler, builder: StepBuilder) -> float:
     """Plan and commit a step; return its seconds."""
     began = time.process_time()
-    schedule = plan_step(scheduler)
+    schedule = schedule_step(scheduler)
     plan = builder.build(schedule)
     scheduler.launch(schedule)
     scheduler.commit(schedule, plan, StepOutput(plan.step.number, [1] * len(plan.drawing)))

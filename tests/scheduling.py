@@ -14,7 +14,7 @@ from saccade.engine.core.images import Until
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
-from saccade.engine.core.planning import plan_step
+from saccade.engine.core.scheduling import schedule_step
 from saccade.engine.core.results import take_results
 from saccade.engine.core.schedule import Budgets, Schedule
 from saccade.engine.core.scheduler import Scheduler
@@ -108,7 +108,7 @@ def run(
 
     *begin* is told the plan, and *compute* each chunk of it.
     """
-    step = plan_step(subject)
+    step = schedule_step(subject)
     check_budgets(subject, step)
     begin(step)
     cache = subject.encoder_scheduler.encoder_cache

@@ -9,12 +9,12 @@ import structlog
 from saccade.engine.core.cache_events import CacheFeed
 from saccade.engine.core.grammars import Grammars
 from saccade.engine.core.kv_connector import STEP_FAILED, KvConnector
-from saccade.engine.core.planning import plan_step
 from saccade.engine.core.request_validation import RequestValidator
 from saccade.engine.core.requests import Requests
 from saccade.engine.core.results import take_results
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
+from saccade.engine.core.scheduling import schedule_step
 from saccade.engine.core.step_builder import PlannedStep, StepBuilder
 from saccade.engine.executor.protocol import Executor
 from saccade.engine.recording import Recorder
@@ -75,8 +75,8 @@ class Engine:
         if self._launched and not self.scheduler.can_go_ahead:
             self._collect(0)
         with self.counters.timed("schedule_seconds_total"):
-            schedule = plan_step(self.scheduler)
-            copies = self.kv_connector.plan(schedule)
+            schedule = schedule_step(self.scheduler)
+            copies = self.kv_connector.plan_copies(schedule)
         with self.counters.timed("batch_seconds_total"):
             plan = self._steps.build(schedule, copies)
         self._launch(schedule, plan)

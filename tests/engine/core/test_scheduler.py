@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import FEATURE_BYTES, check_holdings, lengths, of, paged, run, scheduler, sequence
 
-from saccade.engine.core.planning import plan_step
+from saccade.engine.core.scheduling import schedule_step
 from saccade.engine.core.sequence import Sequence
 from saccade.errors import InternalError, QueueFull
 from saccade.models.positions import MultimodalPositions
@@ -196,7 +196,7 @@ def test_removed_sequences_do_no_work(state: str) -> None:  # [eng] 27
         run(subject)
     subject.end(owner, FinishReason.ABORT)
     assert not subject.has_work
-    assert plan_step(subject).chunks == {}
+    assert schedule_step(subject).chunks == {}
 
 
 def test_full_queue_refuses() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduling import BLOCK, lengths
 
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
-from saccade.engine.core.planning import plan_step
+from saccade.engine.core.scheduling import schedule_step
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence, row_of
@@ -251,7 +251,7 @@ def test_failed_step_saves_no_checkpoint() -> None:
     for number in range(3):
         owner = scheduling.of(range(BLOCK + 1), (), number)
         subject.add(owner)
-        step = plan_step(subject)
+        step = schedule_step(subject)
         assert owner.num_cached_tokens == 0
         subject.rows.start(owner)
         _, saves = group.moves([owner], step.chunks)

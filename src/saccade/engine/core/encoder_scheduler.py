@@ -16,7 +16,7 @@ from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.frames import Frames
 from saccade.engine.core.images import EncoderKey, RequestImage, Until
 from saccade.engine.core.kv.manager import BlockManager
-from saccade.engine.core.schedule import Budgets, Draft
+from saccade.engine.core.schedule import Budgets, ScheduleBuilder
 from saccade.engine.core.sequence import Sequence
 from saccade.errors import InternalError, SaccadeError
 from saccade.models.spec import Grid, ModelSpec, Size
@@ -67,7 +67,7 @@ class EncoderScheduler:
                     self.encoder_cache.pin(image, sample.index, until)
 
     def begin(self, decodes: bool) -> int:
-        """Start planning a step, and return its patches. *decodes* says whether a sequence decodes in the step."""
+        """Start scheduling a step, and return its patches. *decodes* says whether a sequence decodes in the step."""
         budget = self.budgets.encode_budget_patches
         part = max(1, budget // PART_WITH_DECODES)
         self._decodes = decodes
@@ -76,12 +76,12 @@ class EncoderScheduler:
             return budget
         return 0 if self._owed_patches else part
 
-    def plan(self, sequence: Sequence, num_tokens: int, draft: Draft) -> int:
+    def schedule_images(self, sequence: Sequence, num_tokens: int, builder: ScheduleBuilder) -> int:
         """Plan the encoder's work for a chunk, and return its length. It ends before an image that stays unencoded."""
         start = sequence.num_launched_tokens
         for run, image in sequence.media_between(start, start + num_tokens):
-            is_claimed = image.is_claimed(sequence.index) or self._claim(sequence, image, draft)
-            is_there = image.key in self.encoder_cache or image.key in draft.encode or image.key in self.launched
+            is_claimed = image.is_claimed(sequence.index) or self._claim(sequence, image, builder)
+            is_there = image.key in self.encoder_cache or image.key in builder.encode or image.key in self.launched
             if not (is_claimed and is_there):
                 return max(0, run.start - start)
         return num_tokens
@@ -92,33 +92,33 @@ class EncoderScheduler:
             self.launched.discard(key)
             self.encoder_cache.abandon(key)
 
-    def _claim(self, sequence: Sequence, image: RequestImage, draft: Draft) -> bool:
+    def _claim(self, sequence: Sequence, image: RequestImage, builder: ScheduleBuilder) -> bool:
         """Pin an image that is encoded, or planned to be. Return False if it cannot be."""
         if self.encoder_cache.has_begun(image.key):
             self.counters.encoder_cache_hits_total += 1
         elif not image.has_pixels:
-            draft.lacking[sequence] = sequence.images_without_pixels
+            builder.lacking[sequence] = sequence.images_without_pixels
             return False
-        elif not (self._fits(image, draft) and self._begin(sequence, image, draft)):
+        elif not (self._fits(image, builder) and self._begin(sequence, image, builder)):
             return False
         self.encoder_cache.pin(image, sequence.index, Until.COMPUTED)
         return True
 
-    def _begin(self, sequence: Sequence, image: RequestImage, draft: Draft) -> bool:
+    def _begin(self, sequence: Sequence, image: RequestImage, builder: ScheduleBuilder) -> bool:
         """Plan to encode an image in this step. Return False if it cannot be read."""
         try:
             pixels = image.read(self.frames[sequence.connection].released)
         except SaccadeError as error:
-            draft.unreadable[sequence] = image.key, error
+            builder.unreadable[sequence] = image.key, error
             return False
         except Exception:
             logger.exception("reading an image failed", request_id=sequence.request_id)
-            draft.unreadable[sequence] = image.key, InternalError("Reading the image's pixels failed.", image.param)
+            builder.unreadable[sequence] = image.key, InternalError("Reading the image's pixels failed.", image.param)
             return False
         self.encoder_cache.begin(image.key, self.costs.num_bytes(image.key.grid, image.key.original_size))
-        draft.encode[image.key] = pixels
+        builder.encode[image.key] = pixels
         patches = self.costs.patches(image.key.grid)
-        draft.patches = max(0, draft.patches - patches)
+        builder.patches = max(0, builder.patches - patches)
         if self._decodes:
             self._owed_patches += patches
         return True
@@ -154,7 +154,7 @@ class EncoderScheduler:
         for image in sequence.images:
             self.encoder_cache.unpin(image, sequence.index, untils)
 
-    def _fits(self, image: RequestImage, draft: Draft) -> bool:
+    def _fits(self, image: RequestImage, builder: ScheduleBuilder) -> bool:
         # An image larger than the whole budget would never fit, so it is encoded alone.
-        is_first = draft.patches > 0 and not draft.encode
-        return is_first or self.costs.patches(image.key.grid) <= draft.patches
+        is_first = builder.patches > 0 and not builder.encode
+        return is_first or self.costs.patches(image.key.grid) <= builder.patches

@@ -33,7 +33,7 @@ class KvConnector:
     def settle(self) -> None:
         """Before a step is planned: handle the events of transfers, and end those of requests that have ended."""
 
-    def plan(self, schedule: Schedule) -> KvCopies:
+    def plan_copies(self, schedule: Schedule) -> KvCopies:
         """Return the copies of a step, and begin the transfers of sequences that it admits. Call once a step."""
         return NO_COPIES
 

@@ -122,7 +122,7 @@ class KvReceiver(KvConnector):
         needs_window = piece.start >= border
         return piece.start < piece.stop <= (end if needs_window else border) and piece.has_window == needs_window
 
-    def plan(self, schedule: Schedule) -> KvCopies:
+    def plan_copies(self, schedule: Schedule) -> KvCopies:
         """Begin the transfers of requests that the step admits, and return the writes of this step."""
         for sequence, num_cached_blocks in schedule.admitted.items():
             if isinstance(kv_transfer := sequence.request.kv_transfer, ReceiveKv):

@@ -127,7 +127,7 @@ class KvSender(KvConnector):
                 del self._prompts[prompt.key]
                 self._scheduler.fail(prompt.sequence, event.error)
 
-    def plan(self, schedule: Schedule) -> KvCopies:
+    def plan_copies(self, schedule: Schedule) -> KvCopies:
         """Return the pieces that this step copies, those of the oldest leg first."""
         room = STEP_BYTES
         copies, sends = [], []

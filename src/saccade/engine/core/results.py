@@ -1,6 +1,6 @@
 """What the results of a step change: images are encoded, sequences get their tokens, and complete ones end.
 
-`planning` chose the work of the step.
+`scheduling` chose the work of the step.
 """
 
 import time

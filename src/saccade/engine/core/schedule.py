@@ -55,8 +55,8 @@ NO_COPIES = KvCopies()
 
 
 @dataclass(slots=True)
-class Draft:
-    """A Schedule that is being planned, and the rest of its budgets for *tokens* and *patches*."""
+class ScheduleBuilder:
+    """A Schedule in the making, and the rest of its budgets for *tokens* and *patches*."""
 
     tokens: int
     patches: int = 0

@@ -1,6 +1,6 @@
 """The sequences of an engine: they wait, run, get their tokens and end. No torch.
 
-`planning` chooses the work of a step among them, and `results` takes what it computes.
+`scheduling` chooses the work of a step among them, and `results` takes what it computes.
 """
 
 import bisect

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice, takewhile
 
 from saccade.engine.core.kv.window_blocks import WindowBlocks
-from saccade.engine.core.schedule import Draft, Schedule
+from saccade.engine.core.schedule import Schedule, ScheduleBuilder
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.speculation import Speculation
@@ -37,42 +37,44 @@ memory for draws is measured without proposals.
 """
 
 
-def plan_step(scheduler: Scheduler) -> Schedule:
-    """Plan a step. Admits and preempts sequences, reserves their blocks and pins the encoder outputs they need."""
-    return _Planner(scheduler).plan()
+def schedule_step(scheduler: Scheduler) -> Schedule:
+    """Schedule a step. Admits and preempts sequences, reserves their blocks and pins the encoder outputs they need."""
+    return _StepScheduler(scheduler).schedule()
 
 
-class _Planner:
-    """The plan of one step of *scheduler*."""
+class _StepScheduler:
+    """Chooses the work of one step of *scheduler*."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         budgets = scheduler.budgets
         self._scheduler = scheduler
-        self._draft = Draft(budgets.max_num_batched_tokens)
+        self._builder = ScheduleBuilder(budgets.max_num_batched_tokens)
         self._starved: list[Sequence] = []
 
-    def plan(self) -> Schedule:
-        scheduler, draft = self._scheduler, self._draft
+    def schedule(self) -> Schedule:
+        scheduler, builder = self._scheduler, self._builder
         ready = [sequence for sequence in scheduler.running if not sequence.waits_for_commit]
         decodes = [sequence for sequence in ready if sequence.num_pending_tokens == 1]
-        draft.patches = scheduler.encoder_scheduler.begin(any(one.num_generated_tokens for one in decodes))
+        builder.patches = scheduler.encoder_scheduler.begin(any(one.num_generated_tokens for one in decodes))
         victims = self._victims()
         for sequence in decodes:
             if sequence in scheduler.running and self._make_room(sequence, victims):
                 self._add_chunk(sequence)
         if scheduler.speculation is not None:
-            self._speculate(scheduler.speculation, [one for one in decodes if one in draft.chunks])
-        self._continue([one for one in ready if one in scheduler.running and one not in draft.chunks])
+            self._speculate(scheduler.speculation, [one for one in decodes if one in builder.chunks])
+        self._continue([one for one in ready if one in scheduler.running and one not in builder.chunks])
         self._admit()
-        for sequence in [owner for owner, num_tokens in draft.chunks.items() if num_tokens < owner.num_pending_tokens]:
+        for sequence in [
+            owner for owner, num_tokens in builder.chunks.items() if num_tokens < owner.num_pending_tokens
+        ]:
             self._add_chunk(sequence)
-        for sequence in [sequence for sequence in draft.lacking if sequence in scheduler.running]:
+        for sequence in [sequence for sequence in builder.lacking if sequence in scheduler.running]:
             self._park(sequence)
-        if self._starved and not draft.chunks:
+        if self._starved and not builder.chunks:
             self._relieve(victims)
         # Only the end of a transfer makes room then.
         scheduler.is_blocked = not scheduler.running and bool(scheduler.sending or scheduler.receiving)
-        return draft.finish()
+        return builder.finish()
 
     def _admit(self) -> None:
         scheduler = self._scheduler
@@ -80,7 +82,7 @@ class _Planner:
             return
         num_kept_rows, num_kept_blocks = self._kept_for_samples()
         free_rows = scheduler.budgets.max_num_seqs - scheduler.num_admitted - num_kept_rows
-        while scheduler.waiting and self._draft.tokens > 0:
+        while scheduler.waiting and self._builder.tokens > 0:
             sequence = scheduler.waiting[0]
             num_rows = _num_rows(sequence)
             if num_rows > free_rows or (self._starved and not sequence.completes_prompt):
@@ -91,7 +93,7 @@ class _Planner:
                 free_rows -= num_rows
                 continue
             if lacking := scheduler.encoder_scheduler.lacking_images(sequence):
-                self._draft.lacking[sequence] = lacking
+                self._builder.lacking[sequence] = lacking
                 self._park(sequence)
                 continue
             num_kept_blocks = max(num_kept_blocks, self._num_blocks_to_keep(sequence))
@@ -133,7 +135,7 @@ class _Planner:
             return False
         del scheduler.waiting[0]
         scheduler.receiving[sequence] = samples
-        self._draft.admitted[sequence] = num_cached_blocks
+        self._builder.admitted[sequence] = num_cached_blocks
         return True
 
     def _continue(self, rest: list[Sequence]) -> None:
@@ -150,11 +152,11 @@ class _Planner:
         In all rounds but the last, half of the budget is left if a much shorter prompt is waiting, or is running
         *later* than this one.
         """
-        draft, scheduler = self._draft, self._scheduler
-        if draft.tokens <= 0:
+        builder, scheduler = self._builder, self._scheduler
+        if builder.tokens <= 0:
             return
-        num_planned = draft.chunks.get(sequence, 0)
-        room = num_planned + draft.tokens
+        num_planned = builder.chunks.get(sequence, 0)
+        room = num_planned + builder.tokens
         num_tokens = sequence.num_pending_tokens
         if num_tokens > room:
             shares = later is not None and self._is_before_shorter(sequence, later)
@@ -162,14 +164,14 @@ class _Planner:
         if sequence.num_steps_in_flight and scheduler.block_manager.awaits_tokens(sequence, num_tokens):
             return
         if sequence.images and num_tokens > num_planned:
-            num_tokens = scheduler.encoder_scheduler.plan(sequence, num_tokens, draft)
+            num_tokens = scheduler.encoder_scheduler.schedule_images(sequence, num_tokens, builder)
             if scheduler.budgets.whole_images:
                 num_tokens = _with_whole_images(sequence, num_tokens)
         if num_tokens > num_planned and scheduler.block_manager.window_blocks is not None:
             num_tokens = self._grow(scheduler.block_manager.window_blocks, sequence, num_tokens)
         if num_tokens > num_planned:
-            draft.chunks[sequence] = num_tokens
-            draft.tokens -= num_tokens - num_planned
+            builder.chunks[sequence] = num_tokens
+            builder.tokens -= num_tokens - num_planned
 
     def _grow(self, window: WindowBlocks, sequence: Sequence, num_tokens: int) -> int:
         """Return how many of the next *num_tokens* can be computed in blocks of *window*: of an image all or none.
@@ -197,7 +199,7 @@ class _Planner:
         first = min(running, key=lambda sequence: sequence.turn)
         self._add_chunk(first)
         for victim in victims:
-            if first in self._draft.chunks:
+            if first in self._builder.chunks:
                 return
             if victim is not first and victim in scheduler.running:
                 scheduler.preempt(victim)
@@ -205,9 +207,9 @@ class _Planner:
 
     def _speculate(self, speculation: Speculation, decodes: list[Sequence]) -> None:
         """Add proposals to the chunks of *decodes*, as far as budget and free blocks go: none preempts a sequence."""
-        scheduler, draft = self._scheduler, self._draft
+        scheduler, builder = self._scheduler, self._builder
         most_draws = max(scheduler.budgets.max_num_seqs, LEAST_DRAWS)
-        room = min(draft.tokens, most_draws - len(scheduler.running) - len(scheduler.waiting))
+        room = min(builder.tokens, most_draws - len(scheduler.running) - len(scheduler.waiting))
         for sequence in decodes:
             proposal = speculation.proposal(sequence, room)
             num_proposed = 0 if proposal is None else len(proposal.token_ids)
@@ -215,9 +217,9 @@ class _Planner:
                 continue  # A state that is kept for others must not contain proposals.
             extend = scheduler.block_manager.extend
             if extend(sequence, num_proposed + speculation.num_drafted) or extend(sequence, num_proposed):
-                draft.proposals[sequence] = proposal
-                draft.chunks[sequence] += num_proposed
-                draft.tokens -= num_proposed
+                builder.proposals[sequence] = proposal
+                builder.chunks[sequence] += num_proposed
+                builder.tokens -= num_proposed
                 room -= num_proposed
 
     def _is_before_shorter(self, sequence: Sequence, later: Iterable[Sequence]) -> bool:
@@ -241,16 +243,16 @@ class _Planner:
         while not self._scheduler.block_manager.extend(sequence):
             victim = next(victims)
             self._scheduler.preempt(victim)
-            self._draft.chunks.pop(victim, None)
+            self._builder.chunks.pop(victim, None)
             if victim is sequence:
                 return False
         return True
 
     def _park(self, sequence: Sequence) -> None:
         """Park a sequence that lacks pixels. If a step in flight computes it, a later step parks it."""
-        self._draft.chunks.pop(sequence, None)
+        self._builder.chunks.pop(sequence, None)
         if sequence.num_steps_in_flight:
-            del self._draft.lacking[sequence]
+            del self._builder.lacking[sequence]
         else:
             self._scheduler.park(sequence)
 
