@@ -5,6 +5,7 @@ from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import published
 import pytest
@@ -18,6 +19,7 @@ from structlog.testing import capture_logs
 
 from saccade.errors import StartupError
 from saccade.nn.backends import AUTO, PLAIN, Workload, compilers, load_backend, load_vision_backend, trial, why
+from saccade.nn.backends.flashinfer_wrappers import Wrappers
 from saccade.nn.backends.trial import tried
 from saccade.nn.backends.workload import HALF, cost_of_cache
 from saccade.nn.context import AttentionBackend, ForwardContext, LatentCache, PackedLayout, VisionAttentionBackend
@@ -87,12 +89,58 @@ def test_flashinfer_attends_to_latents(queries: list[int], contexts: list[int]) 
 
 
 def test_flashinfer_plans_once_a_step_for_all_layers_of_a_kind() -> None:
+    wrappers: Wrappers[str, object] = Wrappers(lambda _: object(), lambda *plan: planned.append(plan))
+    planned: list[tuple[object, ...]] = []
+    steps = object(), object()
+    for step in steps:
+        assert len({id(wrappers.of("full", step)) for _ in range(3)}) == 1
+    assert [step for _, _, step in planned] == [*steps]
+
+
+@pytest.mark.parametrize("num_steps", [2, 5])
+def test_flashinfer_alternates_wrappers_of_each_kind_however_many_plans_a_step_has(
+    num_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of a model with windows has two; and kernels of the last step may still wait for its plans."""
+    planned: dict[tuple[type, int], list[object]] = {}
+    for kind in (published.BatchDecodeWithPagedKVCacheWrapper, published.BatchPrefillWithPagedKVCacheWrapper):
+
+        def plan(self: Any, *arguments: Any, play: Any = kind.plan, **options: Any) -> None:
+            planned.setdefault((type(self), options["window_left"]), []).append(self)
+            play(self, *arguments, **options)
+
+        monkeypatch.setattr(kind, "plan", plan)
     backend = decoder()
-    wrappers = published.BatchDecodeWithPagedKVCacheWrapper, published.BatchPrefillWithPagedKVCacheWrapper
-    before = [wrapper.num_made for wrapper in wrappers]
-    for options in ({}, {"window": 4}, {}, {"window": 4}):
-        attend(backend, [1, 5], [9, 12], torch.float16, 64, options, dim=64)
-    assert [wrapper.num_made - count for wrapper, count in zip(wrappers, before, strict=True)] == [2, 2]
+    for _ in range(num_steps):
+        for options in ({"window": 4}, {}):
+            attend(backend, [1, 5], [9, 12], torch.float16, 64, options, dim=64)
+    assert len(planned) == 4
+    for used in planned.values():
+        first, second = used[:2]
+        assert first is not second
+        assert used == [first, second, first, second, first][:num_steps]
+
+
+def test_plans_of_graphs_wait_for_their_own_last_copy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two plans of a step the second must not wait for the first one's copy: it waits for the step in flight."""
+    recorded: list[object] = []
+    waited: list[int] = []
+
+    class Event:
+        def record(self) -> None:
+            recorded.append(self)
+
+        def synchronize(self) -> None:
+            waited.append(recorded.index(self))
+
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    of_step: list[Wrappers[str, str]] = [Wrappers(lambda _: object(), lambda *_: None) for _ in range(2)]
+    for one in of_step:
+        one.of("kind", "the capture")
+    for number in range(3):
+        for one in of_step:
+            one.replan(f"step {number}", GPU)
+    assert waited == [0, 1, 2, 3]  # each step has recorded two
 
 
 def test_flashinfer_plans_captured_decodes_again() -> None:
@@ -104,7 +152,7 @@ def test_flashinfer_plans_captured_decodes_again() -> None:
         assert_close(output, expected, ulps=2)
     attend(backend, [1, 1, 1], [9, 3, 5], torch.float16, 64, dim=64)
     assert published.BatchDecodeWithPagedKVCacheWrapper.num_made == made + 2
-    ((wrapper, _),) = graph.context.plan.wrappers.decoders.planned.values()
+    (((wrapper, _),),) = graph.context.plan.wrappers.decoders.planned.values()
     assert wrapper.num_plans == 4  # one before the capture
 
 

@@ -79,13 +79,12 @@ class _AllWrappers(NamedTuple):
 class FlashinferPlan:
     """A step's *decodes* and *prefills*, None without any, and both as a step over *latents*.
 
-    The *wrappers* of its *turn* compute it.
+    Its *wrappers* compute it.
     """
 
     decodes: Pages | None
     prefills: Pages | None
     latents: LatentStep
-    turn: int
     wrappers: _AllWrappers
 
 
@@ -100,8 +99,6 @@ class AttentionBackend(context.AttentionBackend):
     def __init__(self) -> None:
         self._workspace: torch.Tensor | None = None
         self._wrappers = self._new_wrappers()
-        self._num_plans = 0
-        self._replanned: torch.cuda.Event | None = None
 
     @staticmethod
     def unavailable(workload: Workload) -> str | None:
@@ -118,47 +115,18 @@ class AttentionBackend(context.AttentionBackend):
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> FlashinferPlan:
         """Bring the lengths and block tables into FlashInfer's form, without reading a value from the device."""
-        self._num_plans += 1
-        return self._plan(layout)
-
-    def _plan(self, layout: PagedLayout) -> FlashinferPlan:
-        contexts = np.array(layout.host_context_lengths, np.int64)
-        counts = -(-contexts // layout.block_size)
-        width = layout.block_tables.shape[1]
-        index = np.concatenate([row * width + np.arange(count) for row, count in enumerate(counts)])
-        on_device = to_device(index, layout.block_tables.device)
-        blocks = layout.block_tables.flatten().index_select(0, on_device).int()
-        last_lengths = torch.from_numpy((contexts - 1) % layout.block_size + 1).int()
-        first, decodes, prefills = layout.num_decodes, None, None
-        num_decoded = int(counts[:first].sum())
-        if first:
-            decodes = Pages(layout.block_size, borders(counts[:first]), blocks[:num_decoded], last_lengths[:first])
-        if first < len(counts):
-            queries = borders(np.array(layout.query_lengths[first:], np.int64))
-            prefills = Pages(
-                layout.block_size, borders(counts[first:]), blocks[num_decoded:], last_lengths[first:], queries
-            )
-        return FlashinferPlan(decodes, prefills, LatentStep(layout, blocks), self._num_plans % 2, self._wrappers)
+        return FlashinferPlan(*_steps(layout), self._wrappers)
 
     def plan_captured(self, layout: PagedLayout, dtype: torch.dtype) -> FlashinferPlan:
         """Plan with wrappers of its own, whose buffers never move."""
         return replace(self.plan(layout, dtype), wrappers=self._new_wrappers(layout.block_tables.numel()))
 
     def replan(self, plan: FlashinferPlan, layout: PagedLayout) -> None:
-        """Plan every wrapper of *plan* again.
-
-        A wrapper's plan travels through memory of the host, which the next one overwrites. So the host waits until the
-        last one was copied: until the step before that one ended, whose tokens are collected by then.
-        """
-        if self._replanned is not None:
-            self._replanned.synchronize()
-        fresh = self._plan(layout)
-        if fresh.decodes is not None:
-            plan.wrappers.decoders.replan(fresh.decodes)
-        plan.wrappers.latents.replan(fresh.latents)
-        if layout.block_tables.device.type == "cuda":
-            self._replanned = torch.cuda.Event()
-            self._replanned.record()
+        """Plan every wrapper of *plan* again, after its last plan was copied to the device."""
+        device, (decodes, _, latents) = layout.block_tables.device, _steps(layout)
+        if decodes is not None:
+            plan.wrappers.decoders.replan(decodes, device)
+        plan.wrappers.latents.replan(latents, device)
 
     def attend(
         self,
@@ -176,10 +144,10 @@ class AttentionBackend(context.AttentionBackend):
         q, num_decodes = q_NQD.contiguous(), context.layout.num_decodes
         outputs = []
         if plan.decodes is not None:
-            wrapper = plan.wrappers.decoders.of(kind, plan.turn, plan.decodes)
+            wrapper = plan.wrappers.decoders.of(kind, plan.decodes)
             outputs.append(wrapper.run(q[:num_decodes], (cache.keys, cache.values), **scales))
         if plan.prefills is not None:
-            wrapper = plan.wrappers.prefillers.of(kind, plan.turn, plan.prefills)
+            wrapper = plan.wrappers.prefillers.of(kind, plan.prefills)
             outputs.append(wrapper.run(q[num_decodes:], (cache.keys, cache.values), **scales))
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1)
 
@@ -197,7 +165,7 @@ class AttentionBackend(context.AttentionBackend):
         cache, plan = context.cache(layer, LatentCache), context.plan
         CacheValues(cache.latents.flatten(0, 1), cache.scale).write(context.layout.slot_mapping, latent_NC)
         kind = LatentKind(q_NQC.shape[1], value_width, q_NQC.shape[2], scale, q_NQC.dtype)
-        wrapper = plan.wrappers.latents.of(kind, plan.turn, plan.latents)
+        wrapper = plan.wrappers.latents.of(kind, plan.latents)
         return wrapper.run(query=q_NQC.contiguous(), kv_cache=cache.latents)  # type: ignore[no-any-return]
 
     def _new_wrappers(self, num_blocks: int = 0) -> _AllWrappers:
@@ -236,6 +204,27 @@ class AttentionBackend(context.AttentionBackend):
             # Zeros, as the wrapper for decodes needs. Wrappers can share it, since calls run one after the other.
             self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         return self._workspace
+
+
+def _steps(layout: PagedLayout) -> tuple[Pages | None, Pages | None, LatentStep]:
+    """Return the decodes and the prefill chunks of *layout*, None without any, and both as a step over latents."""
+    contexts = np.array(layout.host_context_lengths, np.int64)
+    counts = -(-contexts // layout.block_size)
+    width = layout.block_tables.shape[1]
+    index = np.concatenate([row * width + np.arange(count) for row, count in enumerate(counts)])
+    on_device = to_device(index, layout.block_tables.device)
+    blocks = layout.block_tables.flatten().index_select(0, on_device).int()
+    last_lengths = torch.from_numpy((contexts - 1) % layout.block_size + 1).int()
+    first, decodes, prefills = layout.num_decodes, None, None
+    num_decoded = int(counts[:first].sum())
+    if first:
+        decodes = Pages(layout.block_size, borders(counts[:first]), blocks[:num_decoded], last_lengths[:first])
+    if first < len(counts):
+        queries = borders(np.array(layout.query_lengths[first:], np.int64))
+        prefills = Pages(
+            layout.block_size, borders(counts[first:]), blocks[num_decoded:], last_lengths[first:], queries
+        )
+    return decodes, prefills, LatentStep(layout, blocks)
 
 
 def _headers(workload: Workload) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """FlashInfer's wrappers: each plans for a step, and its kernels then run for all layers of one kind."""
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -9,30 +9,54 @@ import torch
 Kind = TypeVar("Kind")
 Step = TypeVar("Step")
 
+NUM_TURNS = 2
+"""Steps whose plans are kept: one may be in flight."""
+
+
+class _Planned(NamedTuple, Generic[Step]):
+    """A wrapper, and the step that it was planned for last."""
+
+    wrapper: Any
+    step: Step
+
 
 class Wrappers(Generic[Kind, Step]):
     """Wrappers by the kind of layer; `make` returns one for steps like its argument, `plan` plans one for a step.
 
-    Kernels read a wrapper's plan while the host plans the next step. So there are two for each kind, in turn.
+    A wrapper's plan travels through memory of the host, which its next plan overwrites, and the copy may wait for the
+    step before. So there are two wrappers for each kind, in turn, however many plans a step has.
     """
 
     def __init__(self, make: Callable[[Step], Any], plan: Callable[[Any, Kind, Step], None]) -> None:
         self._make, self._plan = make, plan
-        self.planned: dict[tuple[Kind, int], tuple[Any, Step]] = {}
+        self._copied: torch.cuda.Event | None = None
+        self.planned: dict[Kind, tuple[_Planned[Step], ...]] = {}
 
-    def of(self, kind: Kind, turn: int, step: Step) -> Any:
-        """Return the wrapper for *kind*, planned for *step*, whose *turn* is 0 or 1."""
-        wrapper, planned = self.planned.get((kind, turn), (None, None))
-        if planned is not step:
-            wrapper = self._make(step) if wrapper is None else wrapper
-            self._plan(wrapper, kind, step)
-            self.planned[kind, turn] = wrapper, step
+    def of(self, kind: Kind, step: Step) -> Any:
+        """Return a wrapper for *kind*, planned for *step*: not the one of the last step."""
+        planned = self.planned.get(kind, ())
+        for wrapper, own in planned:
+            if own is step:
+                return wrapper
+        wrapper = planned[0].wrapper if len(planned) == NUM_TURNS else self._make(step)
+        self._plan(wrapper, kind, step)
+        self.planned[kind] = (*planned[1 - NUM_TURNS :], _Planned(wrapper, step))
         return wrapper
 
-    def replan(self, step: Step) -> None:
-        """Plan every wrapper for *step*, before a CUDA graph of another step is replayed."""
-        for (kind, _), (wrapper, _) in self.planned.items():
-            self._plan(wrapper, kind, step)
+    def replan(self, step: Step, device: torch.device) -> None:
+        """Plan every wrapper for *step*, before a CUDA graph of another step is replayed.
+
+        The host waits until the last plan of these wrappers was copied: until the step before that one ended, whose
+        tokens are collected by then. It waits for no other plan of its own step.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+        for kind, planned in self.planned.items():
+            for wrapper, _ in planned:
+                self._plan(wrapper, kind, step)
+        if self.planned and device.type == "cuda":
+            self._copied = torch.cuda.Event()
+            self._copied.record()
 
 
 def graph_buffers(device: torch.device, **sizes: int) -> dict[str, Any]:
