@@ -79,10 +79,12 @@ def attend(
     dim: int = DIM,
     scales: tuple[float, float] | None = None,
     image: tuple[int, int] | None = None,
+    heads: tuple[int, int] = (HEADS, KV_HEADS),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What *backend* makes of one step, and what it should. With *scales* the cache has float8.
 
-    Tokens [start, stop) of each longer context are an *image*, whose tokens see each other.
+    *heads* are those of queries, and of keys and values. Tokens [start, stop) of each longer context are an *image*,
+    whose tokens see each other.
     """
     options = options or {}
     generator = torch.Generator().manual_seed(0)
@@ -90,18 +92,18 @@ def attend(
     blocks_of = [-(-length // BLOCK) for length in contexts]
     tables = torch.zeros(len(queries), max(blocks_of), dtype=torch.int64)
     # Everything that is not a sequence's own is NaN: nothing of it may reach an output.
-    shape = (1 + sum(blocks_of), BLOCK, KV_HEADS)
+    shape = (1 + sum(blocks_of), BLOCK, heads[1])
     cache = KvCache(*(torch.full((*shape, width), float("nan"), dtype=dtype) for width in (dim, value_width)))
     if scales is not None:
         cache = KvCache(cache.keys.to(torch.float8_e4m3fn), cache.values.to(torch.float8_e4m3fn), *scales)
     order = torch.randperm(sum(blocks_of), generator=generator) + 1
-    q = torch.randn(total, HEADS, dim, generator=generator).to(dtype)
+    q = torch.randn(total, heads[0], dim, generator=generator).to(dtype)
     slots, expected, keys, values, horizons, cursor = [], [], [], [], [], 0
     for row, (length, context) in enumerate(zip(queries, contexts, strict=True)):
         table = order[sum(blocks_of[:row]) :][: blocks_of[row]]
         tables[row, : len(table)] = table
         own = (table.unsqueeze(1) * BLOCK + torch.arange(BLOCK)).flatten()[:context]
-        k, v = (torch.randn(context, KV_HEADS, width, generator=generator).to(dtype) for width in (dim, value_width))
+        k, v = (torch.randn(context, heads[1], width, generator=generator).to(dtype) for width in (dim, value_width))
         CacheValues(cache.keys.flatten(0, 1), cache.key_scale).write(own[:-length], k[:-length])
         CacheValues(cache.values.flatten(0, 1), cache.value_scale).write(own[:-length], v[:-length])
         slots.append(own[-length:])
