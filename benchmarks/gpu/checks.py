@@ -65,6 +65,42 @@ def _result(operation: Callable[..., Any], arguments: tuple[Any, ...]) -> torch.
     return torch.cat([part.flatten() for part in (queries, *own, *caches)])
 
 
+def states_of_proposals(device: torch.device, device_type: str = "cuda") -> Iterator[Row]:
+    """Let each kernel of the delta rule write a sequence's last state to its own row, and to a fresh one.
+
+    FlashInfer asks for fresh rows, but a sequence goes on from the row that it began with.
+    """
+    for key, module in ops.OF_STATES.items():
+        operation, own_type, dtype = key
+        if own_type != device_type:
+            continue
+        label = f"{operation}, {module.rpartition('.')[2]}: the last state over the first"
+        rule = ops.resolve(device_type, dtype, {key: module}).gated_delta_rule
+        if rule is ops.PLAIN.gated_delta_rule:
+            yield Row(label, NOT_RUN, "it cannot be imported; the log says why")
+        else:
+            yield over_the_first(label, rule, device, dtype)
+
+
+def over_the_first(label: str, rule: Callable[..., torch.Tensor], device: torch.device, dtype: torch.dtype) -> Row:
+    """Compare outputs and states of *rule* with its own over fresh rows."""
+    *tokens, states, rows, lengths, trail = _proposals(device, dtype)
+    states = torch.randn(states.shape, generator=torch.Generator(device).manual_seed(1), device=device)
+    fresh = trail.clone()
+    fresh[:, -1] = torch.arange(len(states), len(states) + len(rows), device=device)
+
+    def result(trail: torch.Tensor) -> torch.Tensor:
+        own = torch.cat((states, states[: len(rows)]))
+        output = rule(*tokens, own, rows, lengths, trail)
+        return torch.cat((output.flatten(), own[trail].flatten()))
+
+    try:
+        expected = result(fresh)
+    except Exception as error:
+        return failure(label, error)
+    return compared(label, lambda: result(trail), expected)
+
+
 def _experts(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
     draw = torch.Generator(device).manual_seed(0)
 
@@ -104,7 +140,11 @@ def _gated_delta_rule(device: torch.device, dtype: torch.dtype) -> tuple[Any, ..
     """A prompt, and a single token; both begin with empty states, since kernels may have them in another layout."""
     draw = torch.Generator(device).manual_seed(0)
     lengths, heads, size = (1, TOKENS), 4, 128
-    q, k, v = (torch.randn(sum(lengths), heads, size, generator=draw, device=device).to(dtype) for _ in range(3))
+    # Releases have more heads of values than of keys.
+    q, k, v = (
+        torch.randn(sum(lengths), own, size, generator=draw, device=device).to(dtype)
+        for own in (heads // 2, heads // 2, heads)
+    )
     a, b = (torch.randn(sum(lengths), heads, generator=draw, device=device).to(dtype) for _ in range(2))
     rate, bias = torch.randn(2, heads, generator=draw, device=device)
     states = torch.zeros(len(lengths), heads, size, size, device=device)

@@ -16,6 +16,7 @@ from benchmarks.engine.shape_2b import BUNDLED
 from benchmarks.gpu import checks, timings
 from benchmarks.gpu.attention import attention
 from benchmarks.gpu.ceilings import ceilings
+from benchmarks.gpu.experts_memory import experts_memory
 from benchmarks.gpu.kernels_of_steps import kernels_of_steps
 from benchmarks.gpu.plan import FAILED, PASSED, Part, Row
 from benchmarks.gpu.replays import replays
@@ -152,12 +153,18 @@ def _run(engine: Engine, requests: Sequence[EngineRequest]) -> list[int]:
 
 def _kernels(setting: Setting) -> Iterator[Row]:
     """Compare every operation, backend and graph with its plain twin."""
-    yield from checks.operations(torch.device(setting.scale.device))
+    device = torch.device(setting.scale.device)
+    yield from checks.operations(device)
+    yield from checks.states_of_proposals(device)
     subject = setting.load("2b", setting.scale.patches)
     yield from checks.decoder_backends(subject, setting.scale)
     cached = replace(subject, config=replace(subject.config, kv_cache_dtype="fp8"))
     yield from _named("FP8 KV cache: ", checks.decoder_backends(cached, setting.scale))
     yield from checks.vision_backends(subject, setting.scale)
+
+
+def _experts(setting: Setting) -> Iterator[Row]:
+    return experts_memory(setting.scale)
 
 
 def _start(setting: Setting) -> Iterator[Row]:
@@ -297,6 +304,7 @@ PARTS: Mapping[Part, Yields] = MappingProxyType(
         Part("ahead", "steps launched before the last one is collected", 60): _ahead,
         Part("int4", "steps of INT4 weights", 60): _quantised("int4"),
         Part("nvfp4", "steps of NVFP4 weights", 60): _quantised("nvfp4"),
+        Part("experts", "memory of experts, in calls and in a graph", 60): _experts,
         Part("prompts-2b", "a hundred lengths of prompts in a row", 60): _small_prompts,
         Part("ranks", "one CUDA context a rank", 90): _ranks,
     }

@@ -106,6 +106,20 @@ def test_a_wrong_backend_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert program.has_failed([Record("a", DONE, rows=found)])
 
 
+def test_a_delta_rule_that_writes_a_state_before_it_is_read_fails() -> None:
+    """FlashInfer's kernel asks for fresh rows of states, and the last one is the sequence's own."""
+    plain = ops.PLAIN.gated_delta_rule
+
+    def early(*arguments: Any) -> torch.Tensor:
+        states, trail = arguments[4], arguments[-1]
+        states.index_fill_(0, trail[:, -1], 0)
+        return plain(*arguments)
+
+    cpu = torch.device("cpu")
+    for rule, result in ((plain, plan.PASSED), (early, plan.FAILED)):
+        assert checks.over_the_first("rule", rule, cpu, torch.bfloat16).result == result
+
+
 def test_every_operation_for_gpus_is_checked() -> None:
     names = {name for name, device_type, _ in {**ops.FASTER, **ops.OF_STATES} if device_type == "cuda"}
     assert names == {name for name, _ in checks.INPUTS}
