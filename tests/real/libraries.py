@@ -49,7 +49,7 @@ def unpacked(library: str, release: str) -> Path:
     """Return the folder of a release's wheel, without what it requires. Of "newest", one of the last days counts."""
     name = f"{library}{'' if release == 'newest' else f'=={release}'}"
     folder = FOLDER / name
-    whole = folder / ".whole"
+    whole = folder / ".whole-with-kernels"
     if release == "newest" and whole.exists() and time.time() - whole.stat().st_mtime > NEW_SECONDS:
         shutil.rmtree(folder)
     if not whole.exists():
@@ -57,10 +57,15 @@ def unpacked(library: str, release: str) -> Path:
         subprocess.run([*pip, "--only-binary", ":all:", "--dest", str(folder), name], check=True)
         (wheel,) = folder.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder, [entry for entry in archive.namelist() if entry.endswith((".py", "METADATA"))])
+            archive.extractall(folder, filter(_is_read, archive.namelist()))
         wheel.unlink()
         whole.touch()
     return folder
+
+
+def _is_read(entry: str) -> bool:
+    """Whether the file *entry* of a wheel is unpacked: Python's, and kernels of the library's own."""
+    return entry.endswith((".py", "METADATA")) or ("/csrc/" in entry and entry.endswith((".cu", ".cuh")))
 
 
 class Documented(NamedTuple):
