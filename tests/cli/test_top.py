@@ -72,7 +72,7 @@ def test_frame_has_rates_states_tenants_and_errors() -> None:
         priority=0,
         requests_per_minute=None,
         tokens_per_minute=None,
-        picture_bytes_per_minute=None,
+        image_bytes_per_minute=None,
         usage=TenantUsage(requests=7, refused=1, prompt_tokens=100, cached_tokens=40, completion_tokens=9),
     )
     error = RequestError(

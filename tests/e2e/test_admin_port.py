@@ -53,4 +53,4 @@ def test_caches_are_emptied_and_filled_again(tiny_qwen3_vl: Path) -> None:
         assert ask(server) == 0
         assert server.settled("saccade_encoded_items_total") == 2
         assert server.metric("saccade_stage_seconds_count", stage="decode") == decoded + 1
-        assert server.metric("saccade_picture_cache_bytes") > 0
+        assert server.metric("saccade_image_cache_bytes") > 0

@@ -34,7 +34,7 @@ tokens_per_minute = 20
 requests_per_minute = 2
 
 [tenants.blind]
-picture_bytes_per_minute = 100
+image_bytes_per_minute = 100
 """
 NAMES = ("acme", "lab", "outside", "small", "busy", "blind")
 
@@ -141,12 +141,12 @@ def test_tokens_and_image_bytes_have_limits(served: Served) -> None:
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": 0,
         "completion_tokens": 30,
-        "picture_bytes": 0,
+        "image_bytes": 0,
     }
     served.ask("blind", "What is it?", random_image(96, 96, 2))
     assert "100 bytes of images a minute" in refused(served, "blind", "And this?", random_image(96, 96, 3)).message
     served.ask("blind", "And without one?")
-    assert served.usage()["blind"]["usage"]["picture_bytes"] > 100
+    assert served.usage()["blind"]["usage"]["image_bytes"] > 100
 
 
 def test_several_prompts_of_one_request_count_once(served: Served) -> None:
