@@ -3,7 +3,8 @@
 from saccade.models.backbones.names import DELTA_NET, FUSED, target_of
 from saccade.models.network import Target
 
-PREFIXES = (("model.", "language_model."),)
+PREFIXES = (("model.language_model.", "language_model."), ("model.", "language_model."))
+"""The second is that of the classes; transformers keeps the first, a whole model's, when it saves its text alone."""
 OTHER_PARTS = ("mtp.", "model.visual.")
 """The draft layer and the tower, which releases of Qwen3.5's text may have; transformers leaves them out, too."""
 
