@@ -91,6 +91,7 @@ BOTH = {
     SLIDING: {"rope_type": "default", "rope_theta": 500.0},
     FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 7000.0},
 }
+PLAIN = {**BOTH, FULL: {"rope_type": "default", "rope_theta": 7000.0}}
 
 
 @table(
@@ -98,6 +99,7 @@ BOTH = {
     [
         {"rope_parameters": BOTH},
         {"rope_theta": 7000.0, "rope_local_base_freq": 500.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        {"rope_parameters": PLAIN, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     ],
 )
 def test_older_and_newer_files_name_the_same_frequencies(keys: Any) -> None:

@@ -1,6 +1,7 @@
 """Spec and network of Mistral Small 3.1 against transformers."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,23 @@ def test_missing_keys_of_ministral_have_the_defaults_of_the_reference() -> None:
     rope = reference.rope_parameters
     assert text.query_scaling == (rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"])
     assert (text.rope.theta, text.rope.divisors[-1], text.rope.magnitude) == (rope["rope_theta"], rope["factor"], 1.0)
+
+
+@table("inside", [{}, {"original_max_position_embeddings": 64}])
+@table("outside", [{}, {"original_max_position_embeddings": 96}])
+def test_the_length_of_ministrals_training_is_read_in_each_place(
+    inside: dict[str, Any], outside: dict[str, Any]
+) -> None:
+    """Also if no place has it, or the section of rotary positions is null."""
+    from transformers import Ministral3Config
+
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.2, **inside}
+    for section in (rope, None):
+        keys = {"max_position_embeddings": 512, "rope_parameters": section, **outside}
+        reference: Any = Ministral3Config(**deepcopy(keys))
+        text = Spec.read({"text_config": {"model_type": "ministral3", **keys}, "vision_config": {}}).text
+        own = reference.rope_parameters
+        assert text.query_scaling == (own["llama_4_scaling_beta"], own["original_max_position_embeddings"])
 
 
 def test_missing_keys_have_the_defaults_of_the_reference() -> None:

@@ -11,6 +11,7 @@ from tables import table
 
 from saccade import models
 from saccade.errors import StartupError, UnsupportedParameter
+from saccade.models.backbones.layer_types import FULL, SLIDING
 from saccade.models.family import ImageOptions
 
 LLAMA_1B = {
@@ -116,11 +117,30 @@ def test_keys_that_are_left_out_have_the_defaults_of_the_class(name: str) -> Non
         ("MistralForCausalLM", {"model_type": "mistral", "sliding_window": 0}, "sliding_window"),
         ("Qwen2ForCausalLM", {"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window"),
         ("Qwen3ForCausalLM", {"model_type": "qwen3", "num_key_value_heads": 3}, "num_key_value_heads"),
+        ("Gemma3ForCausalLM", {"model_type": "gemma3_text", "sliding_window": None}, "sliding_window"),
+        *(
+            (architecture, {"model_type": kind, "num_hidden_layers": 2, "layer_types": types}, "layer_types")
+            for architecture, kind, types in (
+                ("LlamaForCausalLM", "llama", [SLIDING] * 2),
+                ("Qwen2ForCausalLM", "qwen2", [SLIDING, FULL]),
+                ("MistralForCausalLM", "mistral", [SLIDING, FULL]),
+            )
+        ),
     ],
 )
 def test_wrong_config_names_the_key(architecture: str, changes: dict[str, Any], words: str) -> None:  # A1
     with pytest.raises(StartupError, match=words):
         spec_of(architecture, {"model_type": "llama", **changes})
+
+
+def test_the_window_of_llama_does_not_count() -> None:
+    """Its class in transformers has none; that of Mistral has."""
+    own = {"sliding_window": 20, "num_hidden_layers": 2}
+    assert spec_of("LlamaForCausalLM", {"model_type": "llama", **own}).text.sliding_window is None
+    windowed = {"model_type": "mistral", **own, "layer_types": [SLIDING] * 2}
+    assert spec_of("MistralForCausalLM", windowed).text.sliding_window == 20
+    full = {"model_type": "qwen3", **own, "layer_types": [FULL] * 2}
+    assert spec_of("Qwen3ForCausalLM", full).text.sliding_window is None
 
 
 def test_yarn_of_a_readme_makes_the_sequence_longer() -> None:

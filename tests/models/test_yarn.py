@@ -21,6 +21,7 @@ RELEASE = {"factor": 64.0, "original_max_position_embeddings": 4096, "mscale": 1
         {"factor": 4.0, "original_max_position_embeddings": 512},
         {"factor": 1.0, "original_max_position_embeddings": 512, "mscale_all_dim": 0.0},
         {**RELEASE, "attention_factor": 1.25},
+        {"factor": 4.0, "original_max_position_embeddings": 512, "truncate": False},
     ],
 )
 def test_yarn(scaling: dict[str, Any], width: int) -> None:

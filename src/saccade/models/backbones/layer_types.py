@@ -25,6 +25,19 @@ def layer_types(text: Mapping[str, Any], other: str, interval: Callable[[], int]
     return types
 
 
+def check_window(text: Mapping[str, Any], *, is_in_all: bool) -> None:
+    """Raise StartupError if `layer_types` gives the window to other layers than all, or to some although none has it.
+
+    transformers reads the list in some of these decoders, and vLLM in others.
+    """
+    types = text.get("layer_types") or []
+    others = {FULL} if is_in_all else {SLIDING}
+    if not isinstance(types, list) or any(kind in others for kind in types):
+        every = f"all layers have the window of `sliding_window`, {text.get('sliding_window')!r}"
+        served = every if is_in_all else "no layer of this network has a window"
+        raise StartupError(f"config.json: `layer_types` is {types!r}, but {served}.")
+
+
 def check_has_full(types: list[str]) -> None:
     """Raise StartupError unless one of *types* is FULL."""
     if FULL not in types:

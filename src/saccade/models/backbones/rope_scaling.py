@@ -39,9 +39,7 @@ class _Source(NamedTuple):
     @property
     def original_length(self) -> int:
         """Return the length of the sequences in the training."""
-        key = "original_max_position_embeddings"
-        holder = next((one for one in (self.text, self.scaling) if one.get(key) is not None), None)
-        return integer(self.text, "max_position_embeddings") if holder is None else integer(holder, key, least=2)
+        return original_length(self.text)
 
 
 def rope_section(text: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -51,6 +49,13 @@ def rope_section(text: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     key = "rope_scaling" if text.get("rope_scaling") else "rope_parameters"
     return section(text, key) if text.get(key) else {}
+
+
+def original_length(text: Mapping[str, Any]) -> int:
+    """Return the length of the sequences in the training, from the decoder's keys *text*. Raises StartupError."""
+    key = "original_max_position_embeddings"
+    holder = next((one for one in (text, rope_section(text)) if one.get(key) is not None), None)
+    return integer(text, "max_position_embeddings") if holder is None else integer(holder, key, least=2)
 
 
 def read_rope(text: Mapping[str, Any], head_dim: int, max_model_len: int, rotary_factor: float = 1.0) -> Rope:
@@ -111,7 +116,9 @@ def _yarn(source: _Source) -> Rope:
     first, last = (
         width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(source.theta)) for turns in (fast, slow)
     )
-    first, last = max(math.floor(first), 0), min(math.ceil(last), width - 1)
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
     span = max(last - first, 0.001)
     stretched = (min(max((pair - first) / span, 0.0), 1.0) for pair in range(source.num_pairs))
     divisors = tuple(1 / (share / factor + 1 - share) for share in stretched)

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from saccade.errors import StartupError
 from saccade.models.backbones import text_defaults
-from saccade.models.backbones.layer_types import FULL, LINEAR, check_has_full, layer_types
+from saccade.models.backbones.layer_types import FULL, LINEAR, check_has_full, check_window, layer_types
 from saccade.models.backbones.model_config import check_equal, choice, flag, integer, number, part, values_of
-from saccade.models.backbones.rope_scaling import Rope, longest, read_rope, rope_section
+from saccade.models.backbones.rope_scaling import Rope, longest, original_length, read_rope, rope_section
 from saccade.models.spec import NETWORK_DTYPE, HeadCut, KvSpec, Paged, Recurrent
 
 
@@ -42,7 +42,7 @@ TIED: Mapping[str, Any] = MappingProxyType({"tie_word_embeddings": True})
 """Of a top level that ties head and embedding unless config.json says otherwise: the default of some classes."""
 
 PHI3 = TextStyle(text_defaults.PHI3, has_window=True)
-LLAMA = TextStyle(text_defaults.LLAMA, has_window=True)
+LLAMA = TextStyle(text_defaults.LLAMA)
 MISTRAL = TextStyle(text_defaults.MISTRAL, has_window=True)
 MINISTRAL = TextStyle(text_defaults.MINISTRAL, has_window=True, scales_queries=True)
 QWEN2 = TextStyle(text_defaults.QWEN2, qkv_bias=True)
@@ -78,6 +78,8 @@ class DecoderConfig:
         *max_model_len* is the length of the longest sequence to serve, None that of the model. See read_rope.
         """
         text = {**style.defaults, **text}
+        if text.get("rope_parameters") is None and "rope_parameters" in style.defaults:
+            text["rope_parameters"] = style.defaults["rope_parameters"]
         check_equal(text, style.fixed)
         choice(text, "hidden_act", ("silu",))
         return cls(style=style, **values_of(cls, text), **cls.more(text, style, max_model_len))
@@ -164,6 +166,7 @@ class TextConfig(DecoderConfig):
         head_dim = _head_dim(text, num_heads, style)
         max_positions = longest(text)
         window = _or(text, "sliding_window", max_positions) if style.has_window else max_positions
+        check_window(text, is_in_all=style.has_window and text.get("sliding_window") is not None)
         rope = read_rope(text, head_dim, max_model_len or max_positions, _rotary_factor(text, style))
         return {
             "max_position_embeddings": max_positions,
@@ -217,8 +220,7 @@ def _rotary_factor(text: Mapping[str, Any], style: TextStyle) -> float:
 
 
 def _query_scaling(text: Mapping[str, Any]) -> QueryScaling:
-    rope = rope_section(text)
-    return QueryScaling(number(rope, "llama_4_scaling_beta"), integer(rope, "original_max_position_embeddings"))
+    return QueryScaling(number(rope_section(text), "llama_4_scaling_beta"), original_length(text))
 
 
 def _mrope_section(text: Mapping[str, Any], style: TextStyle, num_pairs: int) -> tuple[int, int, int] | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple, Self
 
 from saccade.errors import StartupError
 from saccade.models.backbones.layer_types import FULL, SLIDING, check_has_full, layer_types
-from saccade.models.backbones.model_config import choice, integer, number, section, values_of
+from saccade.models.backbones.model_config import choice, integer, number, part, values_of
 from saccade.models.backbones.rope_scaling import Rope, read_rope
 from saccade.models.backbones.text_config import DecoderConfig, TextStyle
 from saccade.models.spec import KvSpec, Paged
@@ -62,7 +62,7 @@ class WindowedConfig(DecoderConfig):
 
     @classmethod
     def read(cls, text: Mapping[str, Any], style: TextStyle = STYLE, max_model_len: int | None = None) -> Self:
-        text = {**style.defaults, **{key: value for key, value in text.items() if value is not None}}
+        text = {**style.defaults, **text}
         choice(text, "hidden_activation", (ACTIVATION,))
         return cls(style=style, **values_of(cls, text), **cls.more(text, style, max_model_len))
 
@@ -99,16 +99,14 @@ def _rope(text: Mapping[str, Any], name: str, max_model_len: int | None) -> Rope
     """Return the rotary frequencies of a kind of layers.
 
     Newer files have parameters for each kind. Older ones have two bases, and one scaling for the layers that attend to
-    all tokens.
+    all tokens. A file with both adds that scaling to the parameters.
     """
-    parameters = section({"rope_parameters": {}, **text}, "rope_parameters")
+    parameters = part(text, "rope_parameters")
     if not set(parameters) <= {SLIDING, FULL}:
         raise StartupError(
             f"config.json: `rope_parameters` must have {SLIDING} and {FULL}, not {', '.join(map(str, parameters))}."
         )
-    own = parameters.get(name) or {}
-    if name == FULL and not parameters:
-        own = section({"rope_scaling": {}, **text}, "rope_scaling")
+    own = {**part(parameters, name), **(part(text, "rope_scaling") if name == FULL else {})}
     key, theta = THETAS[name]
     keys = {
         "rope_theta": text.get(key, theta),
