@@ -16,8 +16,11 @@ from saccade.nn.backends.triton_kernels import decode_kernel, packed_kernel
 from saccade.nn.backends.workload import HALF, Workload, not_for_latents, not_for_sizes, not_in, not_on_gpu
 from saccade.nn.context import ForwardContext, Heads, KvCache, PackedLayout, PagedLayout, Scoring
 
-MOST_TILE, TILE_BYTES = 64, 1 << 14
-"""A product has at most 64 queries and keys, and 16 KiB of either: several fit into a GPU's shared memory, 99 KiB."""
+MOST_TILE_BYTES, TILE_BYTES = 1 << 7, 1 << 14
+"""Bytes of a tile's queries or keys, of one channel and of all: several fit into a GPU's shared memory, 99 KiB.
+
+So a product has at most 64 of them in half precision, and 32 in float32. With 64, float32 does not fit into registers.
+"""
 
 LEAST = 16
 """The smallest dimension of a matrix product in Triton."""
@@ -122,7 +125,7 @@ def _decode(q_SQD: torch.Tensor, cache: KvCache, layout: PagedLayout, scoring: S
 
 def tile_size(width: int, dtype: torch.dtype) -> int:
     """Return how many queries or keys of *width* channels one product has."""
-    return min(MOST_TILE, TILE_BYTES // (width * dtype.itemsize))
+    return min(MOST_TILE_BYTES, TILE_BYTES // width) // dtype.itemsize
 
 
 def _rounded(size: int) -> int:
