@@ -35,7 +35,14 @@ from saccade.nn.ops import resolve
 
 EVERYDAY = ("qwen3_vl", "qwen3_vl_moe", "gemma4_e2b")
 """Whose tests are quick, one with experts and one with windows and embeddings of each layer."""
-FAMILIES = [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.conformance) for name in NETWORKS]
+WAITS = {"qwen3_5_moe"}
+"""The rows of its experts are no multiples of 16 bytes, unlike those of releases, so no kernel for GPUs takes them."""
+
+FAMILIES = [
+    pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.conformance)
+    for name in NETWORKS
+    if name not in WAITS
+]
 KERNELS = {
     triton_attention: ("decode_kernel", "packed_kernel"),
     gpu: ("heads_kernel", "gated_kernel", "conv_kernel"),
