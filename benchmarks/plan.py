@@ -14,9 +14,9 @@ import time
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import EncodeCosts
 from saccade.engine.core.kv.manager import BlockManager, PagedBlocks
-from saccade.engine.core.scheduling import schedule_step
 from saccade.engine.core.schedule import Budgets
 from saccade.engine.core.scheduler import Scheduler
+from saccade.engine.core.scheduling import schedule_step
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import StepOutput
 from saccade.engine.core.step_builder import StepBuilder

@@ -14,10 +14,10 @@ from saccade.engine.core.images import Until
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
-from saccade.engine.core.scheduling import schedule_step
 from saccade.engine.core.results import take_results
 from saccade.engine.core.schedule import Budgets, Schedule
 from saccade.engine.core.scheduler import Scheduler
+from saccade.engine.core.scheduling import schedule_step
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
 from saccade.engine.core.step_builder import PlannedStep

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scheduling import BLOCK, lengths
 
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
-from saccade.engine.core.scheduling import schedule_step
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
+from saccade.engine.core.scheduling import schedule_step
 from saccade.engine.core.sequence import Sequence, row_of
 from saccade.engine.core.step import StateSave
 from saccade.protocol.media import MediaItem
