@@ -99,12 +99,14 @@ def test_the_length_of_ministrals_training_is_read_in_each_place(
     inside: dict[str, Any], outside: dict[str, Any]
 ) -> None:
     """Also if no place has it, or the section of rotary positions is null."""
-    from transformers import Ministral3Config
+    from transformers import Ministral3Config, Ministral3Model
 
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.2, **inside}
     for section in (rope, None):
-        keys = {"max_position_embeddings": 512, "rope_parameters": section, **outside}
+        keys = {"max_position_embeddings": 512, "num_hidden_layers": 1, "rope_parameters": section, **outside}
         reference: Any = Ministral3Config(**deepcopy(keys))
+        with torch.device("meta"):
+            Ministral3Model(reference)  # which completes the section
         text = Spec.read({"text_config": {"model_type": "ministral3", **keys}, "vision_config": {}}).text
         own = reference.rope_parameters
         assert text.query_scaling == (own["llama_4_scaling_beta"], own["original_max_position_embeddings"])
