@@ -1,15 +1,17 @@
 """Triton's kernels: attention of vision towers, and of decodes over a paged cache; what comes before it; gated MLPs.
 
 Attention passes over the keys once, with a running maximum and sum (Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et
-al. 2022, arXiv:2205.14135). saccade.nn.backends.triton_attention launches it, saccade.nn.gpu the others. Shapes: Q
-query heads, K key/value heads.
+al. 2022, arXiv:2205.14135). saccade.nn.backends.triton_attention launches it, saccade.nn.gpu the others. Triton
+compiles a kernel again for a number that is 1 or a multiple of 16, and for an address that is one. So arguments that
+differ between steps are kept out of that: lengths, and metadata that begin anywhere in a larger tensor. Shapes: Q query
+heads, K key/value heads.
 """
 
 import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["cu_seqlens"])
 def packed_kernel(
     q, k, v, output, cu_seqlens, scale, q_token, q_head, k_token, k_head, v_token, v_head, output_token, head_size,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -53,7 +55,7 @@ def packed_kernel(
         tl.store(place, (result / total[:, None]).to(output.dtype.element_ty), mask=is_row & is_channel[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["block_tables", "context_lengths"])
 def decode_kernel(
     q, keys, values, output, block_tables, context_lengths, scale, window, soft_cap,
     q_token, q_head, table_row, key_size, value_size, heads_per_kv_head,
@@ -108,7 +110,7 @@ def decode_kernel(
     tl.store(at, (result / total[:, None]).to(output.dtype.element_ty), mask=is_head & is_value[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def heads_kernel(
     qkv, weight, cos, sin, slots, rotated, keys, values, token_step, eps,
     ROTATED: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
@@ -159,7 +161,7 @@ def gated_kernel(x, output, width, COLUMNS: tl.constexpr, IS_SILU: tl.constexpr)
     tl.store(output + token * width + column, result.to(output.dtype.element_ty), mask=is_column)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"], do_not_specialize_on_alignment=["rows"])
 def conv_kernel(
     x, taps, states, rows, output, length, channels, token_step,
     TAPS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
