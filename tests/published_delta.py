@@ -114,6 +114,24 @@ def gated_delta_rule_mtp(
     return outputs, initial_state
 
 
+def chunk_kernel(num_sequences: int, heads: int, num_sms: int) -> bool:
+    """Which of two kernels for chunks Hopper takes: with little work, several blocks share a sequence."""
+    return 2 * num_sequences * heads < num_sms
+
+
+def proposals_kernel(num_sequences: int, num_tokens: int, heads: int) -> tuple[int, int, int, int, bool, bool]:
+    """The numbers by which a kernel for proposals is compiled: tokens, its tile and the like."""
+    work = num_sequences * heads
+    if work > 1024:
+        tile, rows, shares = 64, 8 if num_tokens <= 2 else 4, num_tokens > 2
+    elif work > 128:
+        is_narrow = work <= 448 and num_tokens <= 2
+        tile, rows, shares = 16 if is_narrow else 32, 2 if is_narrow else 4, False
+    else:
+        tile, rows, shares = (8, 2, False) if work <= 64 else (16, 4, False)
+    return num_tokens, tile, 4, rows, shares, work <= 128
+
+
 MODULES = {
     "flashinfer.gdn_prefill": (chunk_gated_delta_rule,),
     "flashinfer.gdn_decode": (gated_delta_rule_decode_pretranspose, gated_delta_rule_mtp),

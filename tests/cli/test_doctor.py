@@ -50,6 +50,13 @@ def test_this_machine_has_a_finding_of_each_kind() -> None:
     assert all(finding.state == "ok" or finding.fix or "." in finding.detail for finding in findings.values())
 
 
+def test_a_machine_with_a_gpu_hears_of_its_first_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    for with_gpu in (True, False):
+        monkeypatch.setattr("saccade.cli.machine_checks.has_gpu", lambda with_gpu=with_gpu: with_gpu)
+        details = [finding.detail for finding in check_machine(0) if finding.name == "first start"]
+        assert ["15,000 for experts" in detail for detail in details] == [True] * with_gpu
+
+
 def test_a_cpu_build_of_torch_wastes_a_gpu(tmp_path: Path) -> None:
     torch = build(tmp_path, "libtorch_cpu.so")
     assert check_torch(torch, with_gpu=True).state == "warning"

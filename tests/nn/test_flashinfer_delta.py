@@ -85,20 +85,24 @@ RELEASED = RuleHeads(2, 4, WIDTH, WIDTH)
 def test_the_trial_compiles_every_kernel_of_the_model_s_heads(
     num_proposed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels are chosen by the heads, and for chunks also by the number of sequences."""
+    """Kernels are chosen by the heads, the number of sequences, and that of proposals."""
     published_delta.install(monkeypatch)
     met = set()
 
     def rule(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> torch.Tensor:
         states, rows, lengths, trail = rest[1:]
         kind = "proposals" if trail is not None else "decodes" if max(lengths) == 1 else "chunks"
-        met.add((kind, len(rows) if kind == "chunks" else 0, q.shape[1], v.shape[1], tuple(states.shape[1:])))
+        met.add((kind, len(rows), max(lengths), q.shape[1], v.shape[1], tuple(states.shape[1:])))
         return ops.gated_delta_rule(q, k, v, *rest)
 
-    of_delta_rule(replace(PLAIN, gated_delta_rule=rule), Workload(torch.device("cpu"), BF16), RELEASED, num_proposed)
+    operations, seen = replace(PLAIN, gated_delta_rule=rule), list[tuple[int, int]]()
+    most, note = 3, lambda *counts: seen.append(counts)
+    of_delta_rule(operations, Workload(torch.device("cpu"), BF16), RELEASED, num_proposed, most, note)
     heads = (2, 4, (4, WIDTH, WIDTH))
-    kinds = [("decodes", 0), ("chunks", 1), ("chunks", 2), ("chunks", 16), *[("proposals", 0)] * (num_proposed > 0)]
+    proposals = {("proposals", count, 1 + number) for count in (1, 2, 3) for number in range(1, num_proposed + 1)}
+    kinds = {("decodes", 1, 1), *(("chunks", count, 70) for count in (1, 2, 3)), *proposals}
     assert met == {(*kind, *heads) for kind in kinds}
+    assert seen == [(done, len(kinds)) for done in range(len(kinds))]
 
 
 def test_a_layer_knows_its_heads_on_each_rank(network_folder: Callable[[str], Path]) -> None:

@@ -1,5 +1,6 @@
 """Saccade's calls of FlashInfer's products with quantised weights: bound to its releases, and equal to its references."""
 
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -103,6 +104,22 @@ def test_experts(name: str, capability: tuple[int, int], calls: Calls, flashinfe
     reference = flashinfer.run(f"{TEMPLATES}.moe._cutlass_fused_moe_reference")
     expected = reference(x, ids, weights, ups_first, down)
     assert (output - expected).abs().max() <= 0.1 * expected.abs().max()
+
+
+def test_kernels_of_the_delta_rule(flashinfer: Library) -> None:
+    """The start's trial meets all that these rules tell apart, so they must be the library's own."""
+    kernels = "flashinfer.gdn_kernels"
+    tile_of = flashinfer.run(f"{kernels}.gdn_decode_mtp.get_mtp_config")
+    shares_sequences = flashinfer.run(f"{kernels}.delta_rule_dsl.varlen_helper.should_use_cp_host")
+    for heads, count in itertools.product((2, 4, 8, 32, 48, 64), range(1, 300)):
+        for length in range(2, 9):
+            expected = length, *tile_of(count, length, heads, 128, False), count * heads <= 128
+            assert published_delta.proposals_kernel(count, length, heads) == expected
+        for num_sms in (132, 114, 78):
+            expected = shares_sequences(count * heads, num_sms, "NVIDIA H100", HOPPER)
+            assert published_delta.chunk_kernel(count, heads, num_sms) == expected
+    source = (flashinfer.root / "flashinfer" / "gdn_kernels" / "gdn_decode_mtp.py").read_text()
+    assert "use_inline_kernel = (B * HV) <= 128" in source
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,11 @@ DRIVERS = {12: 525, 13: 580}
 
 COLUMNS = "index,name,driver_version,memory.used,memory.total"
 NVIDIA_SMI = ("nvidia-smi", f"--query-gpu={COLUMNS}", "--format=csv,noheader,nounits")
+FIRST_START = (
+    "libraries compile kernels, in CPU seconds as measured without a GPU: about 660 for each of two modules of "
+    "FlashInfer's attention, on Hopper 1.5 for each of about 40 products in FP8 blocks, and 15,000 for experts in FP8 "
+    "blocks. Later starts find them. docs/gpu.md says how to build ahead"
+)
 USED_SHARE = 0.05  # of a GPU's memory: more than a driver and a desktop take
 CONFINE = "from saccade.gateway.confinement import confine; print(*confine(1 << 30))"
 
@@ -53,6 +58,7 @@ def check_machine(port: int) -> Iterator[Finding]:
     yield check_torch(torch, with_gpu)
     if with_gpu:
         yield from check_gpus(_output(*NVIDIA_SMI), " ".join((torch and torch.requires) or ()))
+        yield Finding("first start", "ok", FIRST_START)
     problem = shared_memory_problem(MediaSettings().shared_memory_bytes)
     yield Finding("shared memory", "warning" if problem else "ok", problem or "there is room for pixels")
     yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])

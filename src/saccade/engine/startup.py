@@ -50,7 +50,7 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
         peers.start(config)
         model = load_model(config, progress, peers.ranks)
         grammars = _grammars(config, model)
-        execution = prepare(config, model)
+        execution = prepare(config, model, progress)
         check_encoder_cache(config, model)
         if peers.ranks.size > 1:
             progress("waiting for the other ranks", 0, 0)

@@ -4,6 +4,8 @@ A family's router chooses the experts and their weights. Shapes: N tokens, H hid
 of this rank, K experts of a token.
 """
 
+from collections.abc import Hashable, Mapping
+
 import torch
 from torch import nn
 
@@ -76,9 +78,21 @@ class Experts(Layer):
         gate_up, down = (self.quantised[name] for name in self.experts)
         with attempt():
             packed = pack_experts(gate_up, down, self.share)
-            ids = torch.zeros(1, 1, dtype=torch.int64, device=self.down_proj.device)
-            packed.apply(self.down_proj.new_zeros(1, self.down_proj.shape[1]), ids, ids.float())
+            self._mix_zeros(packed, 1)
         self.packed, self.quantised = packed, {}
+
+    def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
+        """Return ops.PackedExperts.kernels of the packed matrices."""
+        return {} if self.packed is None else self.packed.kernels(most_tokens)
+
+    def compile_kernel(self, num_tokens: int) -> None:
+        """Compile the kernels for *num_tokens*, if they are not yet. Raises whatever their library raises."""
+        if self.packed is not None:
+            self._mix_zeros(self.packed, num_tokens)
+
+    def _mix_zeros(self, packed: PackedExperts, num_tokens: int) -> None:
+        ids = torch.zeros(num_tokens, 1, dtype=torch.int64, device=self.down_proj.device)
+        packed.apply(self.down_proj.new_zeros(num_tokens, self.down_proj.shape[1]), ids, ids.float())
 
     def forward(self, x_NH: torch.Tensor, expert_ids_NK: torch.Tensor, weights_NK: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum [N, H] of the chosen experts' results, over all ranks.

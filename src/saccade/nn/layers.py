@@ -4,7 +4,7 @@ Parameters are made empty and filled by the loader; `use_operations` then sets t
 with. Shapes: N tokens, Q query heads, K key/value heads, D head size.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Self
 
@@ -130,13 +130,25 @@ class Linear(Layer):
             with attempt():
                 packed = pack_linear(self.packed)
                 # A library compiles at the first call, and may fail only then.
-                packed.apply(self.weight.new_zeros(1, self.weight.shape[1]), None)
+                self._multiply_zeros(packed, 1)
             self.packed = packed
             return
         if self.packed is None or isinstance(self.packed, PlainLinear):
             self.packed = self.ops.pack_linear(self.weight, None if self.summed_over else self.bias)
             if not isinstance(self.packed, PlainLinear):
                 self.weight = nn.Parameter(self.weight.new_empty(0, self.weight.shape[1]), requires_grad=False)
+
+    def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
+        """Return ops.PackedLinear.kernels of the packed weight."""
+        return {} if self.packed is None else self.packed.kernels(most_tokens)
+
+    def compile_kernel(self, num_tokens: int) -> None:
+        """Compile the kernel for *num_tokens*, if it is not yet. Raises whatever its library raises."""
+        if self.packed is not None:
+            self._multiply_zeros(self.packed, num_tokens)
+
+    def _multiply_zeros(self, packed: PackedLinear, num_tokens: int) -> None:
+        packed.apply(self.weight.new_zeros(num_tokens, self.weight.shape[1]), None)
 
     def forward(self, x: torch.Tensor, activation: Activation | None = None) -> torch.Tensor:
         """Map [N, in_features] to [N, out_features] and apply *activation*."""

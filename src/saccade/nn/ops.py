@@ -9,7 +9,7 @@ Shapes: N tokens, E width, H heads, D head size, C = D / 2 channel pairs, I inpu
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -55,6 +55,13 @@ class PackedLinear(ABC):
         """Return residual + x W^T + b [N, O]; may overwrite the residual."""
         return residual_NO + self.apply(x_NI, None)
 
+    def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
+        """Return the kernels that are compiled at the first product that needs them, for 1 to *most_tokens* tokens.
+
+        Each has a number of tokens that needs it. Other layers may share a kernel.
+        """
+        return {}
+
 
 @dataclass(frozen=True)
 class PlainLinear(PackedLinear):
@@ -82,6 +89,9 @@ class PackedExperts(Protocol):
 
     def apply(self, x_NE: torch.Tensor, expert_ids_NK: torch.Tensor, weights_NK: torch.Tensor) -> torch.Tensor:
         """Return `experts` of this rank [N, E]; the ids count the experts of all ranks."""
+
+    def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
+        """As PackedLinear.kernels."""
 
 
 class ExpertMatrices(Protocol):

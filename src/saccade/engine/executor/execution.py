@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -11,8 +12,10 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor import decode_graphs, encoder_graphs, memory
 from saccade.engine.executor.encoder_graphs import EncoderGraphs
+from saccade.engine.executor.kernels import compile_kernels, reported
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.threads import Threads, choose_threads
+from saccade.engine.executor.weight_filler import Progress
 from saccade.errors import StartupError
 from saccade.models.backbones.gated_delta_net import GatedDeltaNet
 from saccade.models.files import image_processor, parse_json
@@ -62,23 +65,32 @@ class Execution:
         return () if self.encoder_graphs is None else self.encoder_graphs.by_size.prepare()
 
 
-def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
-    """Choose how to compute a loaded model, and pack its weights. Raises StartupError if a backend cannot."""
+def prepare(config: EngineConfig, model: LoadedModel, progress: Progress = lambda *_: None) -> Execution:
+    """Choose how to compute a loaded model, pack its weights, and compile its kernels.
+
+    Raises StartupError if a backend cannot compute it.
+    """
     network = model.network
     of_decoder, of_tower = decoder_workload(config, model), tower_workload(model)
     if network.device.type == "cuda":
         use_toolkit(find_toolkit(), os.environ)
-        backend, of_decoder = tried(load_backend, config.attention_backend, of_decoder, trial.of_decoder)
-        vision_backend, of_tower = tried(load_vision_backend, config.mm_encoder_attn_backend, of_tower, trial.of_tower)
+        with reported(progress):
+            backend, of_decoder = tried(load_backend, config.attention_backend, of_decoder, trial.of_decoder)
+            vision_backend, of_tower = tried(
+                load_vision_backend, config.mm_encoder_attn_backend, of_tower, trial.of_tower
+            )
     else:
         backend = load_backend(config.attention_backend, of_decoder)
         vision_backend = load_vision_backend(config.mm_encoder_attn_backend, of_tower)
     costs = cost_of_cache(of_decoder)
     if costs is not None:
         logger.warning("the KV cache is slow", reason=costs)
-    reasons = use_operations(model.module, choose_operations(config, model, of_decoder))
+    operations = choose_operations(config, model, of_decoder, progress)
+    with reported(progress):
+        reasons = use_operations(model.module, operations)
     if reasons and network.device.type == "cuda":
         logger.warning("quantised weights are dequantised at each use, which is slow", reasons=reasons)
+    compile_kernels(model.module, most_tokens(config, model), model.ranks, progress)
     captures = memory.may_capture(config, model)
     refused = decode_graphs.refusal(model.module, backend, network.device, network.dtype) if captures else None
     if refused is not None:
@@ -100,7 +112,9 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
     )
 
 
-def choose_operations(config: EngineConfig, model: LoadedModel, workload: Workload) -> Operations:
+def choose_operations(
+    config: EngineConfig, model: LoadedModel, workload: Workload, progress: Progress = lambda *_: None
+) -> Operations:
     """Return the operations for *model*; its delta rule is the plain one if a kernel for it fails on its trial."""
     place = workload.device.type, workload.dtype
     plain = resolve(*place)
@@ -113,8 +127,9 @@ def choose_operations(config: EngineConfig, model: LoadedModel, workload: Worklo
     try:
         with attempt():
             num_proposed = config.speculation.num_tokens if config.speculation else 0
+            num_rows, note = memory.limits(config, model).max_num_seqs, partial(progress, "trying the delta rule")
             for heads in {layer.rule_heads for layer in model.module.modules() if isinstance(layer, GatedDeltaNet)}:
-                trial.of_delta_rule(operations, workload, heads, num_proposed)
+                trial.of_delta_rule(operations, workload, heads, num_proposed, num_rows, note)
     except Unavailable as error:
         logger.warning("an operation is slower than it could be", operation="gated_delta_rule", reason=error.reason)
         return plain
@@ -140,6 +155,12 @@ def most_patches(config: EngineConfig, model: LoadedModel) -> int:
     # Sides are rounded up to whole squares of patches in some families, of narrow images by an eighth.
     rounded = model.network.spec.encode_cost(largest_image(model).grid) * 9 // 8
     return max(memory.limits(config, model).encode_budget_patches, rounded)
+
+
+def most_tokens(config: EngineConfig, model: LoadedModel) -> int:
+    """Return the most rows that a product of a step has: tokens, or patches of its images."""
+    num_tokens = memory.limits(config, model).max_num_batched_tokens + model.network.spec.longest_whole
+    return max(num_tokens, most_patches(config, model)) if model.network.spec.takes_media else num_tokens
 
 
 def largest_image(model: LoadedModel) -> ImageLayout:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 TOOLKIT = Path("/usr/local/cuda")
 """FlashInfer's last resort if neither a variable nor the search path leads to nvcc."""
@@ -25,6 +26,19 @@ REMEDIES = MappingProxyType(
         GEMM_HEADER: "cuBLAS's headers (nvidia-cublas)",
     }
 )
+
+
+class Build(NamedTuple):
+    """A *module* of FlashInfer, which compiles *num_sources* in about *seconds* of a core each."""
+
+    module: str
+    words: str
+    num_sources: int
+    seconds: int
+
+
+EXPERTS = Build("fused_moe_90", "mixtures of experts for Hopper", 248, 60)
+"""Counted and timed with nvcc 13.0, without a GPU."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +118,37 @@ def no_cuda_compiler(*headers: str) -> str | None:
 
 def compilation() -> str | None:
     """Return what FlashInfer's first use costs on this machine; None if it has its kernels compiled."""
-    folder = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home(), ".cache", "flashinfer")
+    folder = _workspace()
     if find_spec("flashinfer_jit_cache") is not None or any(folder.glob("*/*/cached_ops/*")):
         return None
     return (
         "FlashInfer compiles kernels now, as it does at their first use: others report half a minute for each size of "
         f"heads and number format. Later starts find them in {folder}"
     )
+
+
+def build_of(build: Build) -> str | None:
+    """Return what *build* costs on this machine, which is about to compile it; None if it is compiled."""
+    folder = _workspace()
+    if find_spec("flashinfer_jit_cache") is not None or any(folder.glob(f"*/*/cached_ops/{build.module}/*.so")):
+        return None
+    num_cores = os.cpu_count() or 1
+    minutes = -(-build.num_sources * build.seconds // (60 * num_cores))
+    return (
+        f"FlashInfer compiles {build.words} now, {build.num_sources} sources of about {build.seconds} seconds each: "
+        f"about {minutes} minutes on {num_cores} cores. Later starts find them in {folder}"
+    )
+
+
+def objects() -> tuple[int, int]:
+    """Return how many objects FlashInfer's newest build has compiled, and how many it compiles; (0, 0) if none runs."""
+    plans = sorted(_workspace().glob("*/*/cached_ops/*/build.ninja"), key=lambda plan: plan.stat().st_mtime)
+    if not plans or any(plans[-1].parent.glob("*.so")):
+        return 0, 0
+    lines = plans[-1].read_text(errors="replace").splitlines()
+    named = [line.split()[1].rstrip(":") for line in lines if line.startswith("build ") and ".o:" in line]
+    return sum((plans[-1].parent / Path(one).name).exists() for one in named), len(named)
+
+
+def _workspace() -> Path:
+    return Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home(), ".cache", "flashinfer")

@@ -30,8 +30,8 @@ BLOCK_SIZE = 16
 LATENT, LATENT_HEADS = (512, 64), 16
 """The widths of the two parts of a latent in all releases, and heads of a rank."""
 
-CHUNK, NUM_CHUNKS = 70, 16
-"""Tokens of a chunk, more than a block of the delta rule, and chunks of a step with many sequences."""
+CHUNK = 70
+"""Tokens of a chunk, more than a block of the delta rule."""
 
 Backend = TypeVar("Backend", AttentionBackend, VisionAttentionBackend)
 
@@ -110,19 +110,31 @@ def of_decoder(backend: AttentionBackend, workload: Workload) -> None:
     _wait(device)
 
 
-def of_delta_rule(operations: Operations, workload: Workload, heads: RuleHeads, num_proposed: int) -> None:
-    """Update states by single tokens, by chunks of one sequence and of many, and by *num_proposed*.
+def of_delta_rule(
+    operations: Operations,
+    workload: Workload,
+    heads: RuleHeads,
+    num_proposed: int,
+    most_sequences: int,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> None:
+    """Update states by single tokens, and by chunks and at most *num_proposed* proposals of all numbers of sequences.
 
-    Kernels are compiled for the model's own heads, and other ones for chunks of many sequences: in service none is.
+    Kernels are compiled for the model's own heads. The number of sequences chooses among them, and that of proposals.
+    So no later step meets another one. *progress* hears how many steps are done, and how many there are.
     """
     device = workload.device
-    states = torch.zeros(NUM_CHUNKS + num_proposed, *heads[1:], device=device)
-    chunks = (CHUNK,) * NUM_CHUNKS
-    steps: list[tuple[tuple[int, ...], Trail]] = [((1, 1), None), ((1, CHUNK), None), ((CHUNK,), None), (chunks, None)]
-    if num_proposed:
-        # The state after the last token goes to row 0, the sequence's own.
-        steps.append(((1 + num_proposed,), torch.arange(num_proposed, -1, -1, device=device).unsqueeze(0)))
-    for lengths, trail in steps:
+    states = torch.zeros(most_sequences + num_proposed, *heads[1:], device=device)
+    steps: list[tuple[tuple[int, ...], Trail]] = [((1,), None)]
+    for count in range(1, most_sequences + 1):
+        steps.append(((*(1,) * (count - 1), CHUNK), None))
+        rows = torch.arange(count, device=device).unsqueeze(1)
+        for number in range(1, num_proposed + 1):
+            # The state after the last token goes to the sequence's own row. No state has a value, so all share others.
+            others = torch.arange(most_sequences, most_sequences + number, device=device)
+            steps.append(((1 + number,) * count, torch.cat((others.expand(count, -1), rows), 1)))
+    for done, (lengths, trail) in enumerate(steps):
+        progress(done, len(steps))
         shapes = (heads.num_key_heads, heads.key_width), (heads.num_value_heads, heads.value_width)
         q, v = (torch.ones(sum(lengths), *shape, dtype=workload.dtype, device=device) for shape in shapes)
         a, token = torch.zeros(heads.num_value_heads, device=device), v[..., 0]

@@ -6,7 +6,7 @@ csrc/nv_internal/tensorrt_llm: get_best_gemm_config in deep_gemm/jit_utils.cuh; 
 in kernels/cutlass_kernels/fp8_blockscale_gemm/fp8_blockscale_gemm_kernel.cuh. tests/real runs that source.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import NamedTuple
 
 BLOCK = 128
@@ -71,9 +71,9 @@ def kernel_of(weights: Weights, num_tokens: int, num_sms: int) -> DeepGemmKernel
     return DeepGemmKernel(weights, is_swapped, rows, columns, num_stages, 2 if shares and num_groups == 1 else 1)
 
 
-def kernels_of(weights: Weights, most_tokens: int, num_sms: int) -> Mapping[DeepGemmKernel, int]:
-    """Return all kernels for 1 to *most_tokens* tokens, each with the least number of tokens that needs it."""
-    kernels: dict[DeepGemmKernel, int] = {}
+def kernels_of(weights: Weights, most_tokens: int, num_sms: int) -> Mapping[Hashable, int]:
+    """Return each DeepGemmKernel for 1 to *most_tokens* tokens, with the least number of tokens that needs it."""
+    kernels: dict[Hashable, int] = {}
     for num_tokens in _borders(_first_plain(weights, num_sms), most_tokens):
         kernels.setdefault(kernel_of(weights, num_tokens, num_sms), num_tokens)
     return kernels

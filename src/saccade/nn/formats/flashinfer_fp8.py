@@ -6,16 +6,26 @@ tests/real binds its calls to the releases' own signatures. Shapes: N tokens, I 
 a token.
 """
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
+import structlog
 import torch
 from flashinfer.fused_moe import cutlass_fused_moe, trtllm_fp8_block_scale_routed_moe
 from flashinfer.gemm import fp8_blockscale_gemm_sm90, gemm_fp8_nt_groupwise
 from torch.nn import functional
 
-from saccade.nn.backends.compilers import find_toolkit
+from saccade.nn.backends.compilers import EXPERTS, build_of, find_toolkit
+from saccade.nn.formats.deep_gemm_keys import Weights, kernels_of
 from saccade.nn.formats.fp8 import Fp8
-from saccade.nn.formats.products import Product, aligned, capability, field_of, rounded_to_fp8
+from saccade.nn.formats.products import (
+    Product,
+    aligned,
+    capability,
+    field_of,
+    num_multiprocessors,
+    rounded_to_fp8,
+)
 from saccade.nn.formats.quantised import QuantisedExperts, QuantisedLinear, QuantisedWeight
 from saccade.nn.libraries import Unavailable
 from saccade.nn.ops import ExpertShare
@@ -28,6 +38,8 @@ HOPPER, BLACKWELL, SMALL_BLACKWELL = 9, 10, 12
 
 TOKENS = 4
 """The number of tokens of a product on Blackwell is a multiple of 4."""
+
+logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,12 @@ class BlockFp8(Product):
             values, self.weight_OI, scales_NG, self.scales, scale_major_mode="K", out_dtype=x_NI.dtype
         )
         return output_NO[: len(x_NI)]
+
+    def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
+        """As PackedLinear.kernels; those for Blackwell are all compiled with the first."""
+        if not self.is_hopper:
+            return {}
+        return kernels_of(Weights(*self.weight_OI.shape), most_tokens, num_multiprocessors(self.weight_OI))
 
 
 @dataclass(frozen=True)
@@ -101,6 +119,16 @@ class BlockFp8Experts:
         # Releases before 0.8 return a tensor, later ones a list.
         return outputs if isinstance(outputs, torch.Tensor) else outputs[0]
 
+    def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
+        """As PackedExperts.kernels: on Hopper, DeepGEMM's for both matrices."""
+        if not self.is_hopper:
+            return {}
+        num_sms = num_multiprocessors(self.down)
+        kernels: dict[Hashable, int] = {}
+        for num_experts, outputs, inputs in (self.up_gate.shape, self.down.shape):
+            kernels.update(kernels_of(Weights(outputs, inputs, num_experts), most_tokens, num_sms))
+        return kernels
+
 
 def pack_linear(layer: QuantisedLinear) -> BlockFp8:
     """Return the product for *layer*. Raises Unavailable."""
@@ -121,6 +149,8 @@ def pack_experts(gate_up: QuantisedExperts, down: QuantisedExperts, share: Exper
     major = _major(own_down, (HOPPER, BLACKWELL))
     if own_down.shape[1] % BLOCK or up_gate.shape[1] % (2 * BLOCK):
         raise Unavailable(f"its sides are no multiples of {BLOCK}")
+    if major == HOPPER and (notice := build_of(EXPERTS)) is not None:
+        logger.warning(notice)
     return BlockFp8Experts(up_gate, up_gate_scales, own_down, down_scales, share, major == HOPPER)
 
 

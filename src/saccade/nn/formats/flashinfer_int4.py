@@ -5,6 +5,7 @@ arguments: flashinfer/fused_moe/core.py and prepare.py (prepare_trtllm_mxint4_we
 on a GPU: tests/real binds its calls to the releases' own signatures. Shapes: N tokens, E experts, K of them a token.
 """
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +62,10 @@ class Int4Experts:
             None,
         )
         return output  # type: ignore[no-any-return]
+
+    def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
+        """As PackedExperts.kernels: all are compiled with the first."""
+        return {}
 
 
 def pack_experts(gate_up: QuantisedExperts, down: QuantisedExperts, share: ExpertShare) -> Int4Experts:

@@ -6,6 +6,7 @@ and fused_moe/core.py, release 0.7.2. It has never run on a GPU: tests/real bind
 signatures. Shapes: N tokens, I inputs, O outputs, G groups of columns, E experts, K of them a token.
 """
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +71,10 @@ class Nvfp4Experts:
             use_fused_finalize=False,
         )
         return outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+
+    def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
+        """As PackedExperts.kernels: all are compiled with the first."""
+        return {}
 
 
 def pack_linear(layer: QuantisedLinear) -> Nvfp4Product:

@@ -58,6 +58,11 @@ def capability(tensor: torch.Tensor) -> tuple[int, int]:
     return torch.cuda.get_device_capability(tensor.device)
 
 
+def num_multiprocessors(tensor: torch.Tensor) -> int:
+    """Return how many multiprocessors the GPU that has *tensor* has."""
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+
+
 def rounded_to_fp8(x_NI: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return *x_NI* in e4m3, and the float32 scales [N, I / group] of its groups of columns."""
     x_NGC = x_NI.float().unflatten(-1, (-1, group))

@@ -1,0 +1,63 @@
+"""Compile at the start what libraries compile at their first use, which would stop the engine for seconds in service.
+
+A packed weight knows its kernels (ops.PackedLinear.kernels). Each is compiled by one product of zeros, and once for all
+layers of a shape; DeepGEMM keeps it on disk for later starts. It does so one after another: its list of kernels has no
+lock, so no two threads may call it. Ranks begin at different kernels, and find those of the others on disk.
+"""
+
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from saccade.engine.executor.weight_filler import Progress
+from saccade.errors import StartupError
+from saccade.nn.backends.compilers import objects
+from saccade.nn.experts import Experts
+from saccade.nn.layers import Linear
+from saccade.nn.libraries import Unavailable, attempt
+from saccade.nn.parallel import Ranks
+
+STAGE = "compiling kernels of products, which later starts find"
+SECONDS = 10.0
+
+
+@contextmanager
+def reported(progress: Progress, seconds: float = SECONDS) -> Iterator[None]:
+    """Report every few *seconds* what a library compiles within the block: a front ends a start that is silent.
+
+    Nothing else may call *progress* within the block.
+    """
+    ended = threading.Event()
+
+    def report() -> None:
+        while not ended.wait(seconds):
+            done, total = objects()
+            progress("compiling a library's kernels, which later starts find" if total else "packing", done, total)
+
+    thread = threading.Thread(target=report, name="reports of compilers", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def compile_kernels(module: nn.Module, most_tokens: int, ranks: Ranks, progress: Progress) -> None:
+    """Compile all kernels that layers of *module* need for 1 to *most_tokens* tokens. Raises StartupError."""
+    calls: dict[Hashable, tuple[Linear | Experts, int]] = {}
+    for layer in module.modules():
+        if isinstance(layer, Linear | Experts):
+            for kernel, num_tokens in layer.kernels(most_tokens).items():
+                calls.setdefault(kernel, (layer, num_tokens))
+    first = len(calls) * ranks.rank // ranks.size
+    in_order = [*calls.values()]
+    for number, (layer, num_tokens) in enumerate(in_order[first:] + in_order[:first]):
+        progress(STAGE, number, len(calls))
+        try:
+            with attempt():
+                layer.compile_kernel(num_tokens)
+        except Unavailable as error:
+            raise StartupError(f"A product of the model with {num_tokens} rows failed: {error.reason}.") from error
