@@ -131,6 +131,13 @@ def test_a_model_with_states_tries_the_kernel_first(
 
     assert is_fast(config) == (name == "qwen3_5")
     assert not is_fast(replace(config, role="prefill"))
+    tried: list[tuple[int, int]] = []
+    with monkeypatch.context() as patch:
+        record = lambda *arguments: tried.append(arguments[3:5])  # noqa: E731
+        patch.setattr("saccade.engine.executor.execution.trial.of_delta_rule", record)
+        most = {"max_num_seqs": 5, "speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}'}
+        is_fast(replace(config, **most))  # type: ignore[arg-type]
+    assert tried == [(3, 5)] * (name == "qwen3_5")
     proposing = replace(config, speculative_config='{"method": "ngram", "num_speculative_tokens": 3}')
     assert is_fast(proposing) == (name == "qwen3_5")
 

@@ -19,7 +19,10 @@ import pytest
 import torch
 from torch import nn
 
+from saccade.engine.config import EngineConfig
+from saccade.engine.executor.execution import prepare
 from saccade.engine.executor.kernels import compile_kernels, reported
+from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
 from saccade.nn import gpu
 from saccade.nn.backends import Workload, triton_attention
@@ -128,6 +131,21 @@ def test_products(network: nn.ModuleList, met: set[Hashable]) -> None:
         ids = torch.zeros(step.num_tokens, 2, dtype=torch.int64)
         experts(torch.empty(step.num_tokens, HIDDEN, dtype=BF16), ids, ids.float())
     assert met == compiled, sorted(map(str, met ^ compiled))
+
+
+@pytest.mark.parametrize(("patches", "most"), [(256, 2048), (65536, 65536)])
+def test_a_start_compiles_for_the_largest_step(
+    patches: int, most: int, tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many rows as tokens, or as patches of its images."""
+    calls: list[int] = []
+    monkeypatch.setattr(
+        "saccade.engine.executor.execution.compile_kernels", lambda _, most_rows, *__: calls.append(most_rows)
+    )
+    config = EngineConfig(str(tiny_qwen3_vl), "tiny", device="cpu", encode_budget_patches=patches)
+    prepare(config, load_model(config, lambda *_: None))
+    assert len(calls) == 1
+    assert calls[0] >= most
 
 
 def test_ranks_begin_at_different_kernels(network: nn.ModuleList, met: set[Hashable]) -> None:
