@@ -40,7 +40,7 @@ def test_repeats_land_on_the_holder(
     assert all(worker["reason"] == worker["excluded"] == "" for worker in by_cost.workers())
     # The text before the image fills at least one block, which both images share.
     unseen = by_cost.route(fleet_chats[-1])
-    (image,) = unseen["pictures"]
+    (image,) = unseen["images"]
     assert image["start"] >= BLOCK
     assert max(one["overlap_blocks"] for one in unseen["candidates"]) == image["start"] // BLOCK
     assert gate.overlap_failures(by_cost, fleet_chats[0], fleet_chats[-1]) == []

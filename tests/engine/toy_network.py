@@ -36,7 +36,7 @@ class Spec:
     placeholder_of: Mapping[str, int] = field(default_factory=dict)
     placeholder_token_ids: tuple[int, ...] = ()
     longest_whole: int = 0
-    takes_media: bool = True
+    takes_media: bool = False
     drafts: bool = False
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
