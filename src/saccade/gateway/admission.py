@@ -14,8 +14,8 @@ LARGE_BODY_BYTES = 64 << 10
 """Requests with longer bodies have separate turns, so that a request with text only does not wait for images."""
 
 HUGE_BODY_BYTES = 2 << 20
-"""Longer bodies also have separate turns. Reading one may take as long as a hundred images, parsing it 20 milliseconds:
-after the work for one the loop serves others as long, before the next."""
+"""Longer bodies also have separate turns. Reading one may take as long as a hundred images. The thread that parses it
+holds the interpreter's lock meanwhile: after the work for one the loop serves others as long, before the next."""
 
 READING_SECONDS = 0.005
 """How long a large body may pause and keep its reading turn; a slower one is read without a turn."""

@@ -23,7 +23,7 @@ class WorkThreads:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
-        # As many as have a turn, so none waits for another one here.
+        # As many as have a turn to be parsed. Values are counted here before, outside of turns.
         self._parsers = ThreadPoolExecutor(TURNS + 1, thread_name_prefix="parse")
 
     async def run(self, is_long: bool, num_bytes: int, work: Callable[[], T]) -> T:

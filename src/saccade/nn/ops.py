@@ -84,14 +84,16 @@ class ExpertShare(NamedTuple):
     num_ranks: int
 
 
-class PackedExperts(Protocol):
+class PackedExperts(ABC):
     """The matrices of this rank's experts, in the layout that an implementation multiplies."""
 
+    @abstractmethod
     def apply(self, x_NE: torch.Tensor, expert_ids_NK: torch.Tensor, weights_NK: torch.Tensor) -> torch.Tensor:
         """Return `experts` of this rank [N, E]; the ids count the experts of all ranks."""
 
     def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
         """As PackedLinear.kernels."""
+        return {}
 
 
 class ExpertMatrices(Protocol):

@@ -9,6 +9,7 @@ import random
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -93,8 +94,10 @@ def met(monkeypatch: pytest.MonkeyPatch) -> set[Hashable]:
             found.add(kernel_of(Weights(*matrices.shape[1:], len(matrices)), len(x), NUM_SMS))
         return x
 
-    monkeypatch.setattr("saccade.nn.formats.flashinfer_fp8.fp8_blockscale_gemm_sm90", product)
-    monkeypatch.setattr("saccade.nn.formats.flashinfer_fp8.cutlass_fused_moe", mixture)
+    # The module is imported anew for each test, and its package may still have an older one.
+    fp8 = import_module("saccade.nn.formats.flashinfer_fp8")
+    monkeypatch.setattr(fp8, "fp8_blockscale_gemm_sm90", product)
+    monkeypatch.setattr(fp8, "cutlass_fused_moe", mixture)
     return found
 
 
@@ -165,7 +168,7 @@ def test_a_product_that_fails_ends_the_start(network: nn.ModuleList, monkeypatch
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("nvcc: no space left on device")
 
-    monkeypatch.setattr("saccade.nn.formats.flashinfer_fp8.fp8_blockscale_gemm_sm90", fails)
+    monkeypatch.setattr(import_module("saccade.nn.formats.flashinfer_fp8"), "fp8_blockscale_gemm_sm90", fails)
     with pytest.raises(
         StartupError, match=r"product of the model with 1 rows failed: its library fails .*no space left on device"
     ):

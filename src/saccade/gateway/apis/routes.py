@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -36,6 +36,7 @@ from saccade.gateway.apis.pages import page
 from saccade.gateway.apis.responses.writer import Responses, ResponseStore
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.pipeline import Pipeline
+from saccade.gateway.request import Request as Call
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.server.body import BodyReader, while_connected
 from saccade.gateway.server.middleware import PAGE_PATHS, WARNINGS, NamedRoute
@@ -45,6 +46,7 @@ from saccade.gateway.workers.dispatch import Preview
 from saccade.release import installed_version
 from saccade.telemetry import METRICS_CONTENT_TYPE
 
+T = TypeVar("T")
 ANTHROPIC_VERSION: Final = "anthropic-version"
 """The header that every client of Anthropic's API sends."""
 
@@ -75,11 +77,7 @@ class Endpoints:
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: the token ids of a prompt or chat, images expanded; text never becomes special tokens."""
         with self.bodies.begin(request.scope) as call:
-            body = await self.bodies.read(request.scope, request.receive, call)
-            await call.hold_values(body, self.bodies.threads)
-            async with call.turn(len(body)):
-                parse = partial(parse_tokenize, strict=self.strict_parameters)
-                body_request, request.scope[WARNINGS] = await self.bodies.threads.parse(body, parse)
+            body_request = await self._read_body(request, call, partial(parse_tokenize, strict=self.strict_parameters))
             served = self.pipeline.model_registry.get(body_request.model)
             if (body_request.prompt is None) == (body_request.messages is None):
                 raise InvalidValue("Send either `prompt` or `messages`.", "prompt")
@@ -100,14 +98,20 @@ class Endpoints:
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: the text of token ids, including special tokens."""
         with self.bodies.begin(request.scope) as call:
-            body = await self.bodies.read(request.scope, request.receive, call)
-            await call.hold_values(body, self.bodies.threads)
-            async with call.turn(len(body)):
-                parse = partial(parse_detokenize, strict=self.strict_parameters)
-                body_request, request.scope[WARNINGS] = await self.bodies.threads.parse(body, parse)
+            body_request = await self._read_body(
+                request, call, partial(parse_detokenize, strict=self.strict_parameters)
+            )
             with call.place():
                 served = self.pipeline.model_registry.get(body_request.model)
                 return _json(DetokenizeAnswer(await self.pipeline.prompts.text_of(served, body_request.tokens)))
+
+    async def _read_body(self, request: Request, call: Call, parse: Callable[[bytes | bytearray], tuple[T, str]]) -> T:
+        """Return the parsed body of *request*, which *call* counts; its warning goes to the answer's headers."""
+        body = await self.bodies.read(request.scope, request.receive, call)
+        await call.hold_values(body, self.bodies.threads)
+        async with call.turn(len(body)):
+            parsed, request.scope[WARNINGS] = await self.bodies.threads.parse(body, parse)
+        return parsed
 
     async def live(self, request: Request) -> Response:
         """GET /live: the process and its event loop run."""

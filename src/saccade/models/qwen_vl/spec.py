@@ -27,8 +27,9 @@ from saccade.protocol.media import MediaItem
 BIASED = TextStyle(defaults.TEXT2, qkv_bias=True, axes="chunked", mrope_section=(16, 24, 24), rotary_factor=1.0)
 NORMED = TextStyle(defaults.TEXT3, normed_heads=True, axes="interleaved", mrope_section=(24, 20, 20), rotary_factor=1.0)
 NORMED_EXPERTS = NORMED._replace(defaults=defaults.TEXT3_EXPERTS, fixed=NORMALISED)
-PARTIAL = HYBRID._replace(axes="interleaved", mrope_section=(11, 11, 10))
-PARTIAL_EXPERTS = PARTIAL._replace(defaults=HYBRID_EXPERTS.defaults, fixed=HYBRID_EXPERTS.fixed)
+PARTIAL, PARTIAL_EXPERTS = (
+    style._replace(axes="interleaved", mrope_section=(11, 11, 10)) for style in (HYBRID, HYBRID_EXPERTS)
+)
 NUM_DRAFT_LAYERS = "mtp_num_hidden_layers"
 
 

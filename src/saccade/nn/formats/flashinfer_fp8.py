@@ -28,7 +28,7 @@ from saccade.nn.formats.products import (
 )
 from saccade.nn.formats.quantised import QuantisedExperts, QuantisedLinear, QuantisedWeight
 from saccade.nn.libraries import Unavailable
-from saccade.nn.ops import ExpertShare
+from saccade.nn.ops import ExpertShare, PackedExperts
 
 BLOCK, ROWS = 128, 64
 """The side of a block; the number of outputs is a multiple of 64."""
@@ -69,7 +69,7 @@ class BlockFp8(Product):
 
 
 @dataclass(frozen=True)
-class BlockFp8Experts:
+class BlockFp8Experts(PackedExperts):
     """nn.ops.PackedExperts: *up_gate* [E, 2I, H] has the ups first; *down* is [E, H, I]. Scales are [E, ., .]."""
 
     up_gate: torch.Tensor

@@ -5,7 +5,6 @@ arguments: flashinfer/fused_moe/core.py and prepare.py (prepare_trtllm_mxint4_we
 on a GPU: tests/real binds its calls to the releases' own signatures. Shapes: N tokens, E experts, K of them a token.
 """
 
-from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +19,7 @@ from saccade.nn.formats.packed_ints import PackedInts
 from saccade.nn.formats.products import aligned, capability, field_of
 from saccade.nn.formats.quantised import Part, QuantisedExperts
 from saccade.nn.libraries import Unavailable
-from saccade.nn.ops import ExpertShare
+from saccade.nn.ops import ExpertShare, PackedExperts
 
 BLACKWELL = 10
 GROUP, SIDES, TILE = 32, 256, 128
@@ -29,7 +28,7 @@ SIGNS = 0x88
 
 
 @dataclass(frozen=True)
-class Int4Experts:
+class Int4Experts(PackedExperts):
     """nn.ops.PackedExperts: *up_gate* has the ups first; *width* is I. All are in the kernel's order."""
 
     up_gate: torch.Tensor
@@ -62,10 +61,6 @@ class Int4Experts:
             None,
         )
         return output  # type: ignore[no-any-return]
-
-    def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
-        """As PackedExperts.kernels: all are compiled with the first."""
-        return {}
 
 
 def pack_experts(gate_up: QuantisedExperts, down: QuantisedExperts, share: ExpertShare) -> Int4Experts:

@@ -6,7 +6,6 @@ and fused_moe/core.py, release 0.7.2. It has never run on a GPU: tests/real bind
 signatures. Shapes: N tokens, I inputs, O outputs, G groups of columns, E experts, K of them a token.
 """
 
-from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,7 @@ from saccade.nn.formats.nvfp4 import Nvfp4
 from saccade.nn.formats.products import Product, aligned, capability, field_of
 from saccade.nn.formats.quantised import Part, QuantisedExperts, QuantisedLinear, QuantisedWeight
 from saccade.nn.libraries import Unavailable
-from saccade.nn.ops import ExpertShare
+from saccade.nn.ops import ExpertShare, PackedExperts
 
 MAJORS = (10, 11, 12)
 ALIGNMENT = 32
@@ -45,7 +44,7 @@ class Nvfp4Product(Product):
 
 
 @dataclass(frozen=True)
-class Nvfp4Experts:
+class Nvfp4Experts(PackedExperts):
     """nn.ops.PackedExperts: *up_gate* [E, 2I, H / 2] has the ups first; *down* is [E, H, I / 2].
 
     *scales* are FlashInfer's six for both: activations, groups in tiles, products.
@@ -71,10 +70,6 @@ class Nvfp4Experts:
             use_fused_finalize=False,
         )
         return outputs if isinstance(outputs, torch.Tensor) else outputs[0]
-
-    def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
-        """As PackedExperts.kernels: all are compiled with the first."""
-        return {}
 
 
 def pack_linear(layer: QuantisedLinear) -> Nvfp4Product:
