@@ -22,7 +22,7 @@ import structlog
 import uvloop
 from chats import openai_client
 from streams import ScriptedStream
-from waiting import until
+from waiting import until, wait_until
 
 from saccade.errors import RequestError
 from saccade.gateway import app
@@ -222,12 +222,17 @@ class Gateway:
         return int(json.loads(self.worker.description.files.files["generation_config.json"])["eos_token_id"][0])
 
     def lines(self, request_id: str) -> list[Any]:
-        """What the log says of a request."""
+        """What the log says of a request so far; of one that has just been answered, perhaps nothing yet."""
         self.log.writer.flush()
         descriptor = self.log_file.fileno()
         # Reading at a place leaves the writer its own.
         lines = os.pread(descriptor, os.fstat(descriptor).st_size, 0).splitlines()
         return [line for line in map(json.loads, lines) if line.get("request_id") == request_id]
+
+    def line(self, request_id: str) -> Any:
+        """The only line of a request, which the gateway writes after it has sent the answer."""
+        (line,) = wait_until(lambda: self.lines(request_id))
+        return line
 
     def metric(self, name: str, **labels: str) -> float:
         """A sample's value, 0 where there is none."""

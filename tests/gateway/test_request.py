@@ -161,7 +161,7 @@ def held(
         # An image is decoded to its end.
         wait_until(lambda: gateway.metric("saccade_slots_in_use") == 0)
         wait_until(lambda: tasks(gateway) == num_tasks)
-        wait_until(lambda: len(gateway.lines("it")) == 1)
+        gateway.line("it")
         assert gateway.worker.num_aborted == len(gateway.worker.requests)
 
 

@@ -43,10 +43,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 def the_line(gateway: scripted.Gateway, request_id: str) -> Any:
     """The only line of a request."""
-    lines = gateway.lines(request_id)
-    while not lines:  # It is written when the answer has been sent.
-        lines = gateway.lines(request_id)
-    (line,) = lines
+    line = gateway.line(request_id)
     assert line.pop("timestamp").endswith("Z")
     assert line.pop("seconds") >= 0
     return line
