@@ -50,6 +50,7 @@ def check_refusal(server: Server, part: dict[str, Any], field: str) -> None:
     assert (error["param"], error["message"]) == (field, f"`{field}`: {SENTENCE}")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", RELEASES)
 def test_answers_equal_the_reference_and_images_are_refused(name: str, tmp_path: Path) -> None:
     with warnings.catch_warnings():

@@ -39,6 +39,7 @@ def exact(tiny_qwen3_vl: Path) -> dict[str, torch.Tensor]:
     return first_logits(tiny_qwen3_vl)
 
 
+@pytest.mark.ci
 @table("chunk", [16, 512])
 @table("threads", [1, 2])
 @table("backend", [PLAIN, AUTO])

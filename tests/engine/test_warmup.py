@@ -158,6 +158,7 @@ def test_all_rows_draw_in_one_step_when_memory_is_measured(tiny_qwen3_vl: Path) 
     assert max(len(sampling.counts) for sampling in steps) == 4
 
 
+@pytest.mark.ci
 @table("name", ["qwen2_vl", "qwen2_5_vl", "llava", "llava_next", "phi3_v", "smolvlm", "kimi_k25", "paddleocr_vl"])
 def test_largest_image_is_that_of_the_models_own_settings(name: str, network_folder: Callable[[str], Path]) -> None:
     """Gateways send no larger one, unless a request changes the settings; a step's budget may be less."""

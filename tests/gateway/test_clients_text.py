@@ -253,6 +253,7 @@ class Kept(logging.Handler):
         self.lines.append(f"{record.getMessage()} {record.exc_text or ''}")
 
 
+@pytest.mark.ci
 def test_no_text_of_a_client_is_where_an_operator_looks(attacked: Attacked) -> None:
     found = {name: text.partition(TEXT)[0][-200:] for name, text in attacked.places.items() if TEXT in text.lower()}
     assert found == {}

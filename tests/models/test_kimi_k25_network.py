@@ -186,6 +186,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.ci
 @table("changed", VARIANTS.values(), ids=VARIANTS.keys())
 def test_decoders_of_other_configurations_equal_the_reference(tmp_path: Path, changed: dict[str, Any]) -> None:
     folder = write_network(tmp_path, **changed)

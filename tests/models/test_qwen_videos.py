@@ -137,6 +137,7 @@ def test_drawn_frames_equal_the_reference(family: str, size: tuple[int, int], nu
     check(family, frames, VideoHeader(num_frames, 6.0, *size))
 
 
+@pytest.mark.ci
 @table("family", TIMED)
 @table("size", [(64, 48), (31, 20), (1, 90), (1000, 700)])
 @table("num_frames", [2, 5, 30])

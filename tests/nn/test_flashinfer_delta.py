@@ -118,7 +118,7 @@ def test_a_model_with_states_tries_the_kernel_first(
 ) -> None:
     published_delta.install(monkeypatch)
     monkeypatch.setattr(GatedDeltaNet, "rule_heads", RELEASED)  # a tiny network's are too narrow for the kernel
-    config = EngineConfig(str(network_folder(name)), "tiny", device="cpu")
+    config = EngineConfig(str(network_folder(name)), "tiny", device="cpu", max_num_seqs=2)
     model = load_model(config, lambda *_: None)
     workload = Workload(torch.device("cpu"), BF16)
     monkeypatch.setattr(

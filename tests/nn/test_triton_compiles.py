@@ -37,6 +37,7 @@ def test_the_page_has_a_row_for_every_launch_and_launches_reach_every_kernel() -
     assert {launch.name.partition(",")[0] for launch in launches() if launch.is_typical} == kernels
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("capability", "options"),
     [(90, ["--few"]), *(pytest.param(one, [], marks=pytest.mark.conformance) for one in CAPABILITIES)],

@@ -2,6 +2,7 @@
 
 import tracemalloc
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tables import table
@@ -43,6 +44,7 @@ def test_seen_prompts_are_remembered_up_to_a_limit() -> None:
     assert keys.of(ROOT, prompt, (), 2)[0] is not first[0]
 
 
+@pytest.mark.ci
 @table("num_images", [0, 100])
 def test_short_prompts_and_many_images_take_no_more_memory_than_the_limit(num_images: int) -> None:
     keys = PromptKeys(1 << 18)

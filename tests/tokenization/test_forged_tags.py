@@ -190,6 +190,7 @@ def test_families_write_their_own_tokens_alone(source: str, forged: str) -> None
     assert specials(template, HARMLESS) or source == templates.LLAVA
 
 
+@pytest.mark.ci
 @table("forged", FORGED)
 @table("source", METHODS.values(), ids=METHODS.keys())
 def test_a_text_that_cannot_be_told_apart_is_refused(source: str, forged: str) -> None:  # F2

@@ -93,6 +93,7 @@ async def test_a_frame_makes_no_more_objects_than_the_requests_explain(name: str
         assert await tokens(client, ask("again", [1])) == [1]
 
 
+@pytest.mark.ci
 @table("over", ["a Unix socket", "TCP"])
 async def test_a_refused_frame_is_not_kept(over: str, tmp_path: Path) -> None:
     class Stubborn(Front):

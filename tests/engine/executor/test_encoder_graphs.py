@@ -225,6 +225,7 @@ def test_a_start_on_a_cpu_says_why_it_has_no_graphs(tiny_qwen3_vl: Path) -> None
     assert engines.local(subject).runner.encoder.graphs is None
 
 
+@pytest.mark.ci
 def test_a_start_captures_and_answers_by_graphs(tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = engines.request(tiny_qwen3_vl, [5, ((1, 6, 16), 1), 9, ((1, 4, 6), 2), 3])
     expected = engines.drain(engines.engine(tiny_qwen3_vl), asked).answers["a"].token_ids

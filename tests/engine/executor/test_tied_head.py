@@ -52,7 +52,7 @@ def tied(folder: Path, into: Path, level: str) -> tuple[Path, Tensors, str, str]
     return copy, tensors, table, head
 
 
-@pytest.mark.parametrize("level", ["top", "text"])
+@pytest.mark.parametrize("level", ["top", pytest.param("text", marks=pytest.mark.ci)])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_head_counts_if_it_differs_from_the_embedding(
     name: str, level: str, network_folder: Callable[[str], Path], tmp_path: Path

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 
+import pytest
 from tables import table
 from written_answers import FORMS, Form, ids_of, read
 
@@ -54,6 +55,7 @@ def answer(form: Form, draw: random.Random) -> str:
     return "".join(pieces)
 
 
+@pytest.mark.ci
 @table("name", FORMS)
 def test_any_answer_is_the_same_in_every_delta(name: str, models: Callable[[str], ServedModel]) -> None:
     model, form, draw = models(name), FORMS[name], random.Random(f"answers of {name}")

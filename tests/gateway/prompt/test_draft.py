@@ -20,6 +20,7 @@ from saccade.models.files import read_model_files
 from saccade.telemetry import Metrics
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("messages", "max_model_len"),
     [

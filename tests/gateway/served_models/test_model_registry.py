@@ -132,6 +132,7 @@ class Describing(Front):
         return msgspec.msgpack.encode(self.description)
 
 
+@pytest.mark.ci
 async def test_the_program_ends_with_the_token_and_the_key(broken: Description, tmp_path: Path) -> None:
     server = WorkerServer(Describing(broken), f"unix:{tmp_path}/w.sock")
     await server.start()

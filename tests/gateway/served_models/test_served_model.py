@@ -56,6 +56,7 @@ def test_wrong_files_are_named(name: str, content: bytes | None, sentence: str, 
         served_by(changed(description, name, content))
 
 
+@pytest.mark.ci
 @table("name", checkpoints.CHECKPOINTS)
 def test_lost_image_settings_stop_the_start(name: str, checkpoint: Callable[[str], Path]) -> None:
     """Whatever the family: with settings that are not the release's, the model would answer, and wrongly."""

@@ -175,6 +175,7 @@ def test_an_upgrade_is_ignored_on_every_path(
 EMPTY_LINES = b"[" + b"\r\n" * 8 + b"]"
 
 
+@pytest.mark.ci
 @table(
     ("body", "content"),
     [(body, content) for body in ("sized", "chunked") for content in (TOKENIZE, SMUGGLED, EMPTY_LINES)]
