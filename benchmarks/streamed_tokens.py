@@ -21,7 +21,7 @@ from typing import cast
 
 from benchmarks.gateway.model_folder import RECIPES, write_model
 from benchmarks.measured import ROOT
-from saccade.gateway.apis.chat import ChatCompletionEvents
+from saccade.gateway.apis.chat.writer import ChatCompletionEvents
 from saccade.gateway.chat import Chat
 from saccade.gateway.chat_request import ChatRequest
 from saccade.gateway.output.answer import Answer

@@ -14,9 +14,9 @@ from saccade.cli.main import COMMANDS, make_app
 from saccade.cli.vllm_flags import FLAGS, Support
 from saccade.engine.config import EngineSettings
 from saccade.errors import UnsupportedParameter
-from saccade.gateway.apis.chat import parse_chat
+from saccade.gateway.apis.chat.reader import parse_chat
 from saccade.gateway.apis.openapi import describe
-from saccade.gateway.json_body import LATER
+from saccade.gateway.known_parameters import LATER
 from saccade.gateway.prompt.messages import PARTS, REFUSED_PARTS
 
 ROOT = Path(__file__).parents[2]

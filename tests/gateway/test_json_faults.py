@@ -7,7 +7,7 @@ import pytest
 from tables import table
 
 from saccade.errors import InvalidValue
-from saccade.gateway.apis.chat import parse_chat
+from saccade.gateway.apis.chat.reader import parse_chat
 
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a", "detail": "secret"}}]}]
 

@@ -9,7 +9,7 @@ import scripted
 from waiting import SECONDS
 
 from saccade.errors import InvalidValue
-from saccade.gateway import json_body
+from saccade.gateway import parameters
 from saccade.gateway.admission import Admission
 from saccade.gateway.work_threads import LONG_BODY_BYTES, WorkThreads
 
@@ -78,13 +78,13 @@ def test_every_api_parses_long_bodies_in_a_thread(
     path: str, gateway: scripted.Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    check_bounds = json_body.check_bounds
+    check_bounds = parameters.check_bounds
 
     def check(*arguments: object) -> bytes:
         seen.append(threading.current_thread().name)
         return check_bounds(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(json_body, "check_bounds", check)
+    monkeypatch.setattr(parameters, "check_bounds", check)
     for text in ("", "a" * LONG_BODY_BYTES):
         gateway.ask("POST", path, {"model": "tiny", **BODIES[path](text)})
     short, long = seen

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import chat_trace
 import pytest
 
-from saccade.gateway import json_body
-from saccade.gateway.apis.chat import ChatCompletionChunk, ChatCompletionEvents
+from saccade.gateway import parameters
+from saccade.gateway.apis.chat.wire import ChatCompletionChunk
+from saccade.gateway.apis.chat.writer import ChatCompletionEvents
 from saccade.gateway.chat import Chat
 
 pytestmark = pytest.mark.ci
@@ -43,7 +44,7 @@ def test_values_messages_and_stateful_objects_are_told_apart() -> None:
 
 
 def test_errors_are_no_values() -> None:
-    built = chat_trace.built([_entered(json_body.check_stream)])
+    built = chat_trace.built([_entered(parameters.check_stream)])
     assert built == chat_trace.Built(frozenset(), frozenset(), frozenset())
 
 

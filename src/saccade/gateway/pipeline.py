@@ -15,9 +15,9 @@ from saccade.gateway.chat_request import ChatRequest, TokenizeRequest
 from saccade.gateway.images.collect import ImageCollector
 from saccade.gateway.images.encoded_image import EncodedImage, num_encoded_bytes, with_pages
 from saccade.gateway.images.pixels import PixelPreparer, PixelResend, PromptImages
-from saccade.gateway.json_body import MAX_NAMES
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.sampling import TokenRules, sampling_params, token_rules
+from saccade.gateway.parameters import MAX_NAMES
 from saccade.gateway.prompt.draft import PromptDrafter, chat_prompt, is_long, why_not_as_chat
 from saccade.gateway.request import Request
 from saccade.gateway.served_models.model_registry import ModelRegistry

@@ -17,7 +17,9 @@ import msgspec
 from saccade.engine.config import has_gpu
 from saccade.engine.installed import require_engine
 from saccade.errors import InvalidValue, QueueFull, RequestError, SaccadeError, StartupError, WorkerUnavailable
-from saccade.gateway.apis.chat import ChatCompletion, ChatCompletionObject, parse_chat
+from saccade.gateway.apis.chat.reader import parse_chat
+from saccade.gateway.apis.chat.wire import ChatCompletion
+from saccade.gateway.apis.chat.writer import ChatCompletionObject
 from saccade.gateway.apis.chat_endpoint import FieldNames, warning_of
 from saccade.gateway.app import connected
 from saccade.gateway.application import Application

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from saccade.errors import SaccadeError
-from saccade.gateway.apis.chat import AnswerMessage, ChatCompletion, Choice, ToolCall
+from saccade.gateway.apis.chat.wire import AnswerMessage, ChatCompletion, Choice, ToolCall
 from saccade.gateway.chat_request import CalledFunction
 from saccade.gateway.output.answer import Usage
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls

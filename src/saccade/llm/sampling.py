@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from saccade.errors import InvalidValue
-from saccade.gateway.apis.chat import parse_chat
+from saccade.gateway.apis.chat.reader import parse_chat
 from saccade.gateway.chat_request import AnswerFields
 
 

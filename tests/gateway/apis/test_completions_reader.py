@@ -7,7 +7,8 @@ import pytest
 from tables import table
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
-from saccade.gateway.apis.completions.reader import CompletionBatch, parse_completion
+from saccade.gateway.apis.completions.batch import CompletionBatch
+from saccade.gateway.apis.completions.reader import parse_completion
 from saccade.gateway.field_schemas import MAX_TOKENS
 from saccade.protocol.request import MAX_NUM_SAMPLES
 

@@ -7,10 +7,11 @@ import pytest
 import scripted
 from tables import table
 
-from saccade.gateway import json_body
+from saccade.gateway import parameters
 from saccade.gateway.apis import text_files
-from saccade.gateway.apis.chat import parse_chat
-from saccade.gateway.apis.responses.reader import parse_response, read_conversation
+from saccade.gateway.apis.chat.reader import parse_chat
+from saccade.gateway.apis.responses.conversation import read_conversation
+from saccade.gateway.apis.responses.reader import parse_response
 from saccade.gateway.prompt import media_parts
 from saccade.gateway.prompt.media_options import NO_OPTIONS
 
@@ -186,13 +187,13 @@ def test_reasoning_of_an_item_may_be_a_text() -> None:
 
 def test_a_body_for_invocations_is_searched_once(gateway: scripted.Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     searched = list[int]()
-    check_bounds = json_body.check_bounds
+    check_bounds = parameters.check_bounds
 
-    def counting(body: bytes | bytearray, find_image: json_body.FindImage = json_body.find_data_url) -> bytes:
+    def counting(body: bytes | bytearray, find_image: parameters.FindImage = parameters.find_data_url) -> bytes:
         searched.append(len(body))
         return check_bounds(body, find_image)
 
-    monkeypatch.setattr(json_body, "check_bounds", counting)
+    monkeypatch.setattr(parameters, "check_bounds", counting)
     for body in (chat(), {"prompt": "hi"}):
         assert ask(gateway, "/invocations", body).status == 200
     assert len(searched) == 2

@@ -10,7 +10,7 @@ from msgspec import inspect
 from tables import table
 
 from saccade.errors import InvalidValue, RequestError
-from saccade.gateway.apis.chat import parse_chat
+from saccade.gateway.apis.chat.reader import parse_chat
 from saccade.gateway.apis.completions.reader import CompletionRequest, parse_completion
 from saccade.gateway.apis.messages.reader import parse_count, parse_messages
 from saccade.gateway.apis.messages.wire import CountRequest, MessagesRequest

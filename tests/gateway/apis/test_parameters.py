@@ -8,12 +8,12 @@ import pytest
 from tables import table
 
 from saccade.errors import InvalidValue, SaccadeError, UnsupportedParameter
-from saccade.gateway import json_body
-from saccade.gateway.apis.chat import parse_chat
+from saccade.gateway import known_parameters, parameters
+from saccade.gateway.apis.chat.reader import parse_chat
 from saccade.gateway.apis.models import DetokenizeRequest, parse_detokenize, parse_tokenize
 from saccade.gateway.body_bounds import MAX_STRINGS
 from saccade.gateway.chat_request import ChatMessage, ChatRequest, ContentPart, TokenizeRequest
-from saccade.gateway.json_body import MAX_PARAMETERS, MAX_VALUE_BYTES, NOT_SEARCHED
+from saccade.gateway.parameters import MAX_PARAMETERS, MAX_VALUE_BYTES, NOT_SEARCHED
 
 HEAD = b'{"model": "m", "messages": [{"role": "user", "content": "a"}]'
 LONG_ARRAY = b"[" + b"0," * 2**20 + b"0]"
@@ -27,18 +27,18 @@ def chat(**fields: Any) -> bytes:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Names and lengths of all values that were decoded."""
     seen: list[tuple[str, int]] = []
-    plain = json_body.decode
+    plain = parameters.decode
 
     def watching(body: Any, decoder: Any, name: str = "") -> Any:
         if name:  # not the whole body
             seen.append((name, memoryview(body).nbytes))
         return plain(body, decoder, name)
 
-    monkeypatch.setattr(json_body, "decode", watching)
+    monkeypatch.setattr(parameters, "decode", watching)
     return seen
 
 
-BOUNDED = sorted(set(ChatRequest.__struct_fields__) - {*json_body.LONG, "model"})
+BOUNDED = sorted(set(ChatRequest.__struct_fields__) - {*parameters.LONG, "model"})
 
 
 @table("name", BOUNDED)
@@ -57,16 +57,16 @@ def test_repeated_value_is_bounded_too(name: str, decoded: list[tuple[str, int]]
     assert max((length for field, length in decoded if field != "messages"), default=0) <= MAX_VALUE_BYTES
 
 
-@table("name", sorted(json_body.LATER))
+@table("name", sorted(known_parameters.LATER))
 def test_long_values_that_are_refused_are_not_decoded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
-    plain = json_body.parse
+    plain = parameters.parse
 
     def watching(body: Any, kind: Any) -> Any:
         lengths.append(memoryview(body).nbytes if isinstance(body, msgspec.Raw) else 0)
         return plain(body, kind)
 
-    monkeypatch.setattr(json_body, "parse", watching)
+    monkeypatch.setattr(parameters, "parse", watching)
     for parse in (parse_chat, parse_tokenize):
         if name not in TokenizeRequest.__struct_fields__ or parse is parse_chat:
             with pytest.raises(UnsupportedParameter):
@@ -93,7 +93,7 @@ def free_shapes(kind: Any) -> set[str]:
 
 @table("kind", [ChatRequest, TokenizeRequest, DetokenizeRequest, ChatMessage, ContentPart])
 def test_nothing_of_any_shape_is_decoded_unbounded(kind: type) -> None:
-    assert free_shapes(kind) <= json_body.SHORT.keys()
+    assert free_shapes(kind) <= parameters.SHORT.keys()
 
 
 @table(
@@ -164,13 +164,13 @@ def test_warnings_are_short_and_plain(unknown: dict[str, int], warning: str) -> 
 
 def test_the_hint_names_what_is_served() -> None:
     """Not what would be refused."""
-    for name in (*ChatRequest.__struct_fields__, *json_body.LATER):
+    for name in (*ChatRequest.__struct_fields__, *known_parameters.LATER):
         for close in (name[:-1], name + "s"):
             try:
                 _, warning = parse_chat(chat(**{close: None}))
             except SaccadeError:
                 continue
-            assert not any(f"did you mean {refused}?" in warning for refused in json_body.LATER)
+            assert not any(f"did you mean {refused}?" in warning for refused in known_parameters.LATER)
 
 
 @table(

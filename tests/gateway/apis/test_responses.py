@@ -12,7 +12,7 @@ from openai.types.responses import Response
 
 from saccade.errors import WorkerFailed
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.json_body import MAX_VALUE_BYTES
+from saccade.gateway.parameters import MAX_VALUE_BYTES
 from saccade.protocol.output import Failure, FinishReason, TokenDelta
 
 TOOL: Any = {"type": "function", "name": "zoom", "parameters": {"type": "object", "properties": {}}, "strict": False}

@@ -10,7 +10,8 @@ import pytest
 from tables import table
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
-from saccade.gateway.apis.responses.reader import parse_response, read_conversation
+from saccade.gateway.apis.responses.conversation import read_conversation
+from saccade.gateway.apis.responses.reader import parse_response
 from saccade.gateway.chat import Chat
 from saccade.gateway.chat_request import ChatMessage
 from saccade.gateway.prompt.messages import read_chat

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from saccade.errors import InvalidValue, PreviousResponseNotFound, ResponseNotFound
-from saccade.gateway.apis.responses.writer import ResponseStore, StoredResponse, num_message_bytes
+from saccade.gateway.apis.responses.store import ResponseStore, StoredResponse, num_message_bytes
 from saccade.gateway.chat_request import CalledFunction, ChatMessage, ContentPart, ImageUrl, ToolCall
 from saccade.gateway.field_schemas import MAX_MESSAGES, MAX_PARTS
 

@@ -11,7 +11,7 @@ from openai.types import responses
 from tables import table
 
 from saccade.errors import UnsupportedParameter
-from saccade.gateway.apis.chat import parse_chat
+from saccade.gateway.apis.chat.reader import parse_chat
 from saccade.gateway.apis.completions.reader import parse_completion
 from saccade.gateway.apis.messages.reader import parse_count, parse_messages
 from saccade.gateway.apis.models import parse_tokenize

@@ -13,12 +13,12 @@ from chats import data_url, random_image
 from tables import table
 
 from saccade.errors import UnsupportedParameter
-from saccade.gateway.apis.chat import parse_chat
+from saccade.gateway.apis.chat.reader import parse_chat
 from saccade.gateway.apis.models import parse_tokenize
 from saccade.gateway.body_bounds import MAX_TOOLS_BYTES
 from saccade.gateway.chat_request import TokenizeRequest
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.json_body import LATER
+from saccade.gateway.known_parameters import LATER
 from saccade.protocol.output import FinishReason, TokenDelta
 
 TEXT = [{"type": "text", "text": "hi"}]

@@ -11,12 +11,13 @@ from instructions import counting_instructions
 from tables import table
 from waiting import wait_until
 
-from saccade.gateway.apis.chat import ChatCompletion, read_chat_completion
+from saccade.gateway.apis.chat.reader import read_chat_completion
+from saccade.gateway.apis.chat.wire import ChatCompletion
 from saccade.gateway.apis.chat_endpoint import AnswerWriter, ReadBody
-from saccade.gateway.apis.completions.reader import Completion
-from saccade.gateway.apis.completions.writer import read_completion
-from saccade.gateway.apis.messages.writer import read_messages
-from saccade.gateway.apis.responses.writer import Responses
+from saccade.gateway.apis.completions.reader import read_completion
+from saccade.gateway.apis.completions.wire import Completion
+from saccade.gateway.apis.messages.reader import read_messages
+from saccade.gateway.apis.responses.reader import ResponseReader
 from saccade.gateway.chat import Chat, PlainPrompt
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.json_parts import Part, joined, num_bytes
@@ -205,7 +206,7 @@ def test_the_end_of_an_answer_does_not_grow_with_its_log_probabilities(
         (read_chat_completion, {**CHAT, "n": 1}),
         (read_completion, {**COMPLETION, "n": 1}),
         (read_messages, {"max_tokens": 5, "messages": CHAT["messages"], "model": "m"}),
-        (lambda strict, body, tenant: Responses(strict, None).read(body, tenant), {"input": "hi", "model": "m"}),
+        (lambda strict, body, tenant: ResponseReader(strict, None).read(body, tenant), {"input": "hi", "model": "m"}),
     ],
     ["chat", "completion", "message", "response"],
 )

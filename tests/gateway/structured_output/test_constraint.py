@@ -8,7 +8,7 @@ import pytest
 from tables import table
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.apis.chat import parse_chat
+from saccade.gateway.apis.chat.reader import parse_chat
 from saccade.gateway.chat_request import ChatRequest
 from saccade.gateway.structured_output.constraint import ANY_OBJECT, Constraint, read_constraint, without_constraint
 

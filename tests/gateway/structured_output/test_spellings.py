@@ -8,10 +8,11 @@ import pytest
 from tables import table
 
 from saccade.errors import RequestError
-from saccade.gateway.apis.chat import parse_chat
+from saccade.gateway.apis.chat.reader import parse_chat
 from saccade.gateway.apis.completions.reader import parse_completion
 from saccade.gateway.apis.messages.reader import parse_count, parse_messages
-from saccade.gateway.apis.responses.reader import parse_response, read_conversation
+from saccade.gateway.apis.responses.conversation import read_conversation
+from saccade.gateway.apis.responses.reader import parse_response
 from saccade.gateway.chat_request import ChatRequest
 from saccade.gateway.structured_output.constraint import ANY_OBJECT, Constraint, read_constraint
 

@@ -17,10 +17,10 @@ from saccade.errors import RequestError, SaccadeError
 from saccade.gateway.chat import PlainPrompt
 from saccade.gateway.chat_request import ChatRequest
 from saccade.gateway.concurrency import all_or_none
-from saccade.gateway.json_body import Body, listed
 from saccade.gateway.json_parts import Part as JsonPart
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import Chunk
+from saccade.gateway.parameters import Body, listed
 from saccade.gateway.pipeline import Part, Pipeline
 from saccade.gateway.request import Request
 from saccade.gateway.server.answer_memory import IS_COUNTED

@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.apis.chat_endpoint import ChatEndpoint, ReadApi, ReadBody
-from saccade.gateway.json_body import Body, Parameters, read_parameters
+from saccade.gateway.parameters import Body, Parameters, read_parameters
 from saccade.gateway.server.middleware import ROUTE
 
 PATHS: Final = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}

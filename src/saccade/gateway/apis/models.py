@@ -9,7 +9,7 @@ from saccade.gateway.apis.text_files import with_text_files
 from saccade.gateway.body_bounds import check_messages
 from saccade.gateway.chat_request import ChatRequest, TokenizeRequest
 from saccade.gateway.field_schemas import MAX_TOKENS, TokenId
-from saccade.gateway.json_body import ParameterReader
+from saccade.gateway.parameters import ParameterReader
 
 
 class DetokenizeRequest(Struct, frozen=True, kw_only=True):

@@ -5,8 +5,9 @@ from typing import Any
 
 import msgspec
 
-from saccade.gateway.apis.chat import ChatCompletion
-from saccade.gateway.apis.completions.reader import Completion, CompletionRequest
+from saccade.gateway.apis.chat.wire import ChatCompletion
+from saccade.gateway.apis.completions.reader import CompletionRequest
+from saccade.gateway.apis.completions.wire import Completion
 from saccade.gateway.apis.files import MAX_LISTED, PURPOSES, DeletedFile, FileList
 from saccade.gateway.apis.messages.wire import CountAnswer, CountRequest, MessageAnswer, MessagesRequest
 from saccade.gateway.apis.models import (

@@ -14,13 +14,13 @@ from starlette.routing import Route, request_response
 from starlette.types import ASGIApp, Receive, Scope
 
 from saccade.errors import Draining, InvalidValue, WorkerUnavailable
-from saccade.gateway.apis.chat import read_chat_completion
+from saccade.gateway.apis.chat.reader import read_chat_completion
 from saccade.gateway.apis.chat_endpoint import ChatEndpoint, ReadApi
-from saccade.gateway.apis.completions.writer import read_completion
+from saccade.gateway.apis.completions.reader import read_completion
 from saccade.gateway.apis.files import Files
 from saccade.gateway.apis.invocations import Invocations
+from saccade.gateway.apis.messages.reader import read_count, read_messages
 from saccade.gateway.apis.messages.wire import CountAnswer
-from saccade.gateway.apis.messages.writer import read_count, read_messages
 from saccade.gateway.apis.models import (
     DetokenizeAnswer,
     ModelCard,
@@ -33,7 +33,9 @@ from saccade.gateway.apis.models import (
 )
 from saccade.gateway.apis.openapi import describe
 from saccade.gateway.apis.pages import page
-from saccade.gateway.apis.responses.writer import Responses, ResponseStore
+from saccade.gateway.apis.responses.reader import ResponseReader
+from saccade.gateway.apis.responses.store import ResponseStore
+from saccade.gateway.apis.responses.stored import StoredResponses
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.pipeline import Pipeline
 from saccade.gateway.request import Request as Call
@@ -187,16 +189,16 @@ class Apis:
         is_kept = config.member is None and config.response_store_bytes
         store = ResponseStore(config.response_store_bytes if is_kept else 0)
         self.memory_part = store.memory_part
-        responses = Responses(strict, store if is_kept else None)
+        kept_store = store if is_kept else None
         apis: dict[str, ReadApi] = {
             "/v1/chat/completions": self._read_chat,
             "/v1/completions": partial(read_completion, strict),
             "/v1/messages": partial(read_messages, strict),
-            "/v1/responses": responses.read,
+            "/v1/responses": ResponseReader(strict, kept_store).read,
         }
         endpoints = Endpoints(bodies, pipeline, self._chats, strict, siblings)
         files = Files(images.files, bodies, images.limits, images.threads)
-        self.routes = _routes(self._chats, apis, endpoints, responses, files)
+        self.routes = _routes(self._chats, apis, endpoints, StoredResponses(kept_store), files)
         if config.page:
             self.routes += [route("GET", path, page("index.html")) for path in PAGE_PATHS]
 
@@ -206,7 +208,7 @@ class Apis:
 
 
 def _routes(
-    chats: ChatEndpoint, apis: Mapping[str, ReadApi], endpoints: Endpoints, responses: Responses, files: Files
+    chats: ChatEndpoint, apis: Mapping[str, ReadApi], endpoints: Endpoints, responses: StoredResponses, files: Files
 ) -> list[Route]:
     """Return all routes; *apis* are the chat APIs by path."""
     return [

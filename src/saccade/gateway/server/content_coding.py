@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from saccade.errors import InvalidValue, UnsupportedContentEncoding
-from saccade.gateway.json_body import printable
+from saccade.gateway.parameters import printable
 
 if sys.version_info >= (3, 14):
     from compression import zstd

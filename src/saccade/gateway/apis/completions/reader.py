@@ -1,18 +1,22 @@
-"""POST /v1/completions in OpenAI's wire format: the reader of bodies, and the structs of answers."""
+"""POST /v1/completions: the reader of bodies."""
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from functools import partial
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import Meta, Raw
 
 from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.gateway.apis.chat_endpoint import FieldNames, Format, ReadBody
+from saccade.gateway.apis.completions.batch import CompletionBatch
+from saccade.gateway.apis.completions.writer import CompletionEvents, CompletionObject, JoinedAnswers
 from saccade.gateway.chat import PlainPrompt
 from saccade.gateway.chat_request import AnswerFields, ChatRequest
 from saccade.gateway.field_schemas import MAX_CHARACTERS, MAX_TOKENS, NO_BUDGET, Count, Priority, TokenId, TopLogprobs
-from saccade.gateway.json_body import LATER, Body, ParameterReader, check_stream, decode
-from saccade.gateway.output.answer import Usage
-from saccade.gateway.output.logprobs import PromptLogprob
+from saccade.gateway.json_body import decode
+from saccade.gateway.known_parameters import LATER
+from saccade.gateway.parameters import Body, ParameterReader, check_stream
+from saccade.gateway.server.event_stream import error_event
 from saccade.json_counts import num_items
 from saccade.protocol.request import MAX_NUM_SAMPLES
 
@@ -55,17 +59,6 @@ class CompletionRequest(AnswerFields, frozen=True, kw_only=True):
     logprobs: TopLogprobs | None = None
     best_of: Count | None = None
     priority: Priority | None = None
-
-
-@dataclass(frozen=True)
-class CompletionBatch:
-    """A body of POST /v1/completions: *prompts*, the *request* of each, and the parts of answers besides their text."""
-
-    prompts: list[PlainPrompt]
-    request: ChatRequest
-    echo: bool
-    token_ids: bool
-    prompt_logprobs: bool
 
 
 def parse_completion(body: Body, strict: bool = False) -> tuple[CompletionBatch, str]:
@@ -125,41 +118,6 @@ def _read_prompts(raw: Raw) -> list[PlainPrompt]:
     raise InvalidValue("`prompt` must be a text, texts, token ids, or lists of token ids, and not a mix.", "prompt")
 
 
-class CompletionLogprobs(Struct, frozen=True):
-    """The tokens of a text: tokens[i] begins at its character text_offset[i].
-
-    The first token of a prompt has no log probability.
-    """
-
-    text_offset: list[int]
-    token_logprobs: list[float | None]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float] | None]
-
-
-class CompletionChoice(Struct, frozen=True):
-    """One answer to one prompt, or a piece of it; *finish_reason* is null in all but the last piece."""
-
-    text: str
-    index: int
-    logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
-
-
-class Completion(Struct, frozen=True, kw_only=True):
-    """The answers to all prompts, or an event of them; those to prompt i begin with the index i * n."""
-
-    id: str
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET
-    object: Literal["text_completion"] = "text_completion"
-
-
 _SHARED: Final = tuple(
     name
     for name in CompletionRequest.__struct_fields__
@@ -168,3 +126,21 @@ _SHARED: Final = tuple(
 _READER: Final = ParameterReader(CompletionRequest, later=NOT_SERVED)
 _TEXT: Final = msgspec.json.Decoder(_Text)
 _LIST: Final = msgspec.json.Decoder(list[_Text | TokenId | list[TokenId]])
+
+
+def read_completion(strict: bool, body: Body, tenant: bytes) -> ReadBody:
+    """Read the body of POST /v1/completions; with *strict*, a ReadApi."""
+    batch, warning = parse_completion(body, strict)
+    joined = JoinedAnswers(batch)
+    kind = CompletionEvents if batch.request.stream else CompletionObject
+    formats = [
+        Format(_names(batch, prompt), partial(kind, joined, index, prompt), error_event, prompt)
+        for index, prompt in enumerate(batch.prompts)
+    ]
+    return ReadBody(batch.request, warning, formats)
+
+
+def _names(batch: CompletionBatch, prompt: PlainPrompt) -> FieldNames:
+    names = {"messages": prompt.field, "top_logprobs": "logprobs", "max_completion_tokens": "max_tokens"}
+    # Without this parameter, `echo` and `logprobs` together request them.
+    return FieldNames(names if batch.prompt_logprobs else {**names, "prompt_logprobs": "logprobs"})

@@ -10,17 +10,10 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from saccade.gateway.apis.chat_endpoint import FieldNames, Format, ReadBody
-from saccade.gateway.apis.completions.reader import (
-    Completion,
-    CompletionBatch,
-    CompletionChoice,
-    CompletionLogprobs,
-    parse_completion,
-)
+from saccade.gateway.apis.completions.batch import CompletionBatch
+from saccade.gateway.apis.completions.wire import Completion, CompletionChoice, CompletionLogprobs
 from saccade.gateway.chat import PlainPrompt
 from saccade.gateway.chat_request import StreamOptions
-from saccade.gateway.json_body import Body
 from saccade.gateway.json_parts import (
     ID_BYTES,
     TURN_BYTES,
@@ -36,29 +29,11 @@ from saccade.gateway.output.answer import Answer, CompletionTokensDetails, Promp
 from saccade.gateway.output.choice import Chunk, GeneratedChoice
 from saccade.gateway.output.logprobs import TokenLogprobs, choice_logprobs, prompt_logprobs
 from saccade.gateway.output.token_record import TokenRecord
-from saccade.gateway.server.event_stream import DONE, error_event, event
+from saccade.gateway.server.event_stream import DONE, event
 from saccade.tokenization.tokenizer import Tokenizer
 
 
-def read_completion(strict: bool, body: Body, tenant: bytes) -> ReadBody:
-    """Read the body of POST /v1/completions; with *strict*, a ReadApi."""
-    batch, warning = parse_completion(body, strict)
-    joined = _JoinedAnswers(batch)
-    kind = CompletionEvents if batch.request.stream else CompletionObject
-    formats = [
-        Format(_names(batch, prompt), partial(kind, joined, index, prompt), error_event, prompt)
-        for index, prompt in enumerate(batch.prompts)
-    ]
-    return ReadBody(batch.request, warning, formats)
-
-
-def _names(batch: CompletionBatch, prompt: PlainPrompt) -> FieldNames:
-    names = {"messages": prompt.field, "top_logprobs": "logprobs", "max_completion_tokens": "max_tokens"}
-    # Without this parameter, `echo` and `logprobs` together request them.
-    return FieldNames(names if batch.prompt_logprobs else {**names, "prompt_logprobs": "logprobs"})
-
-
-class _JoinedAnswers:
+class JoinedAnswers:
     """The answers to all prompts of one request, as one object or one stream."""
 
     def __init__(self, batch: CompletionBatch) -> None:
@@ -121,7 +96,7 @@ class _JoinedAnswers:
 class _CompletionWriter:
     """Writes the *answer* to the prompt of that *index*."""
 
-    def __init__(self, joined: _JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
+    def __init__(self, joined: JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
         self._joined = joined
         self._batch = joined.batch
         self._first_index = index * (joined.batch.request.n or 1)
@@ -169,7 +144,7 @@ class _CompletionWriter:
 class CompletionObject(_CompletionWriter):
     """Writes one text_completion object for all prompts."""
 
-    def __init__(self, joined: _JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
+    def __init__(self, joined: JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
         super().__init__(joined, index, prompt, answer)
         self._choices = [
             _GrowingChoice(choice, self._places(0), self._num_top, self._batch.token_ids) for choice in answer.choices
@@ -199,7 +174,7 @@ class CompletionEvents(_CompletionWriter):
     thread, and events wait for them.
     """
 
-    def __init__(self, joined: _JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
+    def __init__(self, joined: JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
         super().__init__(joined, index, prompt, answer)
         num_echoed = len(self._echoed_text) if self._echoes_logprobs else 0
         self._all_places = [self._places(num_echoed) for _ in answer.choices]

@@ -7,7 +7,7 @@ change the prompt from there on, so that nothing after it could come from the pr
 from collections.abc import Iterator, Sequence
 
 from saccade.gateway.apis.messages.wire import Edit, Keep, Message
-from saccade.gateway.json_body import printable
+from saccade.gateway.parameters import printable
 
 KEPT_THINKING = 1
 KEPT_CALLS = 3

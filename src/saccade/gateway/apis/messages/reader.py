@@ -11,11 +11,18 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from saccade.errors import InvalidValue
-from saccade.gateway.apis.chat_endpoint import FieldNames
+from saccade.gateway.apis.chat_endpoint import FieldNames, Format, ReadBody
 from saccade.gateway.apis.messages.blocks import Named, Reading, named_blocks, not_served, parts_of, skipped_blocks
 from saccade.gateway.apis.messages.edits import ignored_edits
 from saccade.gateway.apis.messages.tools import own_tools, tool_fields
-from saccade.gateway.apis.messages.wire import Block, Content, CountRequest, Message, MessagesRequest
+from saccade.gateway.apis.messages.wire import (
+    Block,
+    Content,
+    CountRequest,
+    Message,
+    MessagesRequest,
+)
+from saccade.gateway.apis.messages.writer import MessageEvents, MessageObject, write_failure
 from saccade.gateway.body_bounds import check_messages
 from saccade.gateway.chat_request import (
     CalledFunction,
@@ -26,7 +33,9 @@ from saccade.gateway.chat_request import (
     ResponseFormat,
     ToolCall,
 )
-from saccade.gateway.json_body import CONSTRAINTS, NO_CONSTRAINT, Body, ParameterReader, is_given, listed
+from saccade.gateway.json_body import is_given
+from saccade.gateway.known_parameters import CONSTRAINTS, NO_CONSTRAINT
+from saccade.gateway.parameters import Body, ParameterReader, listed
 
 LATER: Final[dict[str, tuple[object, ...]]] = {
     "container": (),
@@ -273,3 +282,16 @@ _PARAMETERS: Final[dict[str, Any]] = {
 }
 _MESSAGES: Final = ParameterReader(MessagesRequest, **_PARAMETERS)
 _COUNT: Final = ParameterReader(CountRequest, (MessagesRequest,), **_PARAMETERS)
+
+
+def read_messages(strict: bool, body: Body, tenant: bytes) -> ReadBody:
+    """Read the body of POST /v1/messages; with *strict*, a ReadApi."""
+    request, warning, names = parse_messages(body, strict)
+    writer = MessageEvents if request.stream else MessageObject
+    return ReadBody(request, warning, [Format(names, writer, write_failure)])
+
+
+def read_count(strict: bool, body: Body, tenant: bytes) -> ReadBody:
+    """Read the body of POST /v1/messages/count_tokens; with *strict*, a ReadApi. Nothing is written in its format."""
+    request, warning, names = parse_count(body, strict)
+    return ReadBody(request, warning, [Format(names, MessageObject, write_failure)])

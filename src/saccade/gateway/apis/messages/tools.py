@@ -8,7 +8,7 @@ from typing import Any
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.apis.messages.wire import CountRequest, Tool
-from saccade.gateway.json_body import printable
+from saccade.gateway.parameters import printable
 
 
 def own_tools(request: CountRequest) -> list[str]:

@@ -7,8 +7,6 @@ import msgspec
 from msgspec import Raw
 
 from saccade.errors import SaccadeError
-from saccade.gateway.apis.chat_endpoint import Format, ReadBody
-from saccade.gateway.apis.messages.reader import parse_count, parse_messages
 from saccade.gateway.apis.messages.wire import (
     AnswerBlock,
     MessageAnswer,
@@ -18,7 +16,6 @@ from saccade.gateway.apis.messages.wire import (
     ToolUseBlock,
     usage_of,
 )
-from saccade.gateway.json_body import Body
 from saccade.gateway.json_parts import Part
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
@@ -29,19 +26,6 @@ from saccade.models.tool_formats.json_pieces import complete_object
 from saccade.protocol.output import FinishReason
 
 Increment = ThinkingBlock | TextBlock | GeneratedCall
-
-
-def read_messages(strict: bool, body: Body, tenant: bytes) -> ReadBody:
-    """Read the body of POST /v1/messages; with *strict*, a ReadApi."""
-    request, warning, names = parse_messages(body, strict)
-    writer = MessageEvents if request.stream else MessageObject
-    return ReadBody(request, warning, [Format(names, writer, _failure)])
-
-
-def read_count(strict: bool, body: Body, tenant: bytes) -> ReadBody:
-    """Read the body of POST /v1/messages/count_tokens; with *strict*, a ReadApi. Nothing is written in its format."""
-    request, warning, names = parse_count(body, strict)
-    return ReadBody(request, warning, [Format(names, MessageObject, _failure)])
 
 
 class MessageObject:
@@ -136,7 +120,8 @@ class MessageEvents:
         return end + typed_event("content_block_start", index=self._index, content_block=block)
 
 
-def _failure(error: SaccadeError) -> bytes:
+def write_failure(error: SaccadeError) -> bytes:
+    """Return *error* as the last event of a stream."""
     return named_event("error", encode_messages_error(error))
 
 

@@ -1,147 +1,30 @@
-"""POST /v1/chat/completions: its wire format, and the reader and the writers of OpenAI's chats."""
+"""POST /v1/chat/completions: the writers of answers."""
 
 import asyncio
 from io import StringIO
-from typing import Final, Literal
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET
 
-from saccade.gateway.apis.chat_endpoint import FieldNames, Format, ReadBody
-from saccade.gateway.apis.text_files import with_text_files
-from saccade.gateway.body_bounds import check_messages
-from saccade.gateway.chat_request import CalledFunction, ChatRequest, StreamOptions
-from saccade.gateway.json_body import Body, ParameterReader, check_stream
+from saccade.gateway.apis.chat.wire import (
+    AnswerMessage,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Choice,
+    ChunkChoice,
+    Delta,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
+)
+from saccade.gateway.chat_request import CalledFunction, StreamOptions
 from saccade.gateway.json_parts import ID_BYTES, JsonItems, Part, filled, made_in_turns, separated
-from saccade.gateway.output.answer import Answer, Usage
+from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
 from saccade.gateway.output.choice import Chunk, GeneratedChoice
-from saccade.gateway.output.logprobs import ChoiceLogprobs, PromptLogprob, prompt_logprobs
+from saccade.gateway.output.logprobs import ChoiceLogprobs, prompt_logprobs
 from saccade.gateway.output.token_record import TokenRecord
-from saccade.gateway.server.event_stream import DONE, error_event, event
-
-
-class ToolCall(Struct, frozen=True):
-    """A call of a tool that the client is to make; the message with its result names *id*."""
-
-    id: str
-    function: CalledFunction
-    type: Literal["function"] = "function"
-
-
-class FunctionDelta(Struct, frozen=True, kw_only=True):
-    """The increment of a function's *arguments*; the first of a call has the *name*."""
-
-    name: str | UnsetType = UNSET
-    arguments: str
-
-
-class ToolCallDelta(Struct, frozen=True, kw_only=True):
-    """A call of a tool in a chunk, or a piece of its arguments; *index* numbers the calls of a choice.
-
-    The first piece has *id*, *type* and the function's name.
-    """
-
-    index: int
-    id: str | UnsetType = UNSET
-    function: FunctionDelta
-    type: Literal["function"] | UnsetType = UNSET
-
-
-class AnswerMessage(Struct, frozen=True):
-    """The model's turn. *content* is null if the answer ended within reasoning, or contains only calls.
-
-    The reasoning has two names: SGLang's and DeepSeek's clients read *reasoning_content*, those of vLLM *reasoning*.
-    """
-
-    content: str | None
-    reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
-    role: Literal["assistant"] = "assistant"
-    refusal: None = None
-
-
-class Choice(Struct, frozen=True):
-    """One answer. *token_ids*, if requested, are all tokens that count as generated."""
-
-    message: AnswerMessage
-    finish_reason: str
-    index: int = 0
-    logprobs: ChoiceLogprobs | None = None
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class ChatCompletion(Struct, frozen=True, kw_only=True):
-    """A complete answer. prompt_logprobs[i], if requested, maps token ids to their log probability at position i."""
-
-    id: str
-    created: int
-    model: str
-    choices: list[Choice]
-    usage: Usage
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    object: Literal["chat.completion"] = "chat.completion"
-
-
-class Delta(Struct, frozen=True):
-    """The increment of a chunk: to the content, to the reasoning before it (under both names), or to the calls."""
-
-    role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
-
-
-class ChunkChoice(Struct, frozen=True):
-    """A choice's part of a chunk; *finish_reason* is set in its last one, whose delta is empty.
-
-    *logprobs* and *token_ids* cover all tokens since the choice's previous chunk.
-    """
-
-    delta: Delta
-    finish_reason: str | None = None
-    index: int = 0
-    logprobs: ChoiceLogprobs | None = None
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
-    """One event of a streamed answer. *usage*, if requested, is null in all but the last chunk.
-
-    *prompt_token_ids*, if requested, come with the first chunk.
-    """
-
-    id: str
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-
-
-def parse_chat(body: Body, strict: bool = False) -> tuple[ChatRequest, str]:
-    """Return the chat request in *body*, and a warning that names ignored parameters, "" if there are none.
-
-    Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
-    """
-    request, warning = _CHAT.read(body, strict)
-    check_stream(request)
-    check_messages(request.messages)
-    return msgspec.structs.replace(request, messages=with_text_files(request.messages)), warning
-
-
-_CHAT: Final = ParameterReader(ChatRequest)
-
-
-def read_chat_completion(strict: bool, body: Body, tenant: bytes) -> ReadBody:
-    """Read the body of POST /v1/chat/completions; with *strict*, a ReadApi."""
-    request, warning = parse_chat(body, strict)
-    writer = ChatCompletionEvents if request.stream else ChatCompletionObject
-    return ReadBody(request, warning, [Format(FieldNames(), writer, error_event)])
+from saccade.gateway.server.event_stream import DONE, event
 
 
 class ChatCompletionObject:

@@ -1,0 +1,34 @@
+"""POST /v1/chat/completions: the reader of bodies."""
+
+from typing import Final
+
+import msgspec
+
+from saccade.gateway.apis.chat.writer import ChatCompletionEvents, ChatCompletionObject
+from saccade.gateway.apis.chat_endpoint import FieldNames, Format, ReadBody
+from saccade.gateway.apis.text_files import with_text_files
+from saccade.gateway.body_bounds import check_messages
+from saccade.gateway.chat_request import ChatRequest
+from saccade.gateway.parameters import Body, ParameterReader, check_stream
+from saccade.gateway.server.event_stream import error_event
+
+
+def parse_chat(body: Body, strict: bool = False) -> tuple[ChatRequest, str]:
+    """Return the chat request in *body*, and a warning that names ignored parameters, "" if there are none.
+
+    Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
+    """
+    request, warning = _CHAT.read(body, strict)
+    check_stream(request)
+    check_messages(request.messages)
+    return msgspec.structs.replace(request, messages=with_text_files(request.messages)), warning
+
+
+_CHAT: Final = ParameterReader(ChatRequest)
+
+
+def read_chat_completion(strict: bool, body: Body, tenant: bytes) -> ReadBody:
+    """Read the body of POST /v1/chat/completions; with *strict*, a ReadApi."""
+    request, warning = parse_chat(body, strict)
+    writer = ChatCompletionEvents if request.stream else ChatCompletionObject
+    return ReadBody(request, warning, [Format(FieldNames(), writer, error_event)])

@@ -1,0 +1,17 @@
+"""The prompts of one body, which are answered together."""
+
+from dataclasses import dataclass
+
+from saccade.gateway.chat import PlainPrompt
+from saccade.gateway.chat_request import ChatRequest
+
+
+@dataclass(frozen=True)
+class CompletionBatch:
+    """A body of POST /v1/completions: *prompts*, the *request* of each, and the parts of answers besides their text."""
+
+    prompts: list[PlainPrompt]
+    request: ChatRequest
+    echo: bool
+    token_ids: bool
+    prompt_logprobs: bool
