@@ -43,7 +43,7 @@ def test_an_error_that_leads_to_itself_has_an_end() -> None:
 
 PROGRAM = f"""
 import logging, sys, structlog
-from saccade.telemetry import configure_logging
+from saccade.log_setup import configure_logging
 from saccade.tracebacks import hide_messages
 configure_logging(serves_clients=True)
 for logger in (logging.getLogger("asyncio"), structlog.get_logger("saccade.a")):

@@ -28,7 +28,7 @@ from saccade.gateway.structured_output.trial import try_constraint
 from saccade.grammars.compiler import Vocabulary
 from saccade.models.tool_formats.form import CallConstraint, FunctionConstraint, ToolCallTokens
 from saccade.protocol.request import Grammar
-from saccade.tokenization.detokenizer import ByteLevel
+from saccade.tokenization.token_bytes import ByteLevel
 
 NUM_LOGITS, NUM_TOKENS, END_ID = 151_936, 151_643, 151_645
 CHARACTERS = 60_000_000

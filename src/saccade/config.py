@@ -43,6 +43,15 @@ NO_FLAG = Parameter(parse=False)
 """Marks a setting that only code changes."""
 
 
+Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
+Seconds = Annotated[float, Parameter(validator=Number(gt=0))]
+NotNegative = Annotated[float, Parameter(validator=Number(gte=0))]
+Switch = Annotated[bool, Parameter(negative="")]
+Many = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
+Translate = Callable[[str, object], Mapping[str, object]]
+"""Returns the settings that stand for a name and its value in a settings file, none if they have no effect."""
+
+
 def _absolute(_: Any, tokens: Sequence[Token]) -> Path:
     return Path(tokens[0].value).expanduser().absolute()
 
@@ -78,17 +87,8 @@ def _json_object(_: Any, tokens: Sequence[Token]) -> str:
 
 Count = Annotated[int, Parameter(validator=Number(gte=1), converter=_quantity)]
 Size = Annotated[int, Parameter(validator=Number(gte=0), converter=_quantity)]
-Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
-Seconds = Annotated[float, Parameter(validator=Number(gt=0))]
-NotNegative = Annotated[float, Parameter(validator=Number(gte=0))]
-Switch = Annotated[bool, Parameter(negative="")]
-Many = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 JsonObject = Annotated[str, Parameter(converter=_json_object, metavar="JSON")]
 LocalPath = Annotated[Path, Parameter(converter=_absolute)]
-
-
-Translate = Callable[[str, object], Mapping[str, object]]
-"""Returns the settings that stand for a name and its value in a settings file, none if they have no effect."""
 
 
 def _as_given(name: str, value: object) -> Mapping[str, object]:

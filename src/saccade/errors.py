@@ -46,6 +46,9 @@ Messages are shown to clients and operators, so they never contain the text of a
 import copy
 from typing import ClassVar, Self
 
+MAX_FOREIGN_CHARACTERS = 2000
+MAX_CAUSE_CHARACTERS = 200
+
 
 class SaccadeError(Exception):
     """Base of all exceptions that Saccade raises.
@@ -257,10 +260,6 @@ class StartupError(SaccadeError, code="startup_error"):
 
 class NotInstalled(StartupError):
     """An extra of the package is missing, which the command line needs."""
-
-
-MAX_FOREIGN_CHARACTERS = 2000
-MAX_CAUSE_CHARACTERS = 200
 
 
 def _leaves(kind: type[SaccadeError]) -> list[type[SaccadeError]]:

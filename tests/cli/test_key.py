@@ -8,7 +8,7 @@ import pytest
 from tables import table
 
 from saccade.cli.main import run
-from saccade.gateway.tenants.api_keys import digest_of, parse_keys
+from saccade.gateway.tenants.key_table import digest_of, parse_keys
 
 KEY = hashlib.md5(b"a key").hexdigest()
 

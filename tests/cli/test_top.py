@@ -16,7 +16,7 @@ from tables import table
 from saccade.cli.main import run
 from saccade.cli.top import frame
 from saccade.gateway.admin import Board
-from saccade.gateway.tenants.api_keys import TenantReport
+from saccade.gateway.tenants.report import TenantReport
 from saccade.gateway.workers.report import Holdings, WorkerReport
 from saccade.protocol.engine_load import Load
 from saccade.protocol.gateway_calls import Booked, RequestError, TenantUsage

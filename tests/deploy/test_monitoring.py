@@ -14,7 +14,7 @@ from chats import data_url, random_image
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.tenants.api_keys import digest_of
+from saccade.gateway.tenants.key_table import digest_of
 
 pytestmark = pytest.mark.ci
 

@@ -48,7 +48,7 @@ def test_the_least_limit_counts(
 def test_large_blocks_go_back_to_the_system(is_asked: bool) -> None:
     """glibc keeps them once a larger one has been freed: the body of one request would stay for ever."""
     program = f"""
-from saccade.gateway.process_memory import give_back_large_blocks
+from saccade.gateway.malloc import give_back_large_blocks
 if {is_asked}:
     give_back_large_blocks()
 def resident_bytes():

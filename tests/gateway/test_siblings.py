@@ -12,7 +12,7 @@ from waiting import until
 from saccade.gateway.config import ConnectionLimits, DispatchLimits, GatewayConfig, Member
 from saccade.gateway.siblings import Siblings
 from saccade.gateway.tenants.account import Account, Limits, Tenant
-from saccade.gateway.tenants.api_keys import TENANT_LABEL, tenant_reports
+from saccade.gateway.tenants.report import TENANT_LABEL, tenant_reports
 from saccade.protocol.gateway_calls import Booked, TenantUsage, Work, total
 
 

@@ -6,7 +6,7 @@ import pytest
 from tables import table
 
 from saccade.errors import StartupError
-from saccade.tokenization.detokenizer import ByteFallback, ByteLevel, read_token_bytes
+from saccade.tokenization.token_bytes import ByteFallback, ByteLevel, read_token_bytes
 
 REPLACE = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
 FALLBACK, FUSE = {"type": "ByteFallback"}, {"type": "Fuse"}

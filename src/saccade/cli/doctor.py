@@ -17,7 +17,7 @@ from saccade.cli.machine_checks import Finding, State, check_machine, check_mode
 from saccade.cli.worker_access import WORKER_ACCESS, WorkerAccess
 from saccade.config import Many, Port, Switch
 from saccade.consoles import new_console
-from saccade.telemetry import log_warnings
+from saccade.log_setup import log_warnings
 
 COLOURS: dict[State, str] = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 

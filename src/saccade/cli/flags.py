@@ -7,7 +7,8 @@ from saccade.cli.bundled import bundled
 from saccade.engine.config import EngineConfig, EngineSettings
 from saccade.errors import StartupError
 from saccade.gateway.config import MediaSettings, ServerSettings, tls_context
-from saccade.gateway.tenants.api_keys import MAX_BYTES, flag_keys, read_keys_file
+from saccade.gateway.tenants.api_keys import flag_keys, read_keys_file
+from saccade.gateway.tenants.key_table import MAX_BYTES
 from saccade.models.bundled_model import BUNDLED_NAME
 from saccade.models.files import read_chat_template
 from saccade.supervisor.checkpoint import resolve_model

@@ -15,7 +15,7 @@ from saccade.cli.flags import ENGINE, OWN, LogLevel
 from saccade.config import Count
 from saccade.engine.config import EngineSettings
 from saccade.errors import StartupError
-from saccade.telemetry import configure_logging
+from saccade.log_setup import configure_logging
 from saccade.transport.credentials import read_token
 
 if TYPE_CHECKING:

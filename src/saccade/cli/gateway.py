@@ -36,12 +36,12 @@ from saccade.gateway.config import (
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.gateway.workers.discovery import check_dns_url
 from saccade.gateway.workers.pool import WorkerPool, check_url
+from saccade.log_setup import configure_logging
 from saccade.models.files import read_chat_template, read_model_files, with_chat_template
 from saccade.private_folder import private_folder
 from saccade.protocol.description import ModelFiles
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.supervisor.tree import ChildSpec, Tree, until
-from saccade.telemetry import configure_logging
 from saccade.transport.credentials import WorkerCredentials
 
 STOP_SECONDS = 5.0

@@ -6,7 +6,7 @@ import sys
 from typing import Literal
 
 from saccade.errors import StartupError
-from saccade.gateway.tenants.api_keys import NAME_FORM, NAME_RULE, digest_of
+from saccade.gateway.tenants.key_table import NAME_FORM, NAME_RULE, digest_of
 
 PREFIX = "sk-saccade-"
 RANDOM_BYTES = 32

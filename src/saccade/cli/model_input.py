@@ -21,9 +21,10 @@ from saccade.gateway.prompt.draft import Draft, PromptDrafter
 from saccade.gateway.request import Limits, Request
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.tenants.account import EVERYBODY, Account
+from saccade.log_setup import log_warnings
 from saccade.media.decode import decode
 from saccade.media.header import SERVED_VIDEOS, ImageLimits, MediaLimits, other_format
-from saccade.telemetry import Metrics, log_warnings
+from saccade.telemetry import Metrics
 
 Patches = npt.NDArray[np.uint8]
 UNSHOWN = ""

@@ -9,7 +9,7 @@ from saccade.errors import StartupError
 from saccade.models import families, family_of, has_network
 from saccade.models.files import parse_json, read_model_files
 from saccade.protocol.model_files import CONFIG
-from saccade.supervisor.checkpoint import CachedModel, cached_models
+from saccade.supervisor.cached_models import CachedModel, cached_models
 
 
 def models() -> None:

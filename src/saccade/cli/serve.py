@@ -42,11 +42,11 @@ from saccade.engine.installed import require_engine
 from saccade.gateway.config import MediaSettings, ServerSettings
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.llm.serving import api_url, reachable
+from saccade.log_setup import configure_logging
 from saccade.models.files import read_chat_template, read_model_files, with_chat_template, with_overrides
 from saccade.private_folder import private_folder
 from saccade.protocol.description import Description
 from saccade.supervisor.tree import ChildSpec, Tree, until
-from saccade.telemetry import configure_logging
 from saccade.transport import shared_memory
 from saccade.transport.client import WorkerClient
 

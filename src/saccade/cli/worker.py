@@ -22,7 +22,7 @@ from saccade.consoles import new_console
 from saccade.engine.config import EngineSettings, SplitSettings
 from saccade.engine.installed import require_engine
 from saccade.errors import StartupError
-from saccade.telemetry import configure_logging
+from saccade.log_setup import configure_logging
 from saccade.tracing.tracer import NO_TRACES, TraceSettings
 from saccade.transport import private_sockets, shared_memory
 from saccade.transport.access import Access

@@ -12,9 +12,9 @@ import structlog
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.process import run
+from saccade.log_setup import configure_logging, log_uncaught
 from saccade.processes.parent_death import tie_to_parent
 from saccade.protocol.engine_ipc import EngineFailed
-from saccade.telemetry import configure_logging, log_uncaught
 from saccade.transport.engine_channel import EngineChannel
 from saccade.transport.framing import UNREADABLE, ChannelClosed
 

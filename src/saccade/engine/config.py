@@ -18,19 +18,19 @@ Names = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, co
 KvCacheDtype = Literal["auto", "fp8"]
 
 
+DEVICES = ("nvidia*", "dxg")
+"""Device files of the NVIDIA driver; under WSL dxg."""
+
+GPU_DEVICE = "nvidia[0-9]*"
+"""One for each GPU; WSL has none."""
+
+
 class Limits(NamedTuple):
     """The limits of a step."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     encode_budget_patches: int
-
-
-DEVICES = ("nvidia*", "dxg")
-"""Device files of the NVIDIA driver; under WSL dxg."""
-
-GPU_DEVICE = "nvidia[0-9]*"
-"""One for each GPU; WSL has none."""
 
 
 def has_gpu(devices: Path = Path("/dev")) -> bool:

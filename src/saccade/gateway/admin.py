@@ -14,11 +14,13 @@ from saccade.errors import InvalidValue, StartupError, WorkerUnavailable
 from saccade.gateway.apis.pages import page
 from saccade.gateway.apis.routes import route
 from saccade.gateway.application import Application
+from saccade.gateway.server.access_keys import Keys
 from saccade.gateway.server.access_log import MAX_ERRORS, AccessLog
 from saccade.gateway.server.answer_memory import AnswerMemory
-from saccade.gateway.server.middleware import GuardMiddleware, Keys, TelemetryMiddleware
+from saccade.gateway.server.middleware import GuardMiddleware, TelemetryMiddleware
 from saccade.gateway.server.origins import AllowedOrigins
-from saccade.gateway.tenants.api_keys import ApiKeyStore, TenantReport
+from saccade.gateway.tenants.api_keys import ApiKeyStore
+from saccade.gateway.tenants.report import TenantReport
 from saccade.gateway.workers.pool import check_url
 from saccade.gateway.workers.report import WorkerReport, worker_report
 from saccade.protocol.gateway_calls import Booked, RequestError, Work, total

@@ -22,7 +22,7 @@ from saccade.gateway.admin import HOST, Admin
 from saccade.gateway.application import Application
 from saccade.gateway.config import ConnectionLimits, GatewayConfig, tls_context
 from saccade.gateway.images.decode_pool.pool import DecodePool
-from saccade.gateway.process_memory import give_back_large_blocks
+from saccade.gateway.malloc import give_back_large_blocks
 from saccade.gateway.server.access_log import PROBES, AccessLog, LogMetrics, access_log
 from saccade.gateway.server.connections import Connections, allow_descriptors
 from saccade.gateway.workers.discovery import find_workers

@@ -18,13 +18,15 @@ from saccade.gateway.prompt.media_options import read_defaults
 from saccade.gateway.request import Limits
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.served_models.served_model import Parsers
+from saccade.gateway.server.access_keys import METRICS_PATH
 from saccade.gateway.server.access_log import AccessLog
 from saccade.gateway.server.answer_memory import AnswerMemory
 from saccade.gateway.server.body import BodyReader
-from saccade.gateway.server.middleware import METRICS_PATH, guarded
+from saccade.gateway.server.middleware import guarded
 from saccade.gateway.siblings import Siblings
 from saccade.gateway.structured_output.grammars import RequestGrammars
-from saccade.gateway.tenants.api_keys import ApiKeyStore, TenantMetrics, TenantReport, tenant_reports
+from saccade.gateway.tenants.api_keys import ApiKeyStore
+from saccade.gateway.tenants.report import TenantMetrics, TenantReport, tenant_reports
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.gateway.workers.report import RouteReport, route_report
 from saccade.gateway.workers.routing import Routing

@@ -60,6 +60,16 @@ from saccade.gateway.unknown_fields import IN_MESSAGES
 from saccade.models.family import Detail
 from saccade.protocol.request import MAX_NUM_SAMPLES
 
+OF_PARTS = {
+    "text": ("text",),
+    "refusal": ("refusal",),
+    "image_url": ("image_url", "detail", *LIMITS_OF_IMAGES),
+    "image": ("detail", *LIMITS_OF_IMAGES),
+    "video_url": ("video_url", *LIMITS),
+    "video": LIMITS,
+    "file": ("detail", *LIMITS_OF_IMAGES),
+}
+
 
 class ImageUrl(ImageLimits, frozen=True):
     """The URL of an image. *detail* "low" makes the model see a smaller image, all others the model's default size."""
@@ -106,17 +116,6 @@ class FileSource(ImageLimits, frozen=True):
     file_data: str | None = None
     filename: str | None = None
     without_effect: ClassVar[frozenset[str]] = IN_MESSAGES
-
-
-OF_PARTS = {
-    "text": ("text",),
-    "refusal": ("refusal",),
-    "image_url": ("image_url", "detail", *LIMITS_OF_IMAGES),
-    "image": ("detail", *LIMITS_OF_IMAGES),
-    "video_url": ("video_url", *LIMITS),
-    "video": LIMITS,
-    "file": ("detail", *LIMITS_OF_IMAGES),
-}
 
 
 class ContentPart(OtherMedia, frozen=True):

@@ -1,6 +1,5 @@
-"""The memory that this process may use, the share of it for request bodies, and the return of freed memory."""
+"""The memory that this process may use, and the share of it for request bodies."""
 
-import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +9,6 @@ MEMORY_INFO = Path("/proc/meminfo")
 REQUEST_SHARE = 8
 """Request bodies and fetched images may take one part in this many of the memory."""
 
-M_MMAP_THRESHOLD = -3
-LARGE_BLOCK_BYTES = 8 << 20
-"""Freed blocks of at least this size return to the system; smaller ones, as most images take, are kept for reuse."""
 
 MIN_REQUEST_MEMORY_BYTES = 256 << 20
 MAX_REQUEST_MEMORY_BYTES = 4 << 30
@@ -29,17 +25,6 @@ def default_request_memory_bytes() -> int:
     """Return the default budget for encoded bytes of all requests."""
     share = allowed_bytes() // REQUEST_SHARE
     return max(MIN_REQUEST_MEMORY_BYTES, min(share, MAX_REQUEST_MEMORY_BYTES))
-
-
-def give_back_large_blocks() -> None:
-    """Make malloc return the memory of request bodies to the system.
-
-    By default glibc raises its threshold with each large block that is freed, up to 32 MiB, and keeps smaller blocks
-    (mallopt(3)). Other C libraries stay unchanged.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 def _cgroup_limits() -> Iterator[Path]:

@@ -18,7 +18,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from saccade.gateway.config import INDEXER, Member, RoutingSettings, SourceConfig
-from saccade.gateway.tenants.api_keys import TENANT_LABEL
+from saccade.gateway.tenants.report import TENANT_LABEL
 from saccade.gateway.workers.cache_listener import CacheListener
 from saccade.gateway.workers.discovery import Discovery, find_workers
 from saccade.gateway.workers.pool import WorkerPool

@@ -34,11 +34,11 @@ from saccade.llm.conversation import Source, load, num_bytes, read_messages
 from saccade.llm.results import ChatResult, Delta, Deltas
 from saccade.llm.sampling import ChatOptions, SamplingParams, response_format_of
 from saccade.llm.settings import read_settings
+from saccade.log_setup import log_warnings
 from saccade.models.bundled_model import BUNDLED_NAME
 from saccade.private_folder import private_folder
 from saccade.supervisor.tree import Child
 from saccade.supervisor.worker_child import worker_child
-from saccade.telemetry import log_warnings
 from saccade.transport import lasting_task
 
 CLIENT = "python"

@@ -35,6 +35,16 @@ SAMPLES: Mapping[int, str] = {
 """A font of the operator is used for a character set if it has these letters."""
 
 
+SUFFIXES = (".ttf", ".otf", ".ttc", ".otc")
+MAX_FILES = 64
+MAX_BYTES = 256 << 20
+COLLECTION = b"ttcf"
+COLLECTION_HEAD = struct.pack(">4sIII", COLLECTION, 0x10000, 1, 16)
+WINDOWS, FAMILY_NAME = 3, 1
+SEGMENTS, GROUPS = 4, 12
+"""Forms of the table of letters."""
+
+
 class Packaged(NamedTuple):
     """A font *file* of an installed *package*, for *charsets*."""
 
@@ -51,14 +61,6 @@ EXTRA = (
     Packaged("pylopdf_fonts_zh_cn", "NotoSansSC-Regular.otf", frozenset({SIMPLIFIED})),
     Packaged("pylopdf_fonts_zh_tw", "NotoSansTC-Regular.otf", frozenset({TRADITIONAL})),
 )
-SUFFIXES = (".ttf", ".otf", ".ttc", ".otc")
-MAX_FILES = 64
-MAX_BYTES = 256 << 20
-COLLECTION = b"ttcf"
-COLLECTION_HEAD = struct.pack(">4sIII", COLLECTION, 0x10000, 1, 16)
-WINDOWS, FAMILY_NAME = 3, 1
-SEGMENTS, GROUPS = 4, 12
-"""Forms of the table of letters."""
 
 
 class PdfFontSettings(msgspec.Struct, frozen=True):

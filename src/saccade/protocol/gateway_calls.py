@@ -10,6 +10,10 @@ from saccade.protocol.exactness import NOTHING, Exactness
 S = TypeVar("S", bound=msgspec.Struct)
 
 
+Overlaps = list[tuple[int, bool]]
+"""For each target: the number of leading blocks that it reported, and whether all that it holds is known."""
+
+
 class FindOverlaps(msgspec.Struct, frozen=True, array_like=True, tag="find-overlaps"):
     """Look up how much of a prompt each of *targets* holds: a worker's name and the index of its keys in *keys*.
 
@@ -18,10 +22,6 @@ class FindOverlaps(msgspec.Struct, frozen=True, array_like=True, tag="find-overl
 
     targets: list[tuple[str, int]]
     keys: list[tuple[bytes, int, list[bytes]]]
-
-
-Overlaps = list[tuple[int, bool]]
-"""For each target: the number of leading blocks that it reported, and whether all that it holds is known."""
 
 
 class FeedState(msgspec.Struct):

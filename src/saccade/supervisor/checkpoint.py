@@ -2,7 +2,6 @@
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.errors import StartupError
@@ -71,33 +70,6 @@ def _repository(name: str) -> tuple[str, str | None]:
     if not HUB_ID.fullmatch(repository) or ".." in name:
         raise StartupError(f"{name!r} is neither a folder here nor a hub id of the form owner/name.")
     return repository, revision or None
-
-
-@dataclass(frozen=True)
-class CachedModel:
-    """A model in the hub's cache: its hub id, its newest folder, and the bytes of all its revisions on disk."""
-
-    name: str
-    folder: Path
-    num_bytes: int
-
-
-def cached_models() -> list[CachedModel]:
-    """Return the models in the hub's cache that have a config.json, by name."""
-    from huggingface_hub import constants, scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    try:
-        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
-    except CacheNotFound:
-        return []
-    models = []
-    for repository in sorted(repositories, key=lambda repository: repository.repo_id):
-        revisions = sorted(repository.revisions, key=lambda revision: revision.last_modified)
-        folders = [one.snapshot_path for one in revisions if (one.snapshot_path / "config.json").is_file()]
-        if repository.repo_type == "model" and folders:
-            models.append(CachedModel(repository.repo_id, folders[-1], repository.size_on_disk))
-    return models
 
 
 def _cause(error: Exception, revision: str | None) -> str:

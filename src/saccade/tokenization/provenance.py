@@ -43,6 +43,10 @@ Leaves = Callable[[str], bool]
 """Whether a text is left without disguise."""
 
 
+Spans = set[tuple[int, int]]
+"""The places of special tokens in a prompt."""
+
+
 def _nothing(text: str) -> bool:
     return False
 
@@ -91,9 +95,6 @@ def _replacements(count: int, plain: str) -> list[str]:
 
 Render = Callable[[Disguise], str]
 """Renders a chat; passes every string of a user through the disguise."""
-
-Spans = set[tuple[int, int]]
-"""The places of special tokens in a prompt."""
 
 
 class Provenance:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import tokenizers
 
-from saccade.tokenization.detokenizer import TokenBytes
+from saccade.tokenization.token_bytes import TokenBytes
 from saccade.tokenization.tokenizer import TextBound
 
 NFC_SHRINKS: Final = 4

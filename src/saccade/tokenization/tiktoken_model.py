@@ -16,7 +16,7 @@ import tiktoken
 
 from saccade.errors import StartupError
 from saccade.tokenization.added_tokens import declared_tokens
-from saccade.tokenization.detokenizer import ByteStream
+from saccade.tokenization.token_bytes import ByteStream
 from saccade.tokenization.tokenizer import (
     PIECE_CHARACTERS,
     Pieces,

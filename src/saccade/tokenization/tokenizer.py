@@ -11,6 +11,16 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from saccade.errors import InvalidValue
 
+WHITE_SPACE: Final = tuple(chr(code) for code in range(0x3001) if chr(code).isspace())
+PIECE_CHARACTERS = 4096
+"""A part of a prompt that may be known from before is at least so long."""
+
+MAX_TEXT_BYTES = 4 * 2**20
+"""The most text in one call: each byte may become a token, and tokens take far more memory than text."""
+
+Pieces = Callable[[Sequence[str], Callable[[str], list[int]]], list[int]]
+"""Returns the ids of texts together. It may know some from before, and calls the function for the others."""
+
 
 class TextStream(Protocol):
     """The text of one answer, decoded one id at a time."""
@@ -20,9 +30,6 @@ class TextStream(Protocol):
 
     def finish(self) -> str:
         """Return the text that was held back; no more ids follow."""
-
-
-WHITE_SPACE: Final = tuple(chr(code) for code in range(0x3001) if chr(code).isspace())
 
 
 @dataclass(frozen=True)
@@ -46,22 +53,11 @@ class TextBound:
         return -(-num_bytes // (self.bytes_per_token * (1 if text.isascii() else self.shrinks)))
 
 
-PIECE_CHARACTERS = 4096
-"""A part of a prompt that may be known from before is at least so long."""
-
-MAX_TEXT_BYTES = 4 * 2**20
-"""The most text in one call: each byte may become a token, and tokens take far more memory than text."""
-
-
 class Segment(NamedTuple):
     """A piece of a rendered prompt: a special token that the template wrote, or text."""
 
     text: str
     is_special: bool
-
-
-Pieces = Callable[[Sequence[str], Callable[[str], list[int]]], list[int]]
-"""Returns the ids of texts together. It may know some from before, and calls the function for the others."""
 
 
 class TokenTable(dict[int, bytes]):

@@ -17,8 +17,8 @@ import tokenizers
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.tokenization.added_tokens import merge_special_tokens
-from saccade.tokenization.detokenizer import read_token_bytes
 from saccade.tokenization.text_bound import read_bound
+from saccade.tokenization.token_bytes import read_token_bytes
 from saccade.tokenization.tokenizer import (
     PIECE_CHARACTERS,
     Pieces,

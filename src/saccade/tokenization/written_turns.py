@@ -27,6 +27,10 @@ RESULT: Final[Message] = {"role": "tool", "tool_call_id": "functions.f:0", "cont
 """The result of the first call of calling()."""
 
 
+NAMED_ROLES: Final = ("system", "user", "assistant")
+"""The roles whose `name` says who speaks; that of a result only repeats its function's."""
+
+
 def calling(*arguments: str, content: str = "") -> list[Message]:
     """Return messages whose last one, with *content*, calls a function for each of *arguments*."""
     calls = [
@@ -56,10 +60,6 @@ _OF_ROLES: Final[Mapping[str, tuple[Sequence[Message], Message, Sequence[Message
     "tool": (calling("a"), RESULT, []),
 }
 """For each role: the turns before a turn of that role, its fields besides `content`, and the turns after it."""
-
-
-NAMED_ROLES: Final = ("system", "user", "assistant")
-"""The roles whose `name` says who speaks; that of a result only repeats its function's."""
 
 
 @dataclass(frozen=True)

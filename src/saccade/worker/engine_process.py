@@ -24,18 +24,6 @@ from saccade.protocol.engine_ipc import (
 from saccade.transport.engine_channel import FrontChannel
 from saccade.transport.framing import UNREADABLE
 
-
-@dataclasses.dataclass(frozen=True)
-class Timeouts:
-    """The time that an engine may take between two iterations, to load, and to exit."""
-
-    silence_seconds: float = 30.0
-    loading_seconds: float = 3600.0
-    exit_seconds: float = 5.0
-
-
-TIMEOUTS = Timeouts()
-
 ENVIRONMENT = MappingProxyType(
     {
         "GOMP_SPINCOUNT": "10000",
@@ -51,6 +39,18 @@ fraction of a millisecond (docs/decisions/004). GLIBC_TUNABLES keeps the memory 
 to the system after every prompt, each of its pages would be faulted in again by the next prompt. It also asks for huge
 pages, since each step on a CPU reads all weights, and looks up the address of each page.
 """
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeouts:
+    """The time that an engine may take between two iterations, to load, and to exit."""
+
+    silence_seconds: float = 30.0
+    loading_seconds: float = 3600.0
+    exit_seconds: float = 5.0
+
+
+TIMEOUTS = Timeouts()
 
 
 class EngineProcess:

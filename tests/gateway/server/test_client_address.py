@@ -6,7 +6,7 @@ import pytest
 from tables import table
 
 from saccade.errors import StartupError
-from saccade.gateway.server.origins import TrustedProxies, client_key
+from saccade.gateway.server.client_address import TrustedProxies, client_key
 
 
 def scope(peer: str | None, *forwarded: str) -> dict[str, Any]:

@@ -7,9 +7,10 @@ import pytest
 from tables import table
 
 from saccade.errors import InternalError, InvalidApiKey
+from saccade.gateway.server.access_keys import METRICS_PATH, Keys
 from saccade.gateway.server.errors import drop_tracebacks
-from saccade.gateway.server.middleware import METRICS_PATH, Keys
-from saccade.gateway.tenants.api_keys import ApiKeyStore, digest_of
+from saccade.gateway.tenants.api_keys import ApiKeyStore
+from saccade.gateway.tenants.key_table import digest_of
 
 
 @table(

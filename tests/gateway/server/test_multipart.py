@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tables import table
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedMediaType
-from saccade.gateway.server.body import MAX_HEAD_BYTES, MAX_PARTS, parse_form
+from saccade.gateway.server.multipart import MAX_HEAD_BYTES, MAX_PARTS, parse_form
 
 HEADERS = [(b"content-type", b"multipart/form-data; boundary=xyz")]
 PART = b'--xyz\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n'

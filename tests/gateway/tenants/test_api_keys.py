@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from saccade.errors import InvalidApiKey, StartupError
 from saccade.gateway.tenants import api_keys
-from saccade.gateway.tenants.api_keys import ApiKeyStore, TenantMetrics
+from saccade.gateway.tenants.api_keys import ApiKeyStore
+from saccade.gateway.tenants.report import TenantMetrics
 
 
 def text(*keys: str, tenant: str = "acme", limits: str = "") -> str:

@@ -7,7 +7,7 @@ from tables import table
 
 from saccade.errors import StartupError
 from saccade.gateway.tenants.account import Limits
-from saccade.gateway.tenants.api_keys import digest_of, parse_keys
+from saccade.gateway.tenants.key_table import digest_of, parse_keys
 
 KEY = "sk-" + "k" * 40
 

@@ -13,7 +13,8 @@ from starlette.responses import Response
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.images.collect import THREAD_FROM_BYTES
 from saccade.gateway.images.file_store import FileObject, FileStore, StoredFile, file_id
-from saccade.gateway.server.body import BodyReader, parse_form
+from saccade.gateway.server.body import BodyReader
+from saccade.gateway.server.multipart import parse_form
 from saccade.gateway.tenants.account import ACCOUNT
 from saccade.gateway.work_threads import WorkThreads
 from saccade.media.header import ImageLimits
@@ -23,6 +24,11 @@ from saccade.whole_numbers import read_whole_number
 PURPOSES: Final = ("vision", "user_data")
 MAX_FILENAME_CHARACTERS: Final = 255
 MAX_LISTED: Final = 10_000
+
+
+FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
+CONTENT_HEADERS = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
+"""No browser shows an uploaded file as a page of this server."""
 
 
 class FileList(Struct, frozen=True):
@@ -41,11 +47,6 @@ class DeletedFile(Struct, frozen=True):
     id: str
     deleted: bool = True
     object: Literal["file"] = "file"
-
-
-FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
-CONTENT_HEADERS = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
-"""No browser shows an uploaded file as a page of this server."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from saccade.gateway.chat_request import ChatRequest, TokenizeRequest
 from saccade.gateway.field_schemas import MAX_TOKENS, TokenId
 from saccade.gateway.parameters import ParameterReader
 
+_TOKENIZE: Final = ParameterReader(TokenizeRequest, (ChatRequest,))
+
 
 class DetokenizeRequest(Struct, frozen=True, kw_only=True):
     """The body of POST /detokenize."""
@@ -94,5 +96,4 @@ def parse_detokenize(body: bytes | bytearray, strict: bool = False) -> tuple[Det
     return _DETOKENIZE.read(body, strict)
 
 
-_TOKENIZE: Final = ParameterReader(TokenizeRequest, (ChatRequest,))
 _DETOKENIZE: Final = ParameterReader(DetokenizeRequest)

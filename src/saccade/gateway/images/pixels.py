@@ -16,7 +16,7 @@ from saccade.byte_lru import ByteLru
 from saccade.errors import InternalError, RequestError, UnsupportedParameter, WorkerUnavailable
 from saccade.gateway.concurrency import SingleFlight, all_or_none
 from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
-from saccade.gateway.images.decode_pool.server import FileTime
+from saccade.gateway.images.decode_pool.queue import FileTime
 from saccade.gateway.images.encoded_image import EncodedImage, num_encoded_bytes
 from saccade.gateway.request import Request
 from saccade.models.family import Layout

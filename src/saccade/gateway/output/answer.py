@@ -19,6 +19,12 @@ from saccade.protocol.output import FinishReason, SampleTimes, TokenDelta, Token
 from saccade.telemetry import Metrics
 from saccade.tracing.trace import TRACE
 
+SHORT_SECONDS = 0.001
+"""Work on a delta that takes no longer is not worth a call: there is one for each token."""
+
+CHARGE_TOKENS = 64
+"""While an answer grows, the tenant is charged after at most this many tokens."""
+
 
 class ImageUsage(Struct, frozen=True):
     """An image or video of a prompt as the model sees it: its resized size in pixels, and its *tokens*.
@@ -105,13 +111,6 @@ class TokenCounts:
             self._num_reasoning_tokens += choice.num_reasoning_tokens - num_reasoning_tokens
         self.changed.clear()
         return self._num_tokens, self._num_reasoning_tokens
-
-
-SHORT_SECONDS = 0.001
-"""Work on a delta that takes no longer is not worth a call: there is one for each token."""
-
-CHARGE_TOKENS = 64
-"""While an answer grows, the tenant is charged after at most this many tokens."""
 
 
 class Answer:

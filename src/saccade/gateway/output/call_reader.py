@@ -11,6 +11,9 @@ from saccade.models.tool_formats.form import Declared, ToolCallTokens
 from saccade.tokenization.messages import Tool
 from saccade.tokenization.tokenizer import Tokenizer
 
+Token = int | str
+"""A token's id, or the text of a part of a token whose rest is a call's."""
+
 
 def declared(tools: Sequence[Tool]) -> Declared:
     """Return the functions of *tools* by name."""
@@ -44,9 +47,6 @@ def joined_calls(pieces: Iterable[GeneratedCall]) -> list[GeneratedCall]:
             calls.append(replace(piece, arguments="".join(texts), begins=True))
     return calls
 
-
-Token = int | str
-"""A token's id, or the text of a part of a token whose rest is a call's."""
 
 Piece = Sequence[int] | str | GeneratedCall
 """Token ids of content, such a text of content, or a call or a piece of one."""

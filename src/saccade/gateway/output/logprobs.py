@@ -7,6 +7,9 @@ from msgspec import Struct
 from saccade.protocol.output import TokenLogprob
 from saccade.tokenization.tokenizer import Tokenizer
 
+LOWEST = -9999.0
+"""Sent for minus infinity, which JSON lacks; vLLM's value (entrypoints/openai/chat_completion/serving.py)."""
+
 
 class TopLogprob(Struct, frozen=True):
     """A possible token at a position, and its log probability there.
@@ -38,10 +41,6 @@ class PromptLogprob(Struct, frozen=True):
     logprob: float
     rank: int
     decoded_token: str
-
-
-LOWEST = -9999.0
-"""Sent for minus infinity, which JSON lacks; vLLM's value (entrypoints/openai/chat_completion/serving.py)."""
 
 
 def choice_logprobs(tokenizer: Tokenizer, token_ids: Iterable[int], logprobs: Iterable[TokenLogprob]) -> ChoiceLogprobs:

@@ -36,6 +36,20 @@ from saccade.tokenization.loading import TokenizerNeeds, load_tokenizer
 from saccade.tokenization.markup import END_THINK, THINK, Markup
 from saccade.tokenization.tokenizer import Segment, Tokenizer, special_variables
 
+PROCESSOR_FILES = (CONFIG, PREPROCESSOR_CONFIG, PROCESSOR_CONFIG, VIDEO_PREPROCESSOR_CONFIG)
+PROBE = ({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},)
+"""The shortest chat with an image; a template must write exactly one placeholder for it."""
+
+TEXT_PROBE = ({"role": "user", "content": [{"type": "text", "text": "What is it?"}]},)
+PLAIN_PROBE = ({"role": "user", "content": "What is it?"},)
+"""The shortest chat without an image, in both forms; a template must write the same prompt for both."""
+
+VIDEO_PROBE = ({"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "What is it?"}]},)
+"""The same with a video; if the template writes no placeholder for it, the model's videos are refused."""
+
+OPENING_TOKENS = 2
+"""A template that opens the reasoning ends in the marker, or in the marker and a line break."""
+
 
 @dataclass(frozen=True)
 class Parsers:
@@ -115,21 +129,6 @@ def media_segments(
         position += 1
         if placeholders.is_image(segment, special_tokens):
             yield position - 1, position, False
-
-
-PROCESSOR_FILES = (CONFIG, PREPROCESSOR_CONFIG, PROCESSOR_CONFIG, VIDEO_PREPROCESSOR_CONFIG)
-PROBE = ({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},)
-"""The shortest chat with an image; a template must write exactly one placeholder for it."""
-
-TEXT_PROBE = ({"role": "user", "content": [{"type": "text", "text": "What is it?"}]},)
-PLAIN_PROBE = ({"role": "user", "content": "What is it?"},)
-"""The shortest chat without an image, in both forms; a template must write the same prompt for both."""
-
-VIDEO_PROBE = ({"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "What is it?"}]},)
-"""The same with a video; if the template writes no placeholder for it, the model's videos are refused."""
-
-OPENING_TOKENS = 2
-"""A template that opens the reasoning ends in the marker, or in the marker and a line break."""
 
 
 def _ignore(_: str) -> None:

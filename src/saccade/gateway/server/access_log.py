@@ -29,6 +29,27 @@ POLLED = PROBES | {"/metrics", "/board"}
 """Paths that programs ask all the time."""
 
 
+SPAN_ATTRIBUTES = {
+    "method": "http.request.method",
+    "route": "http.route",
+    "status": "http.response.status_code",
+    "request_id": "saccade.request_id",
+    "tenant": "saccade.tenant",
+    "worker": "saccade.worker",
+    "images": "saccade.images",
+    "code": "error.type",
+    "id": "gen_ai.response.id",
+    "model": "gen_ai.request.model",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+    "completion_tokens": "gen_ai.usage.output_tokens",
+    "finish_reasons": "gen_ai.response.finish_reasons",
+}
+"""Fields of a line, and their names in the span of the request: OpenTelemetry's, if it has one."""
+
+_STEP: Final = re.compile(r"\.?([^.\[\]]+)|\[[0-9]{1,6}\]")
+
+
 class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="event", tag="request"):
     """One request. The code that serves the request fills in its line.
 
@@ -62,25 +83,6 @@ class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="e
     is_warned: bool = False
 
 
-SPAN_ATTRIBUTES = {
-    "method": "http.request.method",
-    "route": "http.route",
-    "status": "http.response.status_code",
-    "request_id": "saccade.request_id",
-    "tenant": "saccade.tenant",
-    "worker": "saccade.worker",
-    "images": "saccade.images",
-    "code": "error.type",
-    "id": "gen_ai.response.id",
-    "model": "gen_ai.request.model",
-    "prompt_tokens": "gen_ai.usage.input_tokens",
-    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
-    "completion_tokens": "gen_ai.usage.output_tokens",
-    "finish_reasons": "gen_ai.response.finish_reasons",
-}
-"""Fields of a line, and their names in the span of the request: OpenTelemetry's, if it has one."""
-
-
 def span_attributes(line: RequestLine) -> dict[str, Any]:
     """Return what *line* contains, for the span of its request."""
     values = {name: getattr(line, field) for field, name in SPAN_ATTRIBUTES.items()}
@@ -102,9 +104,6 @@ def note_failure(error: SaccadeError) -> None:
         line.code = error.code
         line.field = known_field(error.param or "")[:MAX_REASON_CHARACTERS]
         line.reason = error.reason[:MAX_REASON_CHARACTERS]
-
-
-_STEP: Final = re.compile(r"\.?([^.\[\]]+)|\[[0-9]{1,6}\]")
 
 
 def known_field(path: str) -> str:

@@ -1,27 +1,23 @@
-"""Reads and decodes request bodies within the byte budget; a body that is too long is refused before it is read.
-
-Forms with files (multipart/form-data, RFC 7578) are parsed in one pass over a body in memory; parts are not nested.
-"""
+"""Reads and decodes request bodies within the byte budget; a body that is too long is refused before it is read."""
 
 import asyncio
 import codecs
 import contextlib
-import re
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Self
 
 from starlette.types import Receive, Scope
 
-from saccade.errors import BodyTooLarge, InvalidValue, UnsupportedMediaType
+from saccade.errors import BodyTooLarge
 from saccade.gateway.admission import LARGE_BODY_BYTES
 from saccade.gateway.byte_budget import Reservation
 from saccade.gateway.config import ServerSettings
 from saccade.gateway.request import COPIES, Limits, Request
+from saccade.gateway.server.client_address import TrustedProxies
 from saccade.gateway.server.connection import CONNECTION, Connection
 from saccade.gateway.server.content_coding import OUTPUT_BYTES, EncodedBody, coding_of
-from saccade.gateway.server.origins import TrustedProxies
 from saccade.gateway.server.request_reader import MAX_LENGTH
 from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.gateway.work_threads import WorkThreads
@@ -216,72 +212,3 @@ def while_connected(scope: Scope) -> Iterator[None]:
         raise ClientDisconnected from None
     finally:
         connection.watch(None)
-
-
-MAX_PARTS = 16
-MAX_HEAD_BYTES = 8 << 10
-"""Of one part."""
-
-NOT_A_FORM = "The request must be a form with a file: send it as multipart/form-data, with curl by -F file=@NAME."
-MALFORMED = "The form is not valid multipart/form-data."
-_BOUNDARY = re.compile(
-    rb"multipart/form-data\s*;(?:[^\"]*;)?\s*boundary=(?:\"([^\"]{1,70})\"|([^\s;\"]{1,70}))\s*(?:;.*)?", re.IGNORECASE
-)
-_DISPOSITION = re.compile(r"content-disposition\s*:\s*form-data\s*((?:;.*)?)", re.IGNORECASE)
-_PARAMETER = re.compile(r";\s*([\w*-]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s;\"]*))")
-_ESCAPED = re.compile(r"\\([\"\\])")
-
-
-class Field(NamedTuple):
-    """A part of a form; *filename* is None if the part is no file."""
-
-    name: str
-    filename: str | None
-    content: memoryview
-
-
-def parse_form(body: bytes | bytearray, headers: Sequence[tuple[bytes, bytes]]) -> list[Field]:
-    """Return the parts of a form as views of *body*.
-
-    Raises UnsupportedMediaType if Content-Type is no form, and InvalidValue if the form is malformed.
-    """
-    content_type = next((value for name, value in headers if name == b"content-type"), b"")
-    match = _BOUNDARY.fullmatch(content_type)
-    if match is None:
-        raise UnsupportedMediaType(NOT_A_FORM)
-    delimiter = b"\r\n--" + (match[1] or match[2])
-    # A delimiter at the beginning of the body has no line break before it.
-    position = len(delimiter) - 2 if body.startswith(delimiter[2:]) else _end_of_delimiter(body, delimiter, 0)
-    view = memoryview(body)
-    fields: list[Field] = []
-    while not body.startswith(b"--", position):
-        end_of_head = body.find(b"\r\n\r\n", position, position + MAX_HEAD_BYTES)
-        if end_of_head < 0 or len(fields) == MAX_PARTS or not body.startswith(b"\r\n", position):
-            raise InvalidValue(MALFORMED)
-        name, filename = _read_head(bytes(view[position:end_of_head]))
-        start = end_of_head + 4
-        position = _end_of_delimiter(body, delimiter, start)
-        fields.append(Field(name, filename, view[start : position - len(delimiter)]))
-    return fields
-
-
-def _end_of_delimiter(body: bytes | bytearray, delimiter: bytes, start: int) -> int:
-    position = body.find(delimiter, start)
-    if position < 0:
-        raise InvalidValue(MALFORMED)
-    return position + len(delimiter)
-
-
-def _read_head(head: bytes) -> tuple[str, str | None]:
-    """Return the name and the filename in the header of a part."""
-    try:
-        lines = head.decode().split("\r\n")
-    except UnicodeDecodeError as error:
-        raise InvalidValue(MALFORMED) from error
-    for match in map(_DISPOSITION.fullmatch, lines):
-        if match is not None:
-            values = _PARAMETER.findall(match[1])
-            parameters = {name.lower(): _ESCAPED.sub(r"\1", quoted) or plain for name, quoted, plain in values}
-            if "name" in parameters:
-                return parameters["name"], parameters.get("filename")
-    raise InvalidValue(MALFORMED)

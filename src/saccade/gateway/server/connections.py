@@ -15,8 +15,8 @@ from saccade.gateway.config import ConnectionLimits
 from saccade.gateway.memory_parts import MemoryPart
 from saccade.gateway.server.answer_framing import refusal
 from saccade.gateway.server.answer_memory import PIECE_BYTES
+from saccade.gateway.server.client_address import client_key
 from saccade.gateway.server.connection import READ_BYTES, TOO_MANY, UNSENT_BYTES, Connection
-from saccade.gateway.server.origins import client_key
 
 OTHER_DESCRIPTORS = 256
 """File descriptors other than client connections: workers, decode processes, fetches, files."""

@@ -10,6 +10,18 @@ from starlette.types import Message, Send
 from saccade.errors import InternalError, SaccadeError, StartupError
 from saccade.gateway.server.access_log import note_failure
 
+ERROR_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+UNFORESEEN = "Something went wrong inside the server; its log has the details under this request's id."
+
 
 class ErrorDetail(Struct, frozen=True):
     """What went wrong: *message* for people, *code* for programs."""
@@ -39,21 +51,6 @@ class MessagesError(Struct, frozen=True, tag="error"):
     """The body of an answer that is not a 2xx, and the last event of a stream that failed."""
 
     error: MessagesErrorDetail
-
-
-ERROR_TYPES: Final = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-
-
-UNFORESEEN = "Something went wrong inside the server; its log has the details under this request's id."
 
 
 def drop_tracebacks(error: BaseException) -> None:

@@ -3,9 +3,8 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Self
 
-import msgspec
 import structlog
 from starlette.types import Send
 
@@ -14,7 +13,7 @@ from saccade.gateway.byte_budget import Reservation
 from saccade.gateway.json_parts import Part, joined, num_bytes, num_held_bytes
 from saccade.gateway.server.answer_memory import PIECE_BYTES
 from saccade.gateway.server.connection import Connection
-from saccade.gateway.server.errors import UNFORESEEN, drop_tracebacks, encode_error, json_head
+from saccade.gateway.server.errors import UNFORESEEN, drop_tracebacks, json_head
 from saccade.transport import lasting_task
 
 EVENT_STREAM = [
@@ -23,33 +22,11 @@ EVENT_STREAM = [
     (b"x-accel-buffering", b"no"),
 ]
 PING = b": ping\n\n"
-DONE = b"data: [DONE]\n\n"
-"""The last event of OpenAI's streams, unless they fail."""
 
 BACKLOG_BYTES = 4 << 20
 """Bytes that may wait for the client before generation waits, too; less if memory is short."""
 
 _logger = structlog.get_logger(__name__)
-
-
-def event(data: bytes) -> bytes:
-    """Return *data* as a server-sent event without a name."""
-    return b"data: " + data + b"\n\n"
-
-
-def named_event(name: str, data: bytes) -> bytes:
-    """Return *data* as a server-sent event."""
-    return b"event: " + name.encode() + b"\n" + event(data)
-
-
-def typed_event(kind: str, **fields: Any) -> bytes:
-    """Return an object of *fields* as a server-sent event whose name is its type."""
-    return named_event(kind, msgspec.json.encode({"type": kind, **fields}))
-
-
-def error_event(error: SaccadeError) -> bytes:
-    """Return *error* as the last event of OpenAI's streams; no [DONE] follows."""
-    return event(encode_error(error))
 
 
 NO_ROOM = (

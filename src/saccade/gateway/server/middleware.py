@@ -13,7 +13,7 @@ import difflib
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Iterator
 
 import structlog
 from starlette.exceptions import HTTPException
@@ -34,6 +34,7 @@ from saccade.errors import (
     UnsupportedContentEncoding,
 )
 from saccade.gateway.config import ServerSettings
+from saccade.gateway.server.access_keys import MESSAGES_PATH, METRICS_PATH, Keys
 from saccade.gateway.server.access_log import NO_ROUTE, POLLED, PROBES, AccessLog, span_attributes
 from saccade.gateway.server.body import ClientDisconnected
 from saccade.gateway.server.connection import CONNECTION
@@ -48,54 +49,8 @@ from saccade.tracing.tracer import Tracer
 MAX_NEAR_CHARACTERS = 64
 """A longer path is no misspelt route."""
 
-METRICS_PATH = "/metrics"
 PAGE_PATHS = frozenset({"/", "/docs"})
 """Paths of the page for browsers, which contains nothing of the server's."""
-
-MESSAGES_PATH = "/v1/messages"
-"""Prefix of Anthropic's API, whose clients send keys in another header and read Anthropic's errors."""
-
-
-class Keys:
-    """Checks the keys of requests. Neither PROBES nor *more_open_paths* need a key.
-
-    Keys of the keys file do not open /metrics, which shows what every tenant uses. If it is an open path, a request
-    without another key gets everybody's account, and sees no tenant.
-    """
-
-    def __init__(self, api_keys: ApiKeyStore, more_open_paths: Collection[str] = ()) -> None:
-        self._api_keys = api_keys
-        self._open_paths = PROBES.union(more_open_paths)
-
-    def account(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Account:
-        """Return the account of the key in *headers*; for paths without key, everybody's. Raises InvalidApiKey."""
-        if path in self._open_paths:
-            return self._operator(path, headers) if path == METRICS_PATH else self._api_keys.everybody
-        account = self._api_keys.account(_key(path, headers))
-        if path == METRICS_PATH and account.tenant.name:
-            raise InvalidApiKey(
-                "This is the API key of a tenant, and /metrics shows what every tenant uses. Send a key of --api-key, "
-                "or start the gateway with --metrics-without-key."
-            )
-        return account
-
-    def _operator(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Account:
-        """Return the account of a key of --api-key, else everybody's."""
-        try:
-            account = self._api_keys.account(_key(path, headers))
-        except InvalidApiKey:
-            return self._api_keys.everybody
-        return self._api_keys.everybody if account.tenant.name else account
-
-
-def _key(path: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    authorization = next((value for name, value in headers if name == b"authorization"), b"")
-    scheme, _, key = authorization.partition(b" ")
-    if scheme.lower() == b"bearer":
-        return key
-    if path.startswith(MESSAGES_PATH):
-        return next((value for name, value in headers if name == b"x-api-key"), b"")
-    return b""
 
 
 REQUEST_ID = "saccade.request_id"

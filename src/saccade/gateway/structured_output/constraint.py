@@ -33,6 +33,10 @@ _GRAMMAR = msgspec.json.Decoder(GrammarText)
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 
 
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+"""The parameters of a function without `parameters`, as in OpenAI's API."""
+
+
 @dataclass(frozen=True)
 class Constraint:
     """A client's grammar, from the field *param*. No keyword of a *strict* schema is dropped.
@@ -161,10 +165,6 @@ def _text(schema: Raw | UnsetType) -> str:
     """Return the JSON of *schema*, which vLLM's clients may send as a JSON string."""
     text = b"" if schema is UNSET else bytes(schema)
     return str(json.loads(text)) if text.startswith(b'"') else text.decode()
-
-
-NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-"""The parameters of a function without `parameters`, as in OpenAI's API."""
 
 
 def with_calls(

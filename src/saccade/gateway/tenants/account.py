@@ -17,6 +17,13 @@ NAME_CONTEXT = "saccade 2026 key of the salts of named tenants"
 REQUEST_CONTEXT = "saccade 2026 cache salt of a request"
 
 
+ACCOUNT = "saccade.account"
+"""Key of the ASGI scope for the account of a request's tenant."""
+
+REFILL_SECONDS = 60.0
+"""Time in which an empty TokenBucket fills."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits of a tenant per minute; None is no limit. *tokens* are of prompts and answers."""
@@ -85,13 +92,6 @@ def request_salt(salt: bytes, cache_salt: str | None) -> bytes:
         return salt
     key = blake3(salt, derive_key_context=REQUEST_CONTEXT).digest()
     return blake3(cache_salt.encode(), key=key).digest(SALT_BYTES)
-
-
-ACCOUNT = "saccade.account"
-"""Key of the ASGI scope for the account of a request's tenant."""
-
-REFILL_SECONDS = 60.0
-"""Time in which an empty TokenBucket fills."""
 
 
 class TokenBucket:

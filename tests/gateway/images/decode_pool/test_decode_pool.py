@@ -408,7 +408,7 @@ GATEWAY = """
 import asyncio
 import logging
 from saccade.gateway.images.decode_pool.pool import DecodePool, MediaSettings
-from saccade.telemetry import configure_logging
+from saccade.log_setup import configure_logging
 configure_logging(logging.WARNING)
 async def main():
     pool = DecodePool(MediaSettings(num_decode_processes=2))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from saccade.errors import Draining, InternalError, QueueFull
-from saccade.gateway.images.decode_pool.server import MAX_WAITING_VIDEOS, DecodeQueue, Turn
+from saccade.gateway.images.decode_pool.queue import MAX_WAITING_VIDEOS, DecodeQueue, Turn
 
 BUDGET = 100
 

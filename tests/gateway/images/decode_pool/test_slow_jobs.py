@@ -18,7 +18,7 @@ from saccade.errors import DeadlineExceeded
 from saccade.gateway.config import MediaSettings
 from saccade.gateway.images.decode_pool import pool as of_pool
 from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
-from saccade.gateway.images.decode_pool.server import FileTime
+from saccade.gateway.images.decode_pool.queue import FileTime
 from saccade.gateway.images.encoded_image import EncodedImage
 from saccade.gateway.images.pixels import PixelPreparer, ProcessorCache, PromptImages
 from saccade.media.pdf_pages import PdfPage

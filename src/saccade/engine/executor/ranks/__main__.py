@@ -12,7 +12,7 @@ import structlog
 from saccade.engine.executor.ranks.arena import PixelArena
 from saccade.engine.executor.ranks.member import RankMember
 from saccade.engine.executor.ranks.messages import Link
-from saccade.telemetry import configure_logging, log_uncaught
+from saccade.log_setup import configure_logging, log_uncaught
 from saccade.transport.framing import ChannelClosed
 
 logger = structlog.get_logger(__name__)

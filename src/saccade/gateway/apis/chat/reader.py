@@ -10,7 +10,9 @@ from saccade.gateway.apis.text_files import with_text_files
 from saccade.gateway.body_bounds import check_messages
 from saccade.gateway.chat_request import ChatRequest
 from saccade.gateway.parameters import Body, ParameterReader, check_stream
-from saccade.gateway.server.event_stream import error_event
+from saccade.gateway.server.events import error_event
+
+_CHAT: Final = ParameterReader(ChatRequest)
 
 
 def parse_chat(body: Body, strict: bool = False) -> tuple[ChatRequest, str]:
@@ -22,9 +24,6 @@ def parse_chat(body: Body, strict: bool = False) -> tuple[ChatRequest, str]:
     check_stream(request)
     check_messages(request.messages)
     return msgspec.structs.replace(request, messages=with_text_files(request.messages)), warning
-
-
-_CHAT: Final = ParameterReader(ChatRequest)
 
 
 def read_chat_completion(strict: bool, body: Body, tenant: bytes) -> ReadBody:

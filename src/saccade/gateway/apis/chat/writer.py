@@ -24,7 +24,7 @@ from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
 from saccade.gateway.output.choice import Chunk, GeneratedChoice
 from saccade.gateway.output.logprobs import ChoiceLogprobs, prompt_logprobs
 from saccade.gateway.output.token_record import TokenRecord
-from saccade.gateway.server.event_stream import DONE, event
+from saccade.gateway.server.events import DONE, event
 
 
 class ChatCompletionObject:

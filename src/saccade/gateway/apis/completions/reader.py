@@ -16,7 +16,7 @@ from saccade.gateway.field_schemas import MAX_CHARACTERS, MAX_TOKENS, NO_BUDGET,
 from saccade.gateway.json_body import decode
 from saccade.gateway.known_parameters import LATER
 from saccade.gateway.parameters import Body, ParameterReader, check_stream
-from saccade.gateway.server.event_stream import error_event
+from saccade.gateway.server.events import error_event
 from saccade.json_counts import num_items
 from saccade.protocol.request import MAX_NUM_SAMPLES
 
@@ -44,6 +44,10 @@ _PromptSchema = {
     ]
 }
 _Text = Annotated[str, Meta(max_length=MAX_CHARACTERS)]
+
+
+_TEXT: Final = msgspec.json.Decoder(_Text)
+_LIST: Final = msgspec.json.Decoder(list[_Text | TokenId | list[TokenId]])
 
 
 class CompletionRequest(AnswerFields, frozen=True, kw_only=True):
@@ -124,8 +128,6 @@ _SHARED: Final = tuple(
     if name in ChatRequest.__struct_fields__ and name not in ("logprobs", "return_token_ids")
 )
 _READER: Final = ParameterReader(CompletionRequest, later=NOT_SERVED)
-_TEXT: Final = msgspec.json.Decoder(_Text)
-_LIST: Final = msgspec.json.Decoder(list[_Text | TokenId | list[TokenId]])
 
 
 def read_completion(strict: bool, body: Body, tenant: bytes) -> ReadBody:

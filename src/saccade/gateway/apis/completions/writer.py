@@ -29,8 +29,10 @@ from saccade.gateway.output.answer import Answer, CompletionTokensDetails, Promp
 from saccade.gateway.output.choice import Chunk, GeneratedChoice
 from saccade.gateway.output.logprobs import TokenLogprobs, choice_logprobs, prompt_logprobs
 from saccade.gateway.output.token_record import TokenRecord
-from saccade.gateway.server.event_stream import DONE, event
+from saccade.gateway.server.events import DONE, event
 from saccade.tokenization.tokenizer import Tokenizer
+
+_COLUMNS: Final = tuple(b'"%b":[]' % name.encode() for name in CompletionLogprobs.__struct_fields__)
 
 
 class JoinedAnswers:
@@ -361,9 +363,6 @@ class _Echoed:
             choice = msgspec.structs.replace(choice, prompt_logprobs=[])
             fields[b'"prompt_logprobs":[]'] = [self.ranked]
         return filled(choice, fields)
-
-
-_COLUMNS: Final = tuple(b'"%b":[]' % name.encode() for name in CompletionLogprobs.__struct_fields__)
 
 
 class TextPlaces:

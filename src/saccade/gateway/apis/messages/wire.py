@@ -36,6 +36,21 @@ FormatType = Annotated[str, Meta(extra_json_schema={"enum": ["json_schema"]})]
 ChoiceType = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "any", "tool", "none"]})]
 
 
+OF_BLOCKS = {
+    "text": ("text",),
+    "image": ("source", *LIMITS_OF_IMAGES),
+    "document": ("source", "title", "context", *LIMITS_OF_IMAGES),
+    "search_result": ("source", "title", "content"),
+    "thinking": ("thinking", "signature"),
+    "tool_use": ("input",),
+    "tool_result": ("tool_use_id", "content", "is_error"),
+}
+OF_ANSWERS = frozenset({"container", "model", "stop_details", "stop_reason", "stop_sequence", "usage"})
+"""What an answer has besides its content; it may be sent back whole."""
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
 class Source(ImageLimits, frozen=True):
     """An image or a document: its bytes in base64 as *data*, its *url*, or the *file_id* of an uploaded one.
 
@@ -56,17 +71,6 @@ class Source(ImageLimits, frozen=True):
         "file": ("file_id",),
     }
     without_effect: ClassVar[frozenset[str]] = IN_MESSAGES
-
-
-OF_BLOCKS = {
-    "text": ("text",),
-    "image": ("source", *LIMITS_OF_IMAGES),
-    "document": ("source", "title", "context", *LIMITS_OF_IMAGES),
-    "search_result": ("source", "title", "content"),
-    "thinking": ("thinking", "signature"),
-    "tool_use": ("input",),
-    "tool_result": ("tool_use_id", "content", "is_error"),
-}
 
 
 class Block(ImageLimits, frozen=True):
@@ -94,10 +98,6 @@ class Block(ImageLimits, frozen=True):
 
 
 Content = str | Annotated[list[Block], Meta(max_length=MAX_PARTS)]
-
-
-OF_ANSWERS = frozenset({"container", "model", "stop_details", "stop_reason", "stop_sequence", "usage"})
-"""What an answer has besides its content; it may be sent back whole."""
 
 
 class Message(Struct, frozen=True):
@@ -244,7 +244,6 @@ class ToolUseBlock(Struct, frozen=True, tag="tool_use"):
 
 
 AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class MessageAnswer(Struct, frozen=True, kw_only=True, tag="message"):

@@ -21,7 +21,7 @@ from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
 from saccade.gateway.output.choice import TOOL_CALLS, Chunk, GeneratedChoice
 from saccade.gateway.server.errors import encode_messages_error
-from saccade.gateway.server.event_stream import named_event, typed_event
+from saccade.gateway.server.events import named_event, typed_event
 from saccade.models.tool_formats.json_pieces import complete_object
 from saccade.protocol.output import FinishReason
 

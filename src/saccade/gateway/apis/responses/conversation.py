@@ -73,6 +73,9 @@ Recall = Callable[[str], Sequence[ChatMessage]]
 """Returns the conversation up to and including the response with an id."""
 
 
+SPELLING: Final = 'send {"type": "json_schema", "name": "answer", "schema": {...}} as `text.format`'
+
+
 @dataclass
 class Conversation:
     """The messages of a chat that is built from items, and the client's names of their fields.
@@ -348,6 +351,3 @@ def _response_format(text_format: Format | None) -> ResponseFormat | None:
     if not has_schema:
         return ResponseFormat(text_format.type)
     return ResponseFormat("json_schema", JsonSchemaFormat(text_format.name, text_format.schema, text_format.strict))
-
-
-SPELLING: Final = 'send {"type": "json_schema", "name": "answer", "schema": {...}} as `text.format`'

@@ -61,6 +61,14 @@ SPELLINGS: Final = {
 LOGPROBS: Final = "message.output_text.logprobs"
 
 
+_READER: Final = ParameterReader(ResponseRequest, later=LATER, without_effect=WITHOUT_EFFECT, spellings=SPELLINGS)
+FUNCTION_FIELDS: Final = {"description": None, "parameters": None, "strict": None}
+"""Fields that OpenAI repeats of each function."""
+
+TOO_LARGE = "not stored: the conversation takes more than a quarter of --response-store-bytes"
+"""The warning with an answer that cannot be continued by its id."""
+
+
 def parse_response(body: Body, strict: bool = False) -> tuple[ResponseRequest, str]:
     """Return the request in the *body* of POST /v1/responses, and a warning about ignored parameters.
 
@@ -71,16 +79,6 @@ def parse_response(body: Body, strict: bool = False) -> tuple[ResponseRequest, s
         param = "top_logprobs" if request.top_logprobs else "include"
         raise UnsupportedParameter(f"`{param}`: log probabilities are not served here; chats have them.", param)
     return request, warning
-
-
-_READER: Final = ParameterReader(ResponseRequest, later=LATER, without_effect=WITHOUT_EFFECT, spellings=SPELLINGS)
-
-
-FUNCTION_FIELDS: Final = {"description": None, "parameters": None, "strict": None}
-"""Fields that OpenAI repeats of each function."""
-
-TOO_LARGE = "not stored: the conversation takes more than a quarter of --response-store-bytes"
-"""The warning with an answer that cannot be continued by its id."""
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,9 @@ BEFORE_INPUT: Final = '{"input": "'
 """The beginning of a custom tool's arguments."""
 
 
+CallItem = FunctionCallItem | CustomToolCallItem | LocalShellCallItem
+
+
 class ShellArguments(Struct, frozen=True, omit_defaults=True):
     """The arguments of LOCAL_SHELL_FUNCTION."""
 
@@ -68,8 +71,6 @@ class ShellArguments(Struct, frozen=True, omit_defaults=True):
 
 
 _SHELL_ARGUMENTS: Final = msgspec.json.Decoder(ShellArguments)
-
-CallItem = FunctionCallItem | CustomToolCallItem | LocalShellCallItem
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,37 @@ ItemRole = Annotated[str, Meta(extra_json_schema={"enum": ["user", "assistant", 
 ToolSchema = {"properties": {"type": {"type": "string"}}, "required": ["type"]}
 
 
+ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "none", "required"]})]
+ResponseId = Annotated[str, Meta(min_length=1, max_length=128)]
+Metadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
+LogprobsSchema = {"enum": [0, None]}
+FORMAT_TYPES = ("text", "json_object", "json_schema")
+FormatType = Annotated[str, Meta(extra_json_schema={"enum": list(FORMAT_TYPES)})]
+NoLogprobs = Annotated[int, Meta(extra_json_schema=LogprobsSchema)]
+OF_TEXTS = ("text",)
+OF_PARTS = {
+    "input_text": OF_TEXTS,
+    "output_text": OF_TEXTS,
+    "reasoning_text": OF_TEXTS,
+    "refusal": ("refusal",),
+    "input_image": ("image_url", "file_id", *LIMITS_OF_IMAGES),
+    "input_file": ("file_id", "file_data", "file_url", *LIMITS_OF_IMAGES),
+}
+OF_CALLS = ("call_id", "namespace")
+OF_RESULTS = ("call_id", "output")
+OF_ITEMS = {
+    "": ("content",),
+    "message": ("content",),
+    "reasoning": ("content",),
+    "function_call": (*OF_CALLS, "arguments"),
+    "custom_tool_call": (*OF_CALLS, "input"),
+    "local_shell_call": ("call_id", "action"),
+    **dict.fromkeys(RESULT_TYPES, OF_RESULTS),
+    "additional_tools": ("tools",),
+}
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
 class ToolFields(Struct, frozen=True):
     """The fields of tools that apis.responses.tools reads."""
 
@@ -79,24 +110,6 @@ class ToolFields(Struct, frozen=True):
 
 # Checked by code: each type has its own fields.
 Tools = list[Annotated[dict[str, Any], Meta(extra_json_schema=ToolSchema, extra={"struct": ToolFields})]]
-ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "none", "required"]})]
-ResponseId = Annotated[str, Meta(min_length=1, max_length=128)]
-Metadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
-LogprobsSchema = {"enum": [0, None]}
-FORMAT_TYPES = ("text", "json_object", "json_schema")
-FormatType = Annotated[str, Meta(extra_json_schema={"enum": list(FORMAT_TYPES)})]
-NoLogprobs = Annotated[int, Meta(extra_json_schema=LogprobsSchema)]
-
-
-OF_TEXTS = ("text",)
-OF_PARTS = {
-    "input_text": OF_TEXTS,
-    "output_text": OF_TEXTS,
-    "reasoning_text": OF_TEXTS,
-    "refusal": ("refusal",),
-    "input_image": ("image_url", "file_id", *LIMITS_OF_IMAGES),
-    "input_file": ("file_id", "file_data", "file_url", *LIMITS_OF_IMAGES),
-}
 
 
 class Part(ImageLimits, frozen=True):
@@ -119,20 +132,6 @@ class Part(ImageLimits, frozen=True):
 
 
 Content = str | Annotated[list[Part], Meta(max_length=MAX_PARTS)]
-
-
-OF_CALLS = ("call_id", "namespace")
-OF_RESULTS = ("call_id", "output")
-OF_ITEMS = {
-    "": ("content",),
-    "message": ("content",),
-    "reasoning": ("content",),
-    "function_call": (*OF_CALLS, "arguments"),
-    "custom_tool_call": (*OF_CALLS, "input"),
-    "local_shell_call": ("call_id", "action"),
-    **dict.fromkeys(RESULT_TYPES, OF_RESULTS),
-    "additional_tools": ("tools",),
-}
 
 
 class LocalShellAction(Struct, frozen=True, tag="exec"):
@@ -225,9 +224,6 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
     metadata: Metadata | None = None
     include: Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=16)] | None = None
     priority: Priority | None = None
-
-
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class OutputText(Struct, frozen=True, tag="output_text"):

@@ -29,7 +29,7 @@ from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.call_reader import GeneratedCall
 from saccade.gateway.output.choice import Chunk
 from saccade.gateway.server.errors import ErrorAnswer, encode_error
-from saccade.gateway.server.event_stream import typed_event
+from saccade.gateway.server.events import typed_event
 from saccade.protocol.output import FinishReason
 
 

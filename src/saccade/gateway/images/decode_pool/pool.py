@@ -42,14 +42,8 @@ from saccade.gateway.images.decode_pool.job import (
     StageSeconds,
     VideoHeaderJob,
 )
-from saccade.gateway.images.decode_pool.server import (
-    DecodeProcess,
-    DecodeQueue,
-    DecodeServer,
-    FileTime,
-    Turn,
-    draining,
-)
+from saccade.gateway.images.decode_pool.queue import DecodeQueue, FileTime, Turn, draining
+from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeServer
 from saccade.media.header import read_header
 from saccade.media.pdf_pages import BYTES_PER_PIXEL, PdfPage
 from saccade.media.video_header import MAX_FPS, MIN_FPS, VideoLimits, decoded_bytes, demuxer

@@ -75,6 +75,9 @@ SMALL_BYTES = 4096
 """A smaller answer, without pixels, is sent in one call, so that it wakes the gateway once."""
 
 
+Writer = Callable[[npt.NDArray[Any]], None]
+
+
 def fork_server(control: socket.socket) -> socket.socket | None:
     """Fork a process for every socket that arrives; return the socket in the child, None in the server at its end.
 
@@ -141,9 +144,6 @@ def answer(job: Job, slot: int | None, pdf: Renderer) -> ImageAnswer:
     except MemoryError:
         code = VideoTooLarge.code if job.medium == "video" else ImageTooLarge.code
         return ImageAnswer(failure=Failure(code, f"The {job.medium} takes more memory than one may use."))
-
-
-Writer = Callable[[npt.NDArray[Any]], None]
 
 
 def _writer(job: PixelJob, pdf: Renderer) -> tuple[Writer, bool]:

@@ -1,0 +1,75 @@
+"""What operators see of tenants: a report of each, and metrics."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from saccade.gateway.tenants.account import Account
+from saccade.gateway.tenants.api_keys import ApiKeyStore
+from saccade.metric_registry import filled
+from saccade.protocol.gateway_calls import TenantUsage, total
+
+TENANT_LABEL = "tenant"
+"""The label of metrics that name a tenant."""
+
+NO_USAGE = TenantUsage()
+
+DESCRIPTIONS = {
+    "requests": "Ended requests of a tenant, but for those that its limits refused at once and those that got 503.",
+    "refused": "Requests of a tenant that one of its limits refused.",
+    "prompt_tokens": "Tokens of a tenant's prompts.",
+    "cached_tokens": "Tokens of a tenant's prompts that were computed before.",
+    "completion_tokens": "Tokens that were generated for a tenant.",
+    "image_bytes": "Bytes of a tenant's encoded images.",
+}
+
+
+class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant of the keys file: its limits, None if there is none, and its usage."""
+
+    tenant: str
+    group: str
+    priority: int
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    image_bytes_per_minute: int | None
+    usage: TenantUsage
+
+
+def tenant_reports(accounts: Mapping[str, Account], usages: Sequence[Mapping[str, TenantUsage]]) -> list[TenantReport]:
+    """Return the report of each of *accounts*; *usages* are the usage at every process, by tenant."""
+    reports = []
+    for name, account in sorted(accounts.items()):
+        tenant = account.tenant
+        reports.append(
+            TenantReport(
+                tenant=name,
+                group=tenant.group,
+                priority=tenant.priority,
+                requests_per_minute=tenant.limits.requests,
+                tokens_per_minute=tenant.limits.tokens,
+                image_bytes_per_minute=tenant.limits.image_bytes,
+                usage=total(TenantUsage, [of_process.get(name, NO_USAGE) for of_process in usages]),
+            )
+        )
+    return reports
+
+
+class TenantMetrics(Collector):
+    """The usage of each tenant, and whether the current keys file is used. No metrics without a keys file."""
+
+    def __init__(self, api_keys: ApiKeyStore) -> None:
+        self._api_keys = api_keys
+
+    def collect(self) -> Iterable[Metric]:
+        if not (usages := self._api_keys.usages()):
+            return
+        for field, words in DESCRIPTIONS.items():
+            family = CounterMetricFamily(f"saccade_tenant_{field}", words, labels=(TENANT_LABEL,))
+            yield filled(family, [((name,), getattr(usage, field)) for name, usage in usages.items()])
+        is_current = 0 if self._api_keys.fault else 1
+        yield GaugeMetricFamily(
+            "saccade_api_keys_file_current", "Whether the keys file is used as it is now.", value=is_current
+        )
