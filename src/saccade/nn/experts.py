@@ -4,8 +4,6 @@ A family's router chooses the experts and their weights. Shapes: N tokens, H hid
 of this rank, K experts of a token.
 """
 
-from collections.abc import Hashable, Mapping
-
 import torch
 from torch import nn
 
@@ -80,10 +78,6 @@ class Experts(Layer):
             packed = pack_experts(gate_up, down, self.share)
             self._mix_zeros(packed, 1)
         self.packed, self.quantised = packed, {}
-
-    def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
-        """Return ops.PackedExperts.kernels of the packed matrices."""
-        return {} if self.packed is None else self.packed.kernels(most_tokens)
 
     def compile_kernel(self, num_tokens: int) -> None:
         """Compile the kernels for *num_tokens*, if they are not yet. Raises whatever their library raises."""

@@ -4,7 +4,7 @@ Parameters are made empty and filled by the loader; `use_operations` then sets t
 with. Shapes: N tokens, Q query heads, K key/value heads, D head size.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Self
 
@@ -137,10 +137,6 @@ class Linear(Layer):
             self.packed = self.ops.pack_linear(self.weight, None if self.summed_over else self.bias)
             if not isinstance(self.packed, PlainLinear):
                 self.weight = nn.Parameter(self.weight.new_empty(0, self.weight.shape[1]), requires_grad=False)
-
-    def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
-        """Return ops.PackedLinear.kernels of the packed weight."""
-        return {} if self.packed is None else self.packed.kernels(most_tokens)
 
     def compile_kernel(self, num_tokens: int) -> None:
         """Compile the kernel for *num_tokens*, if it is not yet. Raises whatever its library raises."""

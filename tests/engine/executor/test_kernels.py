@@ -23,7 +23,7 @@ from torch import nn
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.execution import prepare
 from saccade.engine.executor.kernels import compile_kernels, reported
-from saccade.engine.executor.loader import load_model
+from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.errors import StartupError
 from saccade.nn import gpu
 from saccade.nn.backends import Workload, triton_attention
@@ -136,19 +136,59 @@ def test_products(network: nn.ModuleList, met: set[Hashable]) -> None:
     assert met == compiled, sorted(map(str, met ^ compiled))
 
 
-@pytest.mark.parametrize(("patches", "most"), [(256, 2048), (65536, 65536)])
+class OnGpu:
+    """A network on the CPU that says that it is on a GPU."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+
+def load_on_gpu(config: EngineConfig) -> LoadedModel:
+    model = load_model(config, lambda *_: None)
+    return replace(model, network=OnGpu(model.network))
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The most rows of each start's products; backends of a GPU are not tried."""
+    rows: list[int] = []
+
+    def tried(load: Callable[..., Any], _: str, workload: Workload, __: object) -> tuple[Any, Workload]:
+        return load("torch_sdpa", replace(workload, device=CPU)), workload
+
+    for name, function in (
+        ("compile_kernels", lambda _, most_rows, *__: rows.append(most_rows)),
+        ("tried", tried),
+        ("use_toolkit", lambda *_: None),
+    ):
+        monkeypatch.setattr(f"saccade.engine.executor.execution.{name}", function)
+    return rows
+
+
+@pytest.mark.parametrize(("patches", "most"), [(256, 8192), (65536, 65536)])
 def test_a_start_compiles_for_the_largest_step(
-    patches: int, most: int, tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch
+    patches: int, most: int, tiny_qwen3_vl: Path, compiled: list[int]
 ) -> None:
     """As many rows as tokens, or as patches of its images."""
-    calls: list[int] = []
-    monkeypatch.setattr(
-        "saccade.engine.executor.execution.compile_kernels", lambda _, most_rows, *__: calls.append(most_rows)
-    )
-    config = EngineConfig(str(tiny_qwen3_vl), "tiny", device="cpu", encode_budget_patches=patches)
+    config = EngineConfig(str(tiny_qwen3_vl), "tiny", device="cpu", encode_budget_patches=patches, cuda_graphs=False)
+    prepare(config, load_on_gpu(config))
+    assert len(compiled) == 1
+    assert compiled[0] >= most
+
+
+def test_a_start_on_a_cpu_compiles_nothing(
+    tiny_qwen3_vl: Path, compiled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it ask how many rows a step has, which a network need not know."""
+    monkeypatch.setattr("saccade.engine.executor.execution.most_tokens", lambda *_: pytest.fail("asked for rows"))
+    config = EngineConfig(str(tiny_qwen3_vl), "tiny", device="cpu")
     prepare(config, load_model(config, lambda *_: None))
-    assert len(calls) == 1
-    assert calls[0] >= most
+    assert not compiled
 
 
 def test_ranks_begin_at_different_kernels(network: nn.ModuleList, met: set[Hashable]) -> None:

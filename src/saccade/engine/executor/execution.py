@@ -90,7 +90,8 @@ def prepare(config: EngineConfig, model: LoadedModel, progress: Progress = lambd
         reasons = use_operations(model.module, operations)
     if reasons and network.device.type == "cuda":
         logger.warning("quantised weights are dequantised at each use, which is slow", reasons=reasons)
-    compile_kernels(model.module, most_tokens(config, model), model.ranks, progress)
+    if network.device.type == "cuda":
+        compile_kernels(model.module, most_tokens(config, model), model.ranks, progress)
     captures = memory.may_capture(config, model)
     refused = decode_graphs.refusal(model.module, backend, network.device, network.dtype) if captures else None
     if refused is not None:

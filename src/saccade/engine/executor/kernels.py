@@ -49,8 +49,8 @@ def compile_kernels(module: nn.Module, most_tokens: int, ranks: Ranks, progress:
     """Compile all kernels that layers of *module* need for 1 to *most_tokens* tokens. Raises StartupError."""
     calls: dict[Hashable, tuple[Linear | Experts, int]] = {}
     for layer in module.modules():
-        if isinstance(layer, Linear | Experts):
-            for kernel, num_tokens in layer.kernels(most_tokens).items():
+        if isinstance(layer, Linear | Experts) and layer.packed is not None:
+            for kernel, num_tokens in layer.packed.kernels(most_tokens).items():
                 calls.setdefault(kernel, (layer, num_tokens))
     first = len(calls) * ranks.rank // ranks.size
     in_order = [*calls.values()]
