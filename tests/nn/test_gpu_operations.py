@@ -1,24 +1,12 @@
-"""Operations for GPUs in Triton's interpreter against the plain ones, and the launches of a decoder's layer."""
-
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import fields, replace
-from typing import Any
+"""Operations for GPUs in Triton's interpreter against the plain ones."""
 
 import pytest
 import torch
 from tables import table
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from saccade.models.backbones.decoder import DecoderLayer, GatedMlp
-from saccade.models.backbones.grouped_query_text import GroupedQueryAttention
-from saccade.models.backbones.text_config import TextConfig, TextStyle
 from saccade.nn import gpu, ops
-from saccade.nn.backends import load_backend
-from saccade.nn.context import ForwardContext, KvCache, PagedLayout
-from saccade.nn.layers import finish, use_operations
-from saccade.nn.ops import GELU, GELU_TANH, PLAIN, SILU, Operations, resolve
-from saccade.nn.parallel import ALONE
+from saccade.nn.context import KvCache
+from saccade.nn.ops import GELU, GELU_TANH, SILU, resolve
 from saccade.nn.rope import cos_sin
 
 HALF = [torch.float16, torch.bfloat16]
@@ -98,76 +86,3 @@ def test_a_linear_layer_adds_to_the_residual(has_bias: bool) -> None:
     found = packed.add_to(residual, x.half())
     torch.testing.assert_close(found.float(), expected, rtol=0.01, atol=0.01)
     assert found.data_ptr() == residual.data_ptr()
-
-
-class Launches(TorchDispatchMode):
-    """Counts operations that compute: neither views nor new memory without values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if not func.is_view and "empty" not in func.__name__:
-            self.names.append(func.__name__)
-        return result
-
-    def as_one(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return *function*, which counts as one."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with self.aside():
-                result = function(*args, **kwargs)
-            self.names.append(name)
-            return result
-
-        return call
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        with _disable_current_modes():
-            yield
-
-
-CONFIG = TextConfig.read(
-    {"vocab_size": 8, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
-     "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-6, "max_position_embeddings": 64, "rope_theta": 1e4},
-    TextStyle(normed_heads=True, axes="interleaved", mrope_section=(4, 2, 2)),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("operations", "most"), [(PLAIN, 18), (resolve("cuda", torch.float16), 9)], ids=["plain", "gpu"]
-)
-def test_launches_of_a_decode_layer(operations: Operations, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Qwen3-VL; attention counts as one, as does each kernel of Triton."""
-    layer = DecoderLayer(CONFIG, GroupedQueryAttention(CONFIG, 0, ALONE), GatedMlp(64, 96, ALONE)).half()
-    for parameter in layer.parameters():
-        parameter.data = drawn(*parameter.shape).half() * 0.1
-    finish(layer)
-    counter = Launches()
-    kernels = {
-        field.name: counter.as_one(field.name, getattr(operations, field.name))
-        for field in fields(operations)
-        if field.name in ("cached_heads", "gated_activation") and operations is not PLAIN
-    }
-    use_operations(layer, replace(operations, **kernels))
-    backend = load_backend("torch_sdpa")
-    layout = PagedLayout(
-        torch.tensor([3, 8]), torch.tensor([[0], [2]]), torch.tensor([4, 1]), (1, 1), (4, 1), 2, BLOCK, torch.arange(2)
-    )
-    size = CONFIG.head_dim
-    step = ForwardContext(
-        torch.zeros(3, 2, dtype=torch.int64), layout,
-        [KvCache(*torch.zeros(2, 5, BLOCK, CONFIG.num_kv_heads, size).half())], backend, backend.plan(layout, torch.float16),
-    )  # fmt: skip
-    monkeypatch.setattr(backend, "attend", counter.as_one("attention", backend.attend))
-    x, rotation = drawn(2, 64).half(), cos_sin(drawn(2, size // 2), torch.float16)
-    expected = layer(x.clone(), rotation, step)
-    counter.names.clear()
-    with torch.inference_mode(), counter:
-        found = layer(x.clone(), rotation, step)
-    assert torch.equal(found, expected)
-    assert len(counter.names) - 1 <= most, counter.names  # the clone
-    assert counter.names.count("attention") == 1
