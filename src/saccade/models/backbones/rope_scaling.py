@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import integer, number, section
 
+ORIGINAL_LENGTH = "original_max_position_embeddings"
+"""The key of the length of the sequences in the training."""
+
 
 class Rope(NamedTuple):
     """Channel pair i has the frequency 1 / (divisors[i] * theta^(i / pairs)); cosine and sine times *magnitude*.
@@ -53,9 +56,8 @@ def rope_section(text: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def original_length(text: Mapping[str, Any]) -> int:
     """Return the length of the sequences in the training, from the decoder's keys *text*. Raises StartupError."""
-    key = "original_max_position_embeddings"
-    holder = next((one for one in (text, rope_section(text)) if one.get(key) is not None), None)
-    return integer(text, "max_position_embeddings") if holder is None else integer(holder, key, least=2)
+    holder = next((one for one in (text, rope_section(text)) if one.get(ORIGINAL_LENGTH) is not None), None)
+    return integer(text, "max_position_embeddings") if holder is None else integer(holder, ORIGINAL_LENGTH, least=2)
 
 
 def read_rope(text: Mapping[str, Any], head_dim: int, max_model_len: int, rotary_factor: float = 1.0) -> Rope:
@@ -80,10 +82,10 @@ def longest(text: Mapping[str, Any]) -> int:
     Who adds YaRN as a release's README says may leave `max_position_embeddings` as it is. Raises StartupError.
     """
     scaling, stated = rope_section(text), integer(text, "max_position_embeddings")
-    original = scaling.get("original_max_position_embeddings")
+    original = scaling.get(ORIGINAL_LENGTH)
     if scaling.get("rope_type", scaling.get("type")) != "yarn" or original is None:
         return stated
-    return max(stated, int(integer(scaling, "original_max_position_embeddings") * number(scaling, "factor")))
+    return max(stated, int(integer(scaling, ORIGINAL_LENGTH) * number(scaling, "factor")))
 
 
 def _default(source: _Source) -> Rope:
