@@ -127,6 +127,51 @@ def test_tensors_that_follow_from_a_quantised_weight(
         load(rewrite(folder, **{DOWN + end: change(value)}))
 
 
+def by_activations(folder: Path, end: str, groups: Change) -> Path:
+    """The quantised checkpoint, whose config.json says that groups may have any columns; *groups* changes those."""
+    config = config_of(folder)
+    section = config["quantization_config"]
+    own = section["config_groups"]["group_0"]["weights"] if "config_groups" in section else section
+    own.update({"actorder": "group"} if "config_groups" in section else {"desc_act": True})
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    modules = [name.rpartition(".")[0] for name in tensors if name.endswith(("weight_packed", "qweight"))]
+    columns = {one: 256 if "down_proj" in one else 128 for one in modules}
+    return rewrite(folder, **{f"{one}.{end}": groups(torch.arange(count) // 32) for one, count in columns.items()})
+
+
+ORDERED_BY_CONFIG = [("gptq", "g_idx"), ("gptq int8", "g_idx"), ("int4", "weight_g_idx")]
+
+
+@table(("format", "end"), ORDERED_BY_CONFIG)
+def test_groups_by_activations_are_served_if_their_columns_are_successive(
+    tiny_qwen3_vl: Path, tmp_path: Path, format: str, end: str
+) -> None:
+    folders = [packed(tiny_qwen3_vl, format, tmp_path / name) for name in ("ordered", "unordered")]
+    by_activations(folders[0], end, lambda groups: groups.int())
+    layers = [load(folder).language_model.layers[1].mlp.down_proj for folder in folders]
+    assert torch.equal(*(layer.dequantised() for layer in layers))
+
+
+@table(("format", "end"), ORDERED_BY_CONFIG)
+def test_other_groups_by_activations_are_refused_by_name(
+    tiny_qwen3_vl: Path, tmp_path: Path, format: str, end: str
+) -> None:
+    folder = packed(tiny_qwen3_vl, format, tmp_path)
+    mixed = by_activations(folder, end, lambda groups: groups.int().flip(0))
+    with pytest.raises(StartupError, match=rf"other values .*{end} .*in the order of activations are not served"):
+        load(mixed)
+
+
+@table(("format", "end"), ORDERED_BY_CONFIG)
+def test_groups_by_activations_must_be_stored(tiny_qwen3_vl: Path, tmp_path: Path, format: str, end: str) -> None:
+    folder = by_activations(packed(tiny_qwen3_vl, format, tmp_path), end, lambda groups: groups.int())
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: one for name, one in tensors.items() if name != DOWN + end}, folder / "model.safetensors")
+    with pytest.raises(StartupError, match=rf"lacks 1 tensors: {DOWN}{end} \(I32 or I64\)"):
+        load(folder)
+
+
 @table(("format", "end"), [("gptq", "g_idx"), ("int4", "weight_shape")])
 def test_a_tensor_that_follows_from_no_weight(tiny_qwen3_vl: Path, tmp_path: Path, format: str, end: str) -> None:
     folder = packed(tiny_qwen3_vl, format, tmp_path)

@@ -70,6 +70,8 @@ CHANNEL = {**GROUP, "num_bits": 8, "strategy": "channel", "group_size": None}
     ("section", "chosen"),
     [
         ({**GPTQ, "dynamic": {"-:.*self_attn.*": {}, "-:model\\.visual\\..*": False}}, mlps("gptq")),
+        ({**GPTQ, "desc_act": True, "static_groups": True}, mlps("gptq")),
+        ({**GPTQ, "dynamic": {"down_proj": {"desc_act": True}}}, mlps("gptq", "gptq")),
         (
             {**GPTQ, "dynamic": {"lm_head": {}}, "modules_in_block_to_quantize": [["mlp.up_proj"], ["mlp"]]},
             mlps("gptq"),

@@ -107,7 +107,8 @@ def _packed(weights: Mapping[str, Any], source: str) -> WeightFormat:
     bits, symmetric = weights["num_bits"], weights["symmetric"]
     is_channel = weights["strategy"] == "channel"
     size = WHOLE_ROW if is_channel else _group_size(weights.get("group_size"), bits, source)
-    return compressed(bits, size, symmetric=symmetric)
+    by_activations = weights.get("actorder") in BY_ACTIVATIONS
+    return compressed(bits, size, symmetric=symmetric, by_activations=by_activations)
 
 
 def _group_size(size: object, bits: int, source: str) -> int:
@@ -142,6 +143,9 @@ def _cell(weight: Mapping[str, Any], source: str) -> Cell | None:
             raise _unknown(source, "weights.strategy", value, "tensor, channel, block")
 
 
+BY_ACTIVATIONS = ("group", "dynamic")
+"""Values of `actorder` with which groups may have other columns than successive ones."""
+
 Check = tuple[Mapping[str, tuple[object, ...]], Callable[[Mapping[str, Any], str], WeightFormat]]
 COMPRESSED: Mapping[str, Check] = MappingProxyType(
     {
@@ -152,7 +156,7 @@ COMPRESSED: Mapping[str, Check] = MappingProxyType(
                 "symmetric": (True, False),
                 "strategy": ("group", "channel"),
                 # By weight, the order was that of the calibration only: the checkpoint is as without.
-                "actorder": (None, "weight", "static"),
+                "actorder": (None, "weight", "static", *BY_ACTIVATIONS),
             },
             _packed,
         ),
@@ -210,13 +214,14 @@ def _gptq_format(section: Mapping[str, Any], source: str) -> WeightFormat:
     _check(
         section,
         source,
-        {"desc_act": (False,), "checkpoint_format": tuple(GPTQ_OFFSETS), "pack_dtype": ("int32",)},
+        {"desc_act": (False, True), "checkpoint_format": tuple(GPTQ_OFFSETS), "pack_dtype": ("int32",)},
     )
     bits, offset = section.get("bits"), GPTQ_OFFSETS[section.get("checkpoint_format") or "gptq"]
     if bits not in (4, 8):
         raise _unknown(source, "bits", bits, "4, 8")
     size = _group_size(section.get("group_size"), bits, source)
-    return gptq(bits, size, zeros_offset=offset)
+    # With `static_groups`, too, the groups are successive columns; the tensors tell.
+    return gptq(bits, size, zeros_offset=offset, by_activations=bool(section.get("desc_act")))
 
 
 def _dynamic_rule(section: Mapping[str, Any], pattern: str, settings: object, source: str) -> Rule:

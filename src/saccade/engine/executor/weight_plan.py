@@ -217,9 +217,12 @@ def _missing_fields(filling: Filling) -> list[str]:
     """Return the tensors that a quantised weight lacks."""
     if filling.format is None:
         return []
-    present_or_optional = {*filling.fields, *filling.format.optional}
-    absent = ((end, field) for end, field in filling.format.fields.items() if end not in present_or_optional)
-    return [f"{field_name(filling.weight, end)} ({' or '.join(field.dtypes)})" for end, field in absent]
+    format = filling.format
+    present_or_optional = {*filling.tensors, *format.optional}
+    needed = {end: field.dtypes for end, field in format.fields.items()}
+    needed |= {end: INTEGERS for end, rule in format.derived.items() if rule.is_needed}
+    absent = ((end, dtypes) for end, dtypes in needed.items() if end not in present_or_optional)
+    return [f"{field_name(filling.weight, end)} ({' or '.join(dtypes)})" for end, dtypes in absent]
 
 
 def _wrong(place: WeightPlace, filling: Filling) -> list[str]:

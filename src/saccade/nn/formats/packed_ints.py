@@ -117,18 +117,24 @@ SHAPE = MappingProxyType(
 )
 
 
-def _groups(size: int) -> Mapping[str, DerivedValues]:
+def _groups(size: int, *, is_needed: bool) -> DerivedValues:
     """Return the group of each column, which releases store. Another order than the columns' own is not read."""
     words = "column // group_size: groups in the order of activations are not served"
-    return MappingProxyType({"g_idx": DerivedValues(words, lambda _, columns: torch.arange(columns) // size)})
+    return DerivedValues(words, lambda _, columns: torch.arange(columns) // size, is_needed)
 
 
-def compressed(bits: int = 4, group_size: int = WHOLE_ROW, *, symmetric: bool = True) -> PackedInts:
-    """Return compressed-tensors' format "pack-quantized"."""
+def compressed(
+    bits: int = 4, group_size: int = WHOLE_ROW, *, symmetric: bool = True, by_activations: bool = False
+) -> PackedInts:
+    """Return compressed-tensors' format "pack-quantized".
+
+    If the configuration says that groups are *by_activations*, the checkpoint must show that they are not.
+    """
     zeros = None if symmetric else "weight_zero_point"
     kind = "" if symmetric else ", asymmetric"
     name = f"compressed-tensors pack-quantized, {bits} bits{kind}"
-    return PackedInts(name, bits, group_size, "weight_packed", "weight_scale", zeros, SHAPE)
+    groups = {"weight_g_idx": _groups(group_size, is_needed=True)} if by_activations else {}
+    return PackedInts(name, bits, group_size, "weight_packed", "weight_scale", zeros, {**SHAPE, **groups})
 
 
 def awq(group_size: int = WHOLE_ROW) -> PackedInts:
@@ -139,9 +145,14 @@ def awq(group_size: int = WHOLE_ROW) -> PackedInts:
     )  # fmt: skip
 
 
-def gptq(bits: int = 4, group_size: int = WHOLE_ROW, *, zeros_offset: int = 1) -> PackedInts:
-    """Return AutoGPTQ's format, whose stored zero points are less by one; those of "gptq_v2" are not."""
+def gptq(
+    bits: int = 4, group_size: int = WHOLE_ROW, *, zeros_offset: int = 1, by_activations: bool = False
+) -> PackedInts:
+    """Return AutoGPTQ's format, whose stored zero points are less by one; those of "gptq_v2" are not.
+
+    If the configuration says that groups are *by_activations*, the checkpoint must show that they are not.
+    """
     return PackedInts(
         f"GPTQ, {bits} bits", bits, group_size, "qweight", "scales", "qzeros",
-        _groups(group_size), zeros_offset=zeros_offset, is_transposed=True,
+        {"g_idx": _groups(group_size, is_needed=by_activations)}, zeros_offset=zeros_offset, is_transposed=True,
     )  # fmt: skip

@@ -67,10 +67,14 @@ class WeightField(NamedTuple):
 
 
 class DerivedValues(NamedTuple):
-    """A tensor of whole numbers that follows from a weight's shape: *words* say how, *of* returns it for [O, I]."""
+    """A tensor of whole numbers that follows from a weight's shape: *words* say how, *of* returns it for [O, I].
+
+    A checkpoint may lack it unless it *is_needed*.
+    """
 
     words: str
     of: Callable[[int, int], torch.Tensor]
+    is_needed: bool = False
 
 
 class WeightFormat(Protocol):
