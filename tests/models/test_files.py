@@ -27,6 +27,13 @@ def test_folder_without_config_is_refused(tmp_path: Path) -> None:
         read_model_files(tmp_path)
 
 
+@table("name", ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])
+def test_adapter_alone_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(StartupError, match=rf"has {name} but no config\.json: .*merge_and_unload"):
+        read_model_files(tmp_path)
+
+
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
 def test_malformed_file_is_named(content: bytes) -> None:
     with pytest.raises(StartupError, match=r"preprocessor_config\.json"):

@@ -21,6 +21,7 @@ from saccade.protocol.model_files import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     VIDEO_PREPROCESSOR_CONFIG,
+    check_config,
 )
 from saccade.whole_numbers import read_whole_number
 
@@ -35,8 +36,7 @@ def read_model_files(folder: Path) -> ModelFiles:
 
     Raises StartupError if config.json is missing, or if the files have more than MAX_FILES_BYTES together.
     """
-    if not (folder / CONFIG).is_file():
-        raise StartupError(f"{folder} has no {CONFIG}: it is not a model folder in hub layout.")
+    check_config(folder, str(folder))
     num_left = MAX_FILES_BYTES
     for name in filter(lambda name: (folder / name).is_file(), GATEWAY_FILES):
         num_bytes = (folder / name).stat().st_size

@@ -1,4 +1,8 @@
-"""The names of a checkpoint's small files, and how large they may be."""
+"""The names of a checkpoint's small files, how large they may be, and which folders are whole models."""
+
+from pathlib import Path
+
+from saccade.errors import StartupError
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -26,3 +30,24 @@ GATEWAY_FILES = (
 
 MAX_FILES_BYTES = 128 << 20
 """Of all together: three times the largest tokenizer of a release."""
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+"""PEFT's files of an adapter, such as LoRA's matrices."""
+
+
+def check_config(folder: Path, name: str) -> None:
+    """Raise StartupError if *folder*, which the error calls *name*, has no config.json."""
+    if (folder / CONFIG).is_file():
+        return
+    adapter = adapter_in(folder)
+    if adapter is None:
+        raise StartupError(f"{name} has no {CONFIG}: it is not a model folder in hub layout.")
+    raise StartupError(
+        f"{name} has {adapter} but no {CONFIG}: it is an adapter, and Saccade serves whole models. Merge it into its "
+        "model (with PEFT: merge_and_unload, then save_pretrained), and serve the folder with the result."
+    )
+
+
+def adapter_in(folder: Path) -> str | None:
+    """Return the name of a file of a PEFT adapter in *folder*, None if there is none."""
+    return next((name for name in ADAPTER_FILES if (folder / name).is_file()), None)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from saccade.errors import StartupError
+from saccade.protocol.model_files import check_config
 
 WEIGHTS = "*.safetensors"
 FETCHED_FILES = ("*.json", "*.jinja", "*.model", "tiktoken*", "*.tiktoken", "vocab*", "merges.txt")
@@ -25,8 +26,7 @@ def resolve_model(
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise StartupError(f"{folder} has no config.json: it is not a model folder in hub layout.")
+        check_config(folder, str(folder))
         if revision is not None:
             raise StartupError(f"--revision is for a model on a hub; {folder} is a folder of this machine.")
         return folder.resolve()
@@ -60,8 +60,7 @@ def fetch(name: str, *, weights: bool = True, download_dir: str | None = None) -
         )
     except (OSError, ValueError, HTTPError, EntryNotFoundError) as error:
         raise StartupError(f"The model {repository} could not be fetched: {_cause(error, revision)}") from error
-    if not (Path(folder) / "config.json").is_file():
-        raise StartupError(f"The repository {repository} has no config.json: it is no model that Saccade can serve.")
+    check_config(Path(folder), f"The repository {repository}")
     return Path(folder)
 
 

@@ -66,8 +66,31 @@ def test_a_file_that_the_index_does_not_name_is_left_out(tmp_path: Path, left_ou
 def test_without_an_index_one_file_counts_or_all_shards(tmp_path: Path) -> None:
     files = {A: {"a": torch.ones(1)}, B: {"b": torch.ones(1)}, "consolidated.safetensors": {"c": torch.ones(1)}}
     assert read(folder_of(tmp_path, files, None)).keys() == {"a", "b"}
+    (tmp_path / A).unlink()
+    (tmp_path / B).unlink()
     save_file({"whole": torch.ones(1)}, tmp_path / "model.safetensors")
     assert read(tmp_path).keys() == {"whole"}
+
+
+@table("index", [{"a": A}, None])
+def test_a_whole_file_beside_shards_is_refused(tmp_path: Path, index: dict[str, str] | None) -> None:
+    """transformers reads the whole file, and vLLM the shards."""
+    folder_of(tmp_path, {A: {"a": torch.ones(1)}, "model.safetensors": {"a": torch.zeros(1)}}, index)
+    with pytest.raises(StartupError, match=rf"holds model\.safetensors beside {A} .*Remove model\.safetensors, or"):
+        read(tmp_path)
+
+
+@table("index", [{"a": "model.safetensors"}, {"a": "model.safetensors", "z": "mtp.safetensors"}, {}])
+def test_an_index_may_name_the_whole_file(tmp_path: Path, index: dict[str, str]) -> None:
+    files = {"model.safetensors": {"a": torch.ones(1)}, "mtp.safetensors": {"z": torch.ones(1)}}
+    assert read(folder_of(tmp_path, files, index)).keys() == {"a", *index}
+
+
+@table("name", ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])
+def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(StartupError, match=rf"holds {name}, an adapter .*merge_and_unload"):
+        read(folder_of(tmp_path, {"model.safetensors": {"a": torch.ones(1)}}, None))
 
 
 def test_a_network_from_shards_that_share_a_tensor(tiny_qwen3_vl: Path, tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """The names of the files of a checkpoint's weights. No torch."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from saccade.errors import StartupError
+from saccade.protocol.model_files import adapter_in
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -27,18 +28,33 @@ def weight_map(folder: Path) -> Mapping[str, str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the checkpoint's safetensors files, in name order. Raises StartupError if one is missing.
+    """Return the checkpoint's safetensors files, in name order.
 
-    Others than those that the index names do not count. Without it, one file counts, or all shards.
+    Others than those that the index names do not count. Without it, one file counts, or all shards. Raises StartupError
+    if a file is missing, for an adapter, or for a whole file beside shards.
     """
+    if (adapter := adapter_in(folder)) is not None:
+        raise StartupError(
+            f"{folder} holds {adapter}, an adapter that Saccade does not apply to the weights beside it. Merge it into "
+            "them (with PEFT: merge_and_unload, then save_pretrained), or serve a folder without the adapter's files."
+        )
     names = sorted({Path(name).name for name in weight_map(folder).values()})
-    if not names:
-        files = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob(SHARDS))
-        if not files:
-            raise StartupError(f"{folder} holds neither {WEIGHTS} nor {INDEX}.")
-        return files
-    files = [folder / name for name in names]
+    shards = [folder / name for name in names] or sorted(folder.glob(SHARDS))
+    whole = folder / WEIGHTS
+    if whole in shards or not whole.is_file():
+        _check_present(folder, shards)
+        return shards
+    if shards:
+        raise StartupError(
+            f"{folder} holds {WEIGHTS} beside {shards[0].name} and its like. Which of them count is not known: "
+            f"transformers reads the first, vLLM the others. Remove {WEIGHTS}, or the others with {INDEX}."
+        )
+    return [whole]
+
+
+def _check_present(folder: Path, files: Sequence[Path]) -> None:
+    if not files:
+        raise StartupError(f"{folder} holds neither {WEIGHTS} nor {INDEX}.")
     for file in files:
         if not file.is_file():
             raise StartupError(f"{INDEX} names {file.name}, which is not in {folder}.")
-    return files
