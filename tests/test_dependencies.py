@@ -1,7 +1,12 @@
 """pyproject.toml and constraints.txt agree, and what Saccade depends on too closely has an upper bound."""
 
+import ast
+import inspect
+import pkgutil
 import re
 import tomllib
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,6 +42,9 @@ PINNED = {
     )
 }
 PLACES = {
+    "aiohttp": ("media/response_limits.py", "connector._factory"),  # PRIVATE, and a protocol that it does not document
+    "h2": ("transport/grpc_calls.py", "h2 gets no GOAWAY"),  # what it makes of streams whose frames it does not see
+    "jinja2": ("tokenization/template_limits.py", "_Namespace__attrs"),  # PRIVATE
     "uvicorn": ("gateway/server/connection.py", "uvicorn.protocols.http.httptools_impl"),  # not its public interface
     "numba": ("nn/amx/kernel.py", "numba.extending"),  # the compiler's inside
     "msgspec": ("gateway/json_body.py", "Expected `"),  # the text of its errors
@@ -51,6 +59,33 @@ PLACES = {
 }
 """What has an upper bound, and the file and the words that are the reason."""
 
+PRIVATE = {
+    "aiohttp.BaseConnector._factory": "media/response_limits.py",
+    "jinja2.utils.Namespace.__attrs": "tokenization/template_limits.py",
+    "uvicorn.protocols.http.httptools_impl.HttpToolsProtocol._start_asgi_task": "gateway/server/connection.py",
+    "torch._C": "nn/amx/backend.py",
+    "torch.cpu._init_amx": "nn/backends/workload.py",
+    "torch.cpu._is_amx_tile_supported": "nn/backends/workload.py nn/cpu.py",
+    "torch.cpu._is_avx512_bf16_supported": "nn/backends/workload.py nn/cpu.py",
+    "torch.ops.mkldnn._is_mkldnn_bf16_supported": "nn/cpu.py",
+    "torch.ops.mkldnn._linear_pointwise": "nn/cpu.py",
+    "torch.ops.mkldnn._reorder_linear_weight": "nn/cpu.py",
+    "torch._convert_weight_to_int4pack": "nn/formats/torch_products.py",
+    "torch._scaled_mm": "nn/formats/torch_products.py",
+    "torch._weight_int4pack_mm": "nn/formats/torch_products.py",
+    "torch.nn.Module._apply": "nn/layers.py",
+}
+"""The private names of libraries that Saccade uses, and the files that use them."""
+
+UNBOUNDED = frozenset({"torch"})
+"""Its release must fit a card's driver, so the user chooses it. A backend that does not run with it is left out."""
+
+DOCUMENTED = frozenset({"_replace", "_exit", "_fields_"})
+"""Names of Python with an underscore that its documentation has."""
+
+WITH_A_FALLBACK = frozenset({"_register_atexit", "_typeshed"})
+"""Names of Python that getattr() has a default for, or that are only there for the type checker."""
+
 
 @table("requirement", REQUIREMENTS)
 def test_pinned_version_satisfies_the_requirement(requirement: Requirement) -> None:
@@ -63,6 +98,120 @@ def test_close_dependency_has_an_upper_bound(name: str) -> None:
     assert words in (ROOT / "src" / "saccade" / file).read_text()
     (requirement,) = (one for one in REQUIREMENTS if canonicalize_name(one.name) == name)
     assert any(bound.operator in ("<", "<=", "==", "~=") for bound in requirement.specifier)
+
+
+def is_private(name: str) -> bool:
+    """Whether *name* begins with an underscore, and is not one of Python's own, such as `__name__`."""
+    return name.startswith("_") and not name.endswith("__") and name != "_"
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """The modules of Saccade, by their path below `saccade`; what protoc writes is left out."""
+    folder = ROOT / "src" / "saccade"
+    paths = (path for path in folder.rglob("*.py") if not path.name.endswith("_pb2.py"))
+    return {str(path.relative_to(folder)): ast.parse(path.read_text()) for path in paths}
+
+
+@cache
+def own_names() -> frozenset[str]:
+    """The names that Saccade's own modules and classes define."""
+    names = set()
+    for tree in sources().values():
+        for node in ast.walk(tree):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    names.add(name)
+                case ast.Name(id=name, ctx=ast.Store()):
+                    names.add(name)
+                case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                    names.add(name)
+    return frozenset(names)
+
+
+@cache
+def own_classes() -> dict[str, list[ast.ClassDef]]:
+    """Saccade's classes by their names, which several may share."""
+    classes: dict[str, list[ast.ClassDef]] = {}
+    for tree in sources().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append(node)
+    return classes
+
+
+@cache
+def own_methods(name: str) -> frozenset[str]:
+    """The methods of Saccade's classes called *name*, and those that they inherit from classes of Saccade."""
+    methods: set[str] = set()
+    for class_ in own_classes().get(name, ()):
+        methods |= {node.name for node in class_.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        methods |= inherited_methods(class_)
+    return frozenset(methods)
+
+
+def inherited_methods(class_: ast.ClassDef) -> set[str]:
+    """The methods that *class_* inherits from classes of Saccade."""
+    bases = (ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in class_.bases)
+    return {method for base in bases if base != class_.name for method in own_methods(base)}
+
+
+def inherited_private_names(tree: ast.Module) -> Iterator[str]:
+    """Yield each private method of a library's class that a class in *tree* calls by super()."""
+    for class_ in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        inherited = inherited_methods(class_)
+        for node in ast.walk(class_):
+            match node:
+                case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr=name) if name not in inherited:
+                    if is_private(name):
+                        yield name
+
+
+def foreign_names(tree: ast.Module) -> Iterator[str]:
+    """Yield each name in *tree* that another package defines, or may: attributes, imports, and names for getattr()."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name):
+                yield name
+            case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str() as name), *_]):
+                yield name
+            case ast.ImportFrom(module=str() as module, names=aliases) if not module.startswith("saccade"):
+                yield from (*module.split("."), *(alias.name for alias in aliases))
+            case ast.Import(names=aliases):
+                yield from (name for alias in aliases for name in alias.name.split("."))
+
+
+def foreign_private_names() -> Iterator[tuple[str, str]]:
+    """Yield each private name of another package that is used, and the file."""
+    for file, tree in sources().items():
+        for name in foreign_names(tree):
+            if is_private(name) and name not in own_names():
+                yield name, file
+        for name in inherited_private_names(tree):
+            yield name, file
+
+
+def unmangled(name: str) -> str:
+    """The name as its class writes it: `__attrs` for `_Namespace__attrs`."""
+    return re.sub(r"^_[A-Za-z0-9]+(?=__\w)", "", name)
+
+
+def test_private_names_of_libraries_are_those_of_the_table() -> None:
+    used = {(unmangled(name), file) for name, file in foreign_private_names()}
+    in_table = {(path.rpartition(".")[2], file) for path, files in PRIVATE.items() for file in files.split()}
+    assert {row for row in used if row[0] not in DOCUMENTED | WITH_A_FALLBACK} == in_table
+
+
+@pytest.mark.parametrize("path", PRIVATE)
+def test_installed_library_has_the_private_name(path: str) -> None:
+    owner_path, _, name = path.rpartition(".")
+    owner = pkgutil.resolve_name(owner_path)
+    # An attribute of instances is found in the source of their class.
+    assert hasattr(owner, name) or re.search(rf"\bself\.{name}\b", inspect.getsource(owner))
+
+
+def test_library_with_a_private_name_in_use_has_an_upper_bound() -> None:
+    assert {path.partition(".")[0] for path in PRIVATE} <= {*PLACES, *UNBOUNDED}
 
 
 def test_readme_names_the_pinned_torch() -> None:
