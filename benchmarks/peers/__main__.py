@@ -1,10 +1,10 @@
 """Two real vLLM workers behind Saccade's gateway and behind SMG: where repeated images land, and what that saves.
 
-python -m benchmarks.peers --vllm VENV --smg SMG [--images 24] [--asks 4] [--clients 4] [--out FILE]
+python -m benchmarks.peers --vllm VENV --smg SMG [--images 24] [--asks 4] [--clients 4] [--caches 97 161] [--out FILE]
 
-Every image is asked about several times, each time with another question, in a seeded order. The prompts of all
-images need 1.5 times the blocks of one worker's cache, and less than those of both. Each system begins with empty
-caches.
+Every image is asked about several times, each time with another question, in a seeded order. What the caches must hold
+for that is computed from a first answer: the full blocks of a prompt, for each image. Each system begins with empty
+caches. A row says how many requests each worker had.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,11 @@ from vllm_server import BLOCK_SIZE, VllmServer, vllm
 MODEL = "tiny-vlm"
 SIDE = 448
 IMAGE_TOKENS = (SIDE // 32) ** 2
-SHARED_BLOCKS = IMAGE_TOKENS // BLOCK_SIZE
-"""The first blocks of all prompts about one image."""
+CACHES = (97, 161)
+"""Blocks of each worker's cache, of which vLLM never uses one.
+
+24 images need 144: half as much again as the smaller holds, and less than the larger.
+"""
 
 WARM_SEED = 10_000
 NUM_WARM = 3
@@ -129,12 +133,17 @@ async def run(url: str, all_asks: Sequence[Ask], num_clients: int) -> list[Answe
     return results
 
 
-def row(system: str, results: Sequence[Answered]) -> dict[str, Any]:
-    """Return the figures of one run. A repeat lands on the holder where its whole image was cached."""
+def row(system: str, num_blocks: int, requests: Sequence[int], results: Sequence[Answered]) -> dict[str, Any]:
+    """Return the figures of one run, in which the workers had so many *requests*, with caches of *num_blocks* blocks.
+
+    A repeat lands on the holder where its whole image was cached.
+    """
     first, repeats = [a for a in results if not a.ask.number], [a for a in results if a.ask.number]
     whole = IMAGE_TOKENS // BLOCK_SIZE * BLOCK_SIZE
     return {
         "system": system,
+        "blocks": num_blocks - 1,
+        "requests by worker": "/".join(map(str, requests)),
         "repeats on the holder": round(statistics.mean(a.cached >= whole for a in repeats), 3),
         "full hits on new images": sum(a.cached >= whole for a in first),
         "cached tokens": round(sum(a.cached for a in results) / sum(a.prompt_tokens for a in results), 3),
@@ -163,7 +172,11 @@ def systems(workers: Sequence[VllmServer], folder: Path, smg: Path | None, port:
     ours += ["--model", f"{MODEL}={folder}"]
     for worker in workers:
         ours += ["--worker-url", f"vllm://127.0.0.1:{worker.port}"]
-    systems = {"saccade": ours, "saccade, round robin": [*ours, "--routing-policy", "round_robin"]}
+    systems = {
+        "saccade": ours,
+        "saccade, weight 1": [*ours, "--routing-recompute-weight", "1"],
+        "saccade, round robin": [*ours, "--routing-policy", "round_robin"],
+    }
     if smg is not None:
         (metrics_port,) = free_ports(1)
         systems["smg, cache_aware"] = [
@@ -182,34 +195,82 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=24)
     parser.add_argument("--asks", type=int, default=4)
     parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--caches", type=int, nargs="+", default=CACHES, help="blocks of each worker's cache")
     parser.add_argument("--out", type=Path, help="a file for the rows, which are printed anyway")
     chosen = parser.parse_args()
     end_with_what_was_started()
     os.environ["SACCADE_VLLM_VENV"] = str(chosen.vllm)
-    # A block of vLLM's is never used.
-    num_blocks = 1 + round(chosen.images * (SHARED_BLOCKS + chosen.asks) / 1.5)
     all_asks = asks(chosen.images, chosen.asks)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    facts: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = write_qwen3_vl(Path(scratch) / MODEL)
+        for num_blocks in chosen.caches:
+            with two_workers(folder, Path(scratch), num_blocks) as workers:
+                facts = needs(warm(workers), all_asks)
+                for result in compare(workers, num_blocks, folder, chosen.smg, all_asks, chosen.clients):
+                    print(result, flush=True)
+                    rows.append(result)
+    print(facts)
+    if chosen.out is not None:
+        write(chosen.out, "benchmarks.peers", rows, **facts)
+
+
+@contextlib.contextmanager
+def two_workers(folder: Path, scratch: Path, num_blocks: int) -> Iterator[list[VllmServer]]:
+    """Start two vLLM workers with caches of *num_blocks* blocks."""
     with contextlib.ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder = write_qwen3_vl(scratch / MODEL)
         workers = []
         for name in "ab":
-            (scratch / name).mkdir()
-            workers.append(stack.enter_context(vllm(folder, scratch / name, num_blocks=num_blocks, name=MODEL)))
-        (port,) = free_ports(1)
-        for worker in workers:
-            # The first requests to a vLLM take far longer than others.
-            asyncio.run(run(worker.url, [Ask(n, 0, body(n, 0)) for n in range(WARM_SEED, WARM_SEED + NUM_WARM)], 1))
-        for system, command in systems(workers, folder, chosen.smg, port).items():
-            with gateway(command, port, scratch / "gateway.log") as url:
-                for worker in workers:
-                    empty(worker)
-                time.sleep(SETTLE_SECONDS)
-                rows.append(row(system, asyncio.run(run(url, all_asks, chosen.clients))))
-            print(rows[-1], flush=True)
-    if chosen.out is not None:
-        write(chosen.out, "benchmarks.peers", rows, blocks=num_blocks - 1)
+            (own := scratch / f"{name}{num_blocks}").mkdir()
+            workers.append(stack.enter_context(vllm(folder, own, num_blocks=num_blocks, name=MODEL)))
+        yield workers
+
+
+def warm(workers: Sequence[VllmServer]) -> Answered:
+    """Ask each worker a few times, since the first requests to a vLLM take far longer than others; return an answer."""
+    first = [Ask(number, 0, body(number, 0)) for number in range(WARM_SEED, WARM_SEED + NUM_WARM)]
+    answered = [one for worker in workers for one in asyncio.run(run(worker.url, first, 1))]
+    return answered[0]
+
+
+def needs(answered: Answered, all_asks: Sequence[Ask]) -> dict[str, Any]:
+    """Return the blocks that all images need, and the best possible part of cached tokens.
+
+    A prompt of *answered* has as many tokens as every other; its last, partial block is never cached.
+    """
+    blocks = answered.prompt_tokens // BLOCK_SIZE
+    num_repeats = sum(one.number > 0 for one in all_asks)
+    best = num_repeats * blocks * BLOCK_SIZE / (len(all_asks) * answered.prompt_tokens)
+    return {"needed blocks": blocks * (len(all_asks) - num_repeats), "best possible cached tokens": round(best, 4)}
+
+
+def compare(
+    workers: Sequence[VllmServer],
+    num_blocks: int,
+    folder: Path,
+    smg: Path | None,
+    all_asks: Sequence[Ask],
+    num_clients: int,
+) -> Iterator[dict[str, Any]]:
+    """Yield the row of each system, which begins with empty caches."""
+    (port,) = free_ports(1)
+    for system, command in systems(workers, folder, smg, port).items():
+        with gateway(command, port, folder.parent / "gateway.log") as url:
+            for worker in workers:
+                empty(worker)
+            time.sleep(SETTLE_SECONDS)
+            before = [num_answered(worker) for worker in workers]
+            results = asyncio.run(run(url, all_asks, num_clients))
+            requests = [num_answered(worker) - number for worker, number in zip(workers, before, strict=True)]
+        yield row(system, num_blocks, requests, results)
+
+
+def num_answered(worker: VllmServer) -> int:
+    """Return how many requests a worker has answered, by its own metrics."""
+    with urllib.request.urlopen(f"{worker.url}/metrics", timeout=60) as response:
+        lines = response.read().decode().splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("vllm:request_success_total"))
 
 
 def empty(worker: VllmServer) -> None:

@@ -45,19 +45,34 @@ def test_ties_are_broken_at_random(policy: Policy) -> None:
         (Candidate("a", prompt_tokens=8), Candidate("b", prompt_tokens=2, image_tokens=7), "a"),
         # The holder has prompts to compute that outweigh what it holds.
         (Candidate("a", WorkInFlight(1, 300, prefill_tokens=300), 8), Candidate("b", prompt_tokens=200), "b"),
+        # One new image that waits there takes no repeat away from its holder.
+        (
+            Candidate("a", WorkInFlight(1, 219, prefill_tokens=415), 27),
+            Candidate("b", prompt_tokens=219, image_tokens=196),
+            "a",
+        ),
         # Requests in decode weigh a token for each block: the holder keeps its repeats.
         (Candidate("a", WorkInFlight(4, 800, decode_blocks=52), 8), Candidate("b", prompt_tokens=200), "a"),
         (Candidate("a", WorkInFlight(1, 800, decode_blocks=50), 8), Candidate("b", prompt_tokens=8), "b"),
-        # A request that another gateway sent waits there, and is taken to be as long as this prompt.
-        (Candidate("a", prompt_tokens=8, held_tokens=192, foreign_requests=1), Candidate("b", prompt_tokens=200), "b"),
+        # Requests that another gateway sent wait there, and are taken to be as long as this prompt.
+        (Candidate("a", prompt_tokens=8, held_tokens=192, foreign_requests=1), Candidate("b", prompt_tokens=200), "a"),
+        (Candidate("a", prompt_tokens=8, held_tokens=192, foreign_requests=2), Candidate("b", prompt_tokens=200), "b"),
         # One that runs there counts by its blocks, as this gateway's own do.
-        (Candidate("a", prompt_tokens=8, foreign_decode_blocks=13), Candidate("b", prompt_tokens=20), "b"),
+        (Candidate("a", prompt_tokens=8, foreign_decode_blocks=13), Candidate("b", prompt_tokens=16), "b"),
         (Candidate("a", prompt_tokens=8, foreign_decode_blocks=13), Candidate("b", prompt_tokens=200), "a"),
     ],
 )
 def test_cost_is_work_left_and_load(a: Candidate, b: Candidate, cheaper: str) -> None:
     assert set(chosen("cost", a, b)) == {cheaper}
     assert set(chosen("auto", a, b, reported=True)) == {cheaper}
+
+
+@table(("weight", "chosen_name"), [(1, "elsewhere"), (1.5, "holder"), (3, "holder")])
+def test_a_repeat_stays_with_its_busy_holder_by_weight(weight: float, chosen_name: str) -> None:
+    """Weight 1 compares the prompt's own waiting times."""
+    holder = Candidate("holder", WorkInFlight(1, 219, prefill_tokens=415), 27, recompute_weight=weight)
+    other = Candidate("elsewhere", prompt_tokens=219, image_tokens=196, recompute_weight=weight)
+    assert set(chosen("cost", holder, other)) == {chosen_name}
 
 
 @pytest.mark.parametrize("policy", ["least_load", "power_of_two"])

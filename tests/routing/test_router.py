@@ -160,7 +160,7 @@ def test_candidates_show_every_term_of_the_cost_and_a_preview_books_nothing() ->
         # One of the three that wait is this gateway's own.
         Candidate("b", WorkInFlight(1, 161, 161, num_samples=1, num_rows=1), 161, 100, foreign_requests=2),
     ]
-    assert (candidates[0].cost, candidates[1].cost) == (113 + 100 + 11, 161 + 100 + 161 + 2 * 161)
+    assert (candidates[0].cost, candidates[1].cost) == (1.5 * (113 + 100) + 11, 1.5 * (161 + 100) + 161 + 2 * 161)
     assert chosen == candidates[0]
     assert router.work == before
     assert not router.predictions.expected("a", now=6)

@@ -233,12 +233,13 @@ def _lines(route: dict[str, Any]) -> Iterator[str]:
     yield f"policy    {route['policy']}"
     for one in route["candidates"]:
         why = f" ({one['exactness_reason']})" if one["exactness_reason"] else ""
-        total = one["cost"].pop("total")
-        terms = " + ".join(f"{value:g} {name.replace('_', ' ')}" for name, value in one["cost"].items())
+        cost = one["cost"]
+        total, weight = cost.pop("total"), cost.pop("recompute_weight")
+        prompt, image, *others = (f"{value:g} {name.replace('_', ' ')}" for name, value in cost.items())
         yield ""
         yield f"{one['worker']}{', chosen' if one['chosen'] else ''}"
         yield f"  {one['exactness']}{why}: holds {one['overlap_blocks']} of {one['num_blocks']} blocks"
-        yield f"  cost {total:g} = {terms}"
+        yield f"  cost {total:g} = {' + '.join([f'{weight:g} x ({prompt} + {image})', *others])}"
     for one in route["excluded"]:
         yield ""
         yield f"{one['worker']}, not a candidate: {one['reason']}"

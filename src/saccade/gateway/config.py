@@ -37,7 +37,7 @@ from saccade.media.pdf_fonts import PdfFontSettings
 from saccade.media.pdf_pages import PdfLimits
 from saccade.media.video_header import VideoLimits
 from saccade.models.family import ReasoningParser, ToolParser
-from saccade.routing.policy import Policy
+from saccade.routing.policy import RECOMPUTE_WEIGHT, Policy
 from saccade.tracing.tracer import NO_TRACES, TraceSettings
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 
@@ -276,6 +276,8 @@ class RoutingSettings:
     "How a worker is chosen; auto is cost if a worker's caches are known or assumed, else least_load."
     routing_temperature: NotNegative = 0.0
     "0 takes the worker of the least cost; over 0 one is drawn, and with more, workers of higher cost are more likely."
+    routing_recompute_weight: NotNegative = RECOMPUTE_WEIGHT
+    "What a token that a worker must compute for a prompt weighs in the cost, against one that the prompt waits for."
     routing_index_bytes: Size = 512 << 20
     "Bytes of memory for what the workers' caches hold, about 160 for each KV block of the fleet; 0 follows no cache."
     routing_assumptions: bool = True

@@ -11,6 +11,14 @@ from blake3 import blake3
 Policy = Literal["auto", "cost", "round_robin", "least_load", "power_of_two", "consistent_hash"]
 """auto is cost if the contents of a worker's cache are reported or assumed, else least_load."""
 
+RECOMPUTE_WEIGHT = 1.5
+"""What a token weighs that the prompt makes a worker compute, against one that the prompt waits for.
+
+Work that waits ends by itself, and half of the first waiting prompt is computed already, on average. A prompt that a
+worker computes again delays every later prompt, and evicts the blocks of others. With 1, a holder loses its repeats to
+idle workers while one new prompt waits there. `benchmarks.routing_simulation` compares weights.
+"""
+
 
 class WorkInFlight(NamedTuple):
     """The unfinished work that a gateway has sent to a worker. Ordered: fewer requests first, then fewer tokens.
@@ -40,7 +48,8 @@ class Candidate(NamedTuple):
     The worker has reported *overlap_tokens* of the prompt; *held_tokens* adds those that it is expected to hold soon.
     *prompt_tokens* follow these; *image_tokens* belong to images that must be encoded. By its own report,
     *foreign_requests* wait at the worker and *foreign_running* run there that this gateway process cannot have sent;
-    *foreign_decode_blocks* are those of the latter, if each has as many as this prompt.
+    *foreign_decode_blocks* are those of the latter, if each has as many as this prompt. A token left weighs
+    *recompute_weight* tokens that wait.
     """
 
     name: str
@@ -52,6 +61,7 @@ class Candidate(NamedTuple):
     foreign_requests: int = 0
     foreign_running: int = 0
     foreign_decode_blocks: int = 0
+    recompute_weight: float = RECOMPUTE_WEIGHT
 
     @property
     def left_tokens(self) -> int:
@@ -63,15 +73,16 @@ class Candidate(NamedTuple):
         return self.foreign_requests * (self.prompt_tokens + self.held_tokens)
 
     @property
-    def cost(self) -> int:
-        """Work before the first token, in prompt tokens.
+    def cost(self) -> float:
+        """Work that the prompt makes, weighted, and work that it waits for, in prompt tokens.
 
         The sum has the terms of Dynamo's router (ai-dynamo 1.6.1): prefill to do, and blocks in decode. There a block
         in decode counts as much as a block of prefill, so a busy worker loses prompts that it holds to an idle one,
         which computes them again. Here a block in decode counts as one token: a step only reads it.
         """
+        own_work = self.recompute_weight * self.left_tokens
         decode_blocks = self.work.decode_blocks + self.foreign_decode_blocks
-        return self.left_tokens + self.work.prefill_tokens + decode_blocks + self.foreign_tokens
+        return own_work + self.work.prefill_tokens + decode_blocks + self.foreign_tokens
 
     @property
     def load(self) -> tuple[int, WorkInFlight]:
@@ -128,7 +139,7 @@ class Chooser:
         return self._random.choice([each for each, size in zip(candidates, measures, strict=True) if size == least])
 
 
-def _weights(costs: Sequence[int], temperature: float) -> list[float]:
+def _weights(costs: Sequence[float], temperature: float) -> list[float]:
     """Return the softmax of -(cost - least) / ((most - least) * temperature), not normalised.
 
     The formula is that of Dynamo's router (ai-dynamo 1.6.1): costs are scaled, so that a temperature means the same for

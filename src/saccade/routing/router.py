@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 
 from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.lookup import UNKNOWN, Overlap
-from saccade.routing.policy import Candidate, Chooser, Policy, WorkInFlight
+from saccade.routing.policy import RECOMPUTE_WEIGHT, Candidate, Chooser, Policy, WorkInFlight
 
 FAILURES = 3
 FIRST_SECONDS = 1.0
@@ -310,14 +310,21 @@ class Booking:
 
 
 class Router:
-    """Chooses by *policy*, at *temperature* (see Chooser).
+    """Chooses by *policy*, at *temperature* (see Chooser), with costs by *recompute_weight* (see Candidate).
 
     *index* has the workers' reports; the caller keeps it up to date. With *assumes*, a worker that reports nothing is
     assumed to hold the prompts sent there lately.
     """
 
     def __init__(
-        self, policy: Policy, index: BlockIndex, random: Random, temperature: float = 0.0, *, assumes: bool = True
+        self,
+        policy: Policy,
+        index: BlockIndex,
+        random: Random,
+        temperature: float = 0.0,
+        recompute_weight: float = RECOMPUTE_WEIGHT,
+        *,
+        assumes: bool = True,
     ) -> None:
         self.index = index
         self.policy = policy
@@ -327,6 +334,7 @@ class Router:
         self.work: defaultdict[str, WorkInFlight] = defaultdict(WorkInFlight)
         self._samples: defaultdict[str, _OwnSamples] = defaultdict(_OwnSamples)
         self._assumes = assumes
+        self._recompute_weight = recompute_weight
         self._chooser = Chooser(policy, random, temperature)
 
     def book(
@@ -423,6 +431,7 @@ class Router:
             foreign_requests=foreign_requests,
             foreign_running=foreign_running,
             foreign_decode_blocks=foreign_running * -(-prompt.num_tokens // block_size),
+            recompute_weight=self._recompute_weight,
         )
 
 

@@ -48,6 +48,7 @@ class Shown:
         return route_report(preview, self.worker_pool, CacheListener(WorkerPool((), lambda _: None), self.router))
 
 
+FOREIGN = ("foreign_tokens", "foreign_decode_blocks")
 A, B = Described("unix:/a", DESCRIPTION), Described("unix:/b", DESCRIPTION)
 
 
@@ -70,7 +71,9 @@ async def test_overlaps_and_terms_of_each_candidate() -> None:
     assert (a.cost["prompt_tokens"], a.cost["image_tokens"]) == (84, 50)
     assert (b.cost["prompt_tokens"], b.cost["image_tokens"]) == (20, 0)
     for one in (a, b):
-        assert one.cost["total"] == sum(value for name, value in one.cost.items() if name != "total")
+        made = one.cost["prompt_tokens"] + one.cost["image_tokens"]
+        waits = sum(one.cost[name] for name in ("waiting_prefill_tokens", "decode_blocks", *FOREIGN))
+        assert one.cost["total"] == one.cost["recompute_weight"] * made + waits
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,8 @@ class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that could take the prompt.
 
     The prompt has *num_blocks* reusable blocks. The worker has reported *overlap_blocks* of them, *overlap_tokens*
-    long; with pending requests it will hold *held_tokens*. *cost* has the terms and their *total*, in tokens.
+    long; with pending requests it will hold *held_tokens*. *cost* has the terms and their *total*, in tokens, and what
+    one of the prompt's and its images' tokens weighs.
     """
 
     worker: str
@@ -207,6 +208,7 @@ def _candidate(candidate: Candidate, preview: Preview, cache_view: CacheView) ->
 
 def _terms(candidate: Candidate) -> dict[str, float]:
     return {
+        "recompute_weight": candidate.recompute_weight,
         "prompt_tokens": candidate.prompt_tokens,
         "image_tokens": candidate.image_tokens,
         "waiting_prefill_tokens": candidate.work.prefill_tokens,

@@ -34,7 +34,12 @@ class Routing:
     ) -> None:
         index = BlockIndex(config.routing_index_bytes)
         self._router = router = Router(
-            config.routing_policy, index, Random(), config.routing_temperature, assumes=config.routing_assumptions
+            config.routing_policy,
+            index,
+            Random(),
+            config.routing_temperature,
+            config.routing_recompute_weight,
+            assumes=config.routing_assumptions,
         )
         self._index = None if config.member is None else SharedIndex(worker_pool, router, config.member.indexer)
         self.cache_view: CacheView = self._index or CacheListener(worker_pool, router)
