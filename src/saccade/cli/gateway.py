@@ -48,6 +48,9 @@ STOP_SECONDS = 5.0
 """Time that a process may take to end after its drain."""
 
 
+ROUTING = RoutingSettings()
+
+
 @Parameter(name="*", show=False)
 @dataclass(frozen=True)
 class MemberFlags:
@@ -92,7 +95,6 @@ class WorkerFlags:
 
 
 WORKER_FLAGS = WorkerFlags()
-ROUTING = RoutingSettings()
 
 
 def gateway(

@@ -32,6 +32,9 @@ TEXT_QUESTION = "What can you do?"
 """For a model that reads text only."""
 
 
+REMOTE_CODE = "--trust-remote-code has no effect: code that ships with a model is never run."
+
+
 class _Percentage(ProgressColumn):
     """A column with the completed part of the total, empty until the total is known."""
 
@@ -198,9 +201,6 @@ def own_program() -> str:
     """Return how a shell calls this program: `saccade` if that is on the PATH, else its path."""
     path = Path(sys.executable).with_name("saccade")
     return shlex.quote(str(path)) if shutil.which("saccade") is None and path.exists() else "saccade"
-
-
-REMOTE_CODE = "--trust-remote-code has no effect: code that ships with a model is never run."
 
 
 def warn(console: Console, *problems: str | None) -> None:

@@ -31,6 +31,9 @@ JSON_FLAGS = frozenset(
 """Our flags that take a JSON object, or its keys one by one."""
 
 
+TABLE = tomllib.loads((Path(__file__).parent / "vllm_flags.toml").read_text())
+
+
 class Support(StrEnum):
     """How Saccade handles a flag."""
 
@@ -82,7 +85,6 @@ def _flag(support: Support, row: Mapping[str, Any]) -> VllmFlag:
     return VllmFlag((first, *others), support, row["sentence"], takes, same, ours, becomes, row.get("values", {}))
 
 
-TABLE = tomllib.loads((Path(__file__).parent / "vllm_flags.toml").read_text())
 FLAGS = tuple(_flag(support, row) for support in Support for row in TABLE[support.name.lower()])
 SWITCHES = tuple(flag for flag in FLAGS if flag.takes == "nothing")
 

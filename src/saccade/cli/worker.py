@@ -37,6 +37,9 @@ DEFAULT_PORT = 9000
 Uids = Annotated[tuple[int, ...], Parameter(negative="", show_default=False)]
 
 
+SPLIT = SplitSettings()
+
+
 @Parameter(name="*", group=Group("Access", sort_key=1))
 @dataclass(frozen=True)
 class AccessFlags:
@@ -108,9 +111,6 @@ class AccessFlags:
 
 
 ACCESS_FLAGS = AccessFlags()
-
-
-SPLIT = SplitSettings()
 
 
 def worker(

@@ -16,6 +16,9 @@ ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "kimi_k2", "ki
 """The operator's choice: "auto" is the family's parser, "none" leaves calls and reasoning in the content."""
 
 
+Detail = Literal["auto", "low", "high", "original"]
+
+
 class ReasoningTags(NamedTuple):
     """The special tokens around reasoning, and the text *header* that begins it."""
 
@@ -105,9 +108,6 @@ class Family:
                 f"below `vocab_size`, {vocab_size}."
             )
         return token_id
-
-
-Detail = Literal["auto", "low", "high", "original"]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ import torch
 
 from saccade.nn.cache_values import CacheValues
 
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Queries, keys and values of a vision tower, each [N, Q, D]."""
+
 
 class KvCache(NamedTuple):
     """One layer's paged cache: keys [num_blocks, block_size, K, D], values [num_blocks, block_size, K, W].
@@ -209,10 +212,6 @@ class AttentionBackend(Protocol):
         absorbed: multiplied by the matrix that computes keys from latents (DeepSeek-V2, arXiv:2405.04434, section
         2.1.2). Scores are multiplied by *scale*.
         """
-
-
-Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Queries, keys and values of a vision tower, each [N, Q, D]."""
 
 
 class VisionAttentionBackend(Protocol):

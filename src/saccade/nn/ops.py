@@ -30,14 +30,20 @@ CosSin = tuple[torch.Tensor, torch.Tensor]
 """Cosine and sine [N, 1, 2C] of each token's C angles, as saccade.nn.rope.cos_sin returns them."""
 
 
+GELU: Activation = functional.gelu
+GELU_TANH: Activation = partial(functional.gelu, approximate="tanh")
+SILU: Activation = functional.silu
+OF_STATES: Mapping[tuple[str, str, torch.dtype], str] = MappingProxyType(
+    {("gated_delta_rule", "cuda", torch.bfloat16): "saccade.nn.flashinfer_delta"}
+)
+"""Faster versions for layers with recurrent states alone."""
+
+
 def quick_gelu(x: torch.Tensor) -> torch.Tensor:
     """Return x * sigmoid(1.702 x), an approximation of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
     return x * torch.sigmoid(1.702 * x)
 
 
-GELU: Activation = functional.gelu
-GELU_TANH: Activation = partial(functional.gelu, approximate="tanh")
-SILU: Activation = functional.silu
 ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
     {"gelu_pytorch_tanh": GELU_TANH, "gelu": GELU, "quick_gelu": quick_gelu, "silu": SILU}
 )
@@ -250,10 +256,6 @@ FASTER: Mapping[tuple[str, str, torch.dtype], str] = MappingProxyType(
         },
     }
 )
-OF_STATES: Mapping[tuple[str, str, torch.dtype], str] = MappingProxyType(
-    {("gated_delta_rule", "cuda", torch.bfloat16): "saccade.nn.flashinfer_delta"}
-)
-"""Faster versions for layers with recurrent states alone."""
 
 KERNELS: Mapping[tuple[str, str, torch.dtype, str], str] = MappingProxyType(
     {

@@ -26,6 +26,13 @@ KEYS_A = np.float32(-0.75)
 """The free number of the bicubic kernel (Keys 1981, IEEE TASSP 29) in PyTorch's interpolation."""
 
 
+Taps = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
+"""Entries of a table of learned positions for each patch, and their weights in the patch's position."""
+
+TapRule = Callable[[npt.NDArray[np.int64], int, int], Taps]
+"""Maps the places [P] of patches along a side of *size* patches to entries [P, T] of a side of *side* entries."""
+
+
 def grid_list(grids: Iterable[Sequence[int] | torch.Tensor]) -> list[Grid]:
     """Return grids as host integers, from triples or from the rows of a CPU tensor [n, 3]."""
     return [(int(frames), int(height), int(width)) for frames, height, width in grids]
@@ -36,13 +43,6 @@ def patch_coordinates(grid: Grid, merge: int) -> tuple[npt.NDArray[np.int64], np
     _, height, width = grid
     row, column = np.mgrid[0:height, 0:width].reshape(2, height // merge, merge, width // merge, merge).swapaxes(2, 3)
     return row.ravel(), column.ravel()
-
-
-Taps = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
-"""Entries of a table of learned positions for each patch, and their weights in the patch's position."""
-
-TapRule = Callable[[npt.NDArray[np.int64], int, int], Taps]
-"""Maps the places [P] of patches along a side of *size* patches to entries [P, T] of a side of *side* entries."""
 
 
 def aligned_taps(position: npt.NDArray[np.int64], size: int, side: int) -> Taps:

@@ -24,6 +24,27 @@ EXCLUSIONS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_mod
 """The keys that list plain modules, of all formats: tools write each of them with each method."""
 
 
+NAME, EXPRESSION, CLASS = range(3)
+BY_ACTIVATIONS = ("group", "dynamic")
+"""Values of `actorder` with which groups may have other columns than successive ones."""
+
+Check = tuple[Mapping[str, tuple[object, ...]], Callable[[Mapping[str, Any], str], WeightFormat]]
+GPTQ_OFFSETS: Mapping[str, int] = MappingProxyType({"gptq": 1, "gptq_v2": 0})
+"""The number that is added to a stored zero point, by `checkpoint_format`."""
+
+WITHOUT, WITH = "-:", "+:"
+"""The beginnings of patterns in GPTQ's `dynamic`: modules that are not quantised, and modules with other settings."""
+
+PLAIN_BITS = 16
+"""AutoRound's mark of modules that stay plain."""
+
+MIXED = "MIXED_PRECISION"
+ALGORITHMS: Mapping[str, WeightFormat] = MappingProxyType(
+    {"NVFP4": Nvfp4(), "W4A16_NVFP4": Nvfp4(), "FP8": Fp8(None, SCALE)}
+)
+"""Formats of Model Optimizer, by `quant_algo`: how it rounds activations does not matter here."""
+
+
 def read_quantisation(config: Mapping[str, Any], folder: Path) -> Quantisation | None:
     """Return the quantisation of the checkpoint in *folder* with the parsed config.json *config*; None if it has none.
 
@@ -96,9 +117,6 @@ def _rules_of(group: Mapping[str, Any], otherwise: object, source: str) -> Itera
         yield Rule(ModuleList() if is_class else _modules([target], "targets", source), format)
 
 
-NAME, EXPRESSION, CLASS = range(3)
-
-
 def _rank(modules: ModuleList) -> int:
     return NAME if modules.names else CLASS if modules.expression is None else EXPRESSION
 
@@ -143,10 +161,6 @@ def _cell(weight: Mapping[str, Any], source: str) -> Cell | None:
             raise _unknown(source, "weights.strategy", value, "tensor, channel, block")
 
 
-BY_ACTIVATIONS = ("group", "dynamic")
-"""Values of `actorder` with which groups may have other columns than successive ones."""
-
-Check = tuple[Mapping[str, tuple[object, ...]], Callable[[Mapping[str, Any], str], WeightFormat]]
 COMPRESSED: Mapping[str, Check] = MappingProxyType(
     {
         "pack-quantized": (
@@ -192,13 +206,6 @@ def _awq(section: Mapping[str, Any], source: str) -> Quantisation:
     return Quantisation(awq(_group_size(size, 4, source)), _ignored(section, source), source)
 
 
-GPTQ_OFFSETS: Mapping[str, int] = MappingProxyType({"gptq": 1, "gptq_v2": 0})
-"""The number that is added to a stored zero point, by `checkpoint_format`."""
-
-WITHOUT, WITH = "-:", "+:"
-"""The beginnings of patterns in GPTQ's `dynamic`: modules that are not quantised, and modules with other settings."""
-
-
 def _gptq(section: Mapping[str, Any], source: str) -> Quantisation:
     dynamic, only = section.get("dynamic") or {}, _in_blocks(section, source)
     if not isinstance(dynamic, dict):
@@ -237,10 +244,6 @@ def _dynamic_rule(section: Mapping[str, Any], pattern: str, settings: object, so
     if methods not in (None, *METHODS) or (methods is not None and METHODS[methods] is not _gptq):
         raise _unknown(place, "quant_method", methods, "gptq")
     return Rule(modules, _gptq_format({**section, **own}, place))
-
-
-PLAIN_BITS = 16
-"""AutoRound's mark of modules that stay plain."""
 
 
 def _auto_round(section: Mapping[str, Any], source: str) -> Quantisation:
@@ -313,12 +316,6 @@ def _algorithm(section: Mapping[str, Any], source: str, supported: Iterable[str]
         raise _unknown(source, "group_size", section["group_size"], str(GROUP_SIZE))
     return format
 
-
-MIXED = "MIXED_PRECISION"
-ALGORITHMS: Mapping[str, WeightFormat] = MappingProxyType(
-    {"NVFP4": Nvfp4(), "W4A16_NVFP4": Nvfp4(), "FP8": Fp8(None, SCALE)}
-)
-"""Formats of Model Optimizer, by `quant_algo`: how it rounds activations does not matter here."""
 
 METHODS: Mapping[str, Callable[[Mapping[str, Any], str], Quantisation]] = MappingProxyType(
     {

@@ -16,6 +16,10 @@ TEXT_KEYWORDS: Final = ("pattern", "format", "minLength", "maxLength")
 TAG_FIELDS: Final = frozenset(form.ToolCallTokens.__struct_fields__[1:])
 
 
+Span = tuple[str, int, int]
+"""A parameter's name, and its value's start and end."""
+
+
 class BareShape(NamedTuple):
     """The pieces of a call: before all parameters and after them, and before a parameter's value and after it.
 
@@ -44,10 +48,6 @@ class ValueTags(NamedTuple):
         """Return the text before a value at *place* of *text*."""
         opening = self.opening.match(text, place)
         return opening if opening is not None or self.damaged is None else self.damaged.match(text, place)
-
-
-Span = tuple[str, int, int]
-"""A parameter's name, and its value's start and end."""
 
 
 def values_in(text: str, tags: ValueTags, schema: Schema) -> dict[str, str] | None:

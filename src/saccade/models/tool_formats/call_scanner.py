@@ -14,6 +14,12 @@ MAX_HEAD: Final = 256
 """The most characters between a call's first tag and what shows that it calls a declared function."""
 
 
+SPACE: Final = re.compile(r"\s*")
+IN_STRING: Final = re.compile(r'[^"\\]*')
+JSON_OTHERS: Final = re.compile(r"[\s:,0-9.+\-Eaeflnrstu]*")
+"""Numbers, true, false and null, and the text between values."""
+
+
 class Ending(NamedTuple):
     """The end of a call: its *last* token, and the *rest* of that token's text, which is not the call's."""
 
@@ -196,12 +202,6 @@ class Nesting:
         else:
             self.is_broken = True
         return border + 1
-
-
-SPACE: Final = re.compile(r"\s*")
-IN_STRING: Final = re.compile(r'[^"\\]*')
-JSON_OTHERS: Final = re.compile(r"[\s:,0-9.+\-Eaeflnrstu]*")
-"""Numbers, true, false and null, and the text between values."""
 
 
 def _after(pattern: re.Pattern[str], text: str, place: int) -> int:

@@ -18,6 +18,9 @@ from saccade.grammars.schema_places import Schema, excerpt
 from saccade.models.tool_formats.call_pieces import CallPieces
 from saccade.models.tool_formats.call_scanner import CallScanner
 
+Declared = Mapping[str, Mapping[str, Any]]
+"""The request's functions by name."""
+
 
 class ToolTags(NamedTuple):
     """The tags of a form. A section may enclose the calls; *separator* divides a call's name from its arguments.
@@ -94,10 +97,6 @@ class ParsedCall:
     name: str
     arguments: str
     id: str | None = None
-
-
-Declared = Mapping[str, Mapping[str, Any]]
-"""The request's functions by name."""
 
 
 def _as_it_is(_: FunctionConstraint, enforced: SupportedSchema) -> SupportedSchema:

@@ -20,6 +20,15 @@ DAMAGED: Final = re.compile(
 """A parameter that lacks one of the three tags before its value."""
 
 
+VALUES: Final = bare_text.ValueTags(
+    PARAMETER, END_VALUE, re.compile(rf"<tool_call>\s*[\w.-]+\s*(?={KEY})"), "</tool_call>", DAMAGED
+)
+TAGS = hermes.TAGS._replace(key_begin=KEY, key_end=END_KEY, value_begin=VALUE, value_end=END_VALUE)
+SHAPE = bare_text.BareShape(
+    ("{}\n",), ("key_begin_id", "{}", "key_end_id", "\n", "value_begin_id"), ("value_end_id", "\n")
+)
+
+
 def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | None:
     """Parse the function's name, then for each argument its name and its value, typed by the function's schema.
 
@@ -158,11 +167,4 @@ class Pieces(MemberCallPieces):
         return super().finish()
 
 
-VALUES: Final = bare_text.ValueTags(
-    PARAMETER, END_VALUE, re.compile(rf"<tool_call>\s*[\w.-]+\s*(?={KEY})"), "</tool_call>", DAMAGED
-)
-TAGS = hermes.TAGS._replace(key_begin=KEY, key_end=END_KEY, value_begin=VALUE, value_end=END_VALUE)
-SHAPE = bare_text.BareShape(
-    ("{}\n",), ("key_begin_id", "{}", "key_end_id", "\n", "value_begin_id"), ("value_end_id", "\n")
-)
 FORMAT = form.ToolFormat(TAGS, parse, Scanner, Pieces, partial(bare_text.rules, SHAPE), bare_text.limits)

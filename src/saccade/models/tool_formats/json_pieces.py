@@ -28,6 +28,9 @@ AFTER_VALUE: Final = {"": "", "{": ",}", "[": ",]"}
 """What may follow a value, by the innermost open bracket."""
 
 
+LEXEME: Final = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s"{}\[\],:]+(?=[\s,\]}]))', re.DOTALL)
+
+
 def escaped(text: str) -> str:
     """Return *text* as within a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
@@ -36,9 +39,6 @@ def escaped(text: str) -> str:
 def quoted(value: Any) -> str:
     """Return *value* in JSON, as chat templates write it."""
     return json.dumps(value, ensure_ascii=False)
-
-
-LEXEME: Final = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s"{}\[\],:]+(?=[\s,\]}]))', re.DOTALL)
 
 
 def complete_object(text: str) -> str:

@@ -25,6 +25,39 @@ TAGS = form.ToolTags(
 CALL_ID: Final = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?", re.DOTALL)
 
 
+INDENT: Final = "  "
+SELF: Final = "parameters"
+"""The type of a function's parameters, if a schema in them refers to the whole."""
+
+DEFINITIONS: Final = "#/$defs/"
+SEVERAL: Final = MappingProxyType(
+    {
+        "string": "string",
+        "number": "number",
+        "integer": "number",
+        "boolean": "boolean",
+        "null": "null",
+        "object": "{}",
+        "array": "Array<any>",
+    }
+)
+"""The names of types if a schema has a list of types."""
+
+BOUNDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "array": ("maxItems", "minItems"),
+        "integer": ("maximum", "minimum"),
+        "number": ("maximum", "minimum"),
+        "string": ("maxLength", "minLength", "pattern"),
+    }
+)
+"""Keywords that become comments, by type."""
+
+PYTHON_TYPES: Final[Mapping[str, tuple[type, ...]]] = MappingProxyType(
+    {"string": (str,), "number": (int, float), "integer": (int,), "boolean": (bool,)}
+)
+
+
 def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | None:
     """Parse `functions.NAME:INDEX`, which is also the call's id, and the arguments after the separator."""
     if len(parts) != 2:
@@ -96,39 +129,6 @@ def _rules(index: int, function: form.FunctionConstraint, tokens: form.ToolCallT
     ends = form.tag(tokens.separator_id), form.tag(tokens.end_id)
     yield f"call_{index}: {form.tag(tokens.begin_id)} {name} {ends[0]} arguments_{index} {ends[1]}"
     yield f"arguments_{index}: {form.json_rule(function.parameters)}"
-
-
-INDENT: Final = "  "
-SELF: Final = "parameters"
-"""The type of a function's parameters, if a schema in them refers to the whole."""
-
-DEFINITIONS: Final = "#/$defs/"
-SEVERAL: Final = MappingProxyType(
-    {
-        "string": "string",
-        "number": "number",
-        "integer": "number",
-        "boolean": "boolean",
-        "null": "null",
-        "object": "{}",
-        "array": "Array<any>",
-    }
-)
-"""The names of types if a schema has a list of types."""
-
-BOUNDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "array": ("maxItems", "minItems"),
-        "integer": ("maximum", "minimum"),
-        "number": ("maximum", "minimum"),
-        "string": ("maxLength", "minLength", "pattern"),
-    }
-)
-"""Keywords that become comments, by type."""
-
-PYTHON_TYPES: Final[Mapping[str, tuple[type, ...]]] = MappingProxyType(
-    {"string": (str,), "number": (int, float), "integer": (int,), "boolean": (bool,)}
-)
 
 
 class _CannotSay(Exception):

@@ -17,6 +17,15 @@ END_PARAMETER: Final = "</parameter>"
 PARAMETER: Final = re.compile("<parameter=([^>]*)>")
 
 
+HEAD: Final = re.compile(r"\s*<function=([^<>\n]*)>\s*")
+BETWEEN: Final = re.compile(r"\s*(?:<parameter=([^>]*)>\n|</function>)")
+END_OF_VALUE: Final = f"\n{END_PARAMETER}\n"
+VALUES: Final = bare_text.ValueTags(
+    PARAMETER, END_PARAMETER, re.compile(r"<function=[^<>\n]*>\s*(?=<parameter=|</function>)"), END_FUNCTION
+)
+SHAPE = bare_text.BareShape(("\n<function={}>\n",), ("<parameter={}>\n",), ("\n</parameter>\n",), ("</function>\n",))
+
+
 def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | None:
     """Parse `<function=NAME>`, for each argument `<parameter=NAME>` value `</parameter>`, `</function>`.
 
@@ -121,11 +130,6 @@ class Scanner(BareScanner):
             self.add(text)
 
 
-HEAD: Final = re.compile(r"\s*<function=([^<>\n]*)>\s*")
-BETWEEN: Final = re.compile(r"\s*(?:<parameter=([^>]*)>\n|</function>)")
-END_OF_VALUE: Final = f"\n{END_PARAMETER}\n"
-
-
 class Pieces(MemberCallPieces):
     """A call whose values end at the first line with their end tag alone."""
 
@@ -189,10 +193,6 @@ class Pieces(MemberCallPieces):
         return self._grow(text[:border]) if border else None
 
 
-VALUES: Final = bare_text.ValueTags(
-    PARAMETER, END_PARAMETER, re.compile(r"<function=[^<>\n]*>\s*(?=<parameter=|</function>)"), END_FUNCTION
-)
-SHAPE = bare_text.BareShape(("\n<function={}>\n",), ("<parameter={}>\n",), ("\n</parameter>\n",), ("</function>\n",))
 FORMAT = form.ToolFormat(
     hermes.TAGS, parse, Scanner, Pieces, partial(bare_text.rules, SHAPE), bare_text.limits, opening=FUNCTION
 )

@@ -20,6 +20,11 @@ AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place in a word of each of eight successive outputs."""
 
 
+SHAPE = MappingProxyType(
+    {"weight_shape": DerivedValues("the shape of the weight", lambda rows, columns: torch.tensor([rows, columns]))}
+)
+
+
 @dataclass(frozen=True)
 class PackedInts:
     """*bits* of a number, stored without sign; *group_size* columns share a scale, all of them with WHOLE_ROW.
@@ -110,11 +115,6 @@ def _nibbles(middle: int, device: torch.device) -> torch.Tensor:
     """Return the two values of every byte, less *middle*, [256, 2]."""
     codes = torch.arange(256, device=device)
     return torch.stack((codes % 16, codes // 16), -1).float() - middle
-
-
-SHAPE = MappingProxyType(
-    {"weight_shape": DerivedValues("the shape of the weight", lambda rows, columns: torch.tensor([rows, columns]))}
-)
 
 
 def _groups(size: int, *, is_needed: bool) -> DerivedValues:
