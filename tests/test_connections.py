@@ -58,6 +58,7 @@ ALLOWED = {
     "supervisor/tree.py": {"open_connection", "open_unix_connection"},  # its own children, on loopback
     "supervisor/ray_fleet.py": {"create_connection"},  # the cluster that the operator names, to see whether it is there
     "supervisor/checkpoint.py": {"httpx2", "huggingface_hub"},  # the hub, at start-up
+    "supervisor/cached_models.py": {"huggingface_hub"},  # its cache on this machine
     "cli/fleet_checks.py": {"open_connection"},  # workers that the operator names
     "cli/machine_checks.py": {"httpx2"},  # this machine's own port
     "bench/client.py": {"aiohttp"},  # the servers that the user names

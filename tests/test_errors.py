@@ -31,7 +31,7 @@ JUDGED = {
     "gateway/admission.py": {"num_own", "self._max_requests"},
     "gateway/byte_budget.py": {"nbytes", "needed", "self.capacity_bytes"},
     "gateway/images/decode_pool/pool.py": {"job.medium", "limit"},
-    "gateway/images/decode_pool/server.py": {"self.total_seconds"},
+    "gateway/images/decode_pool/queue.py": {"self.total_seconds"},
     "gateway/output/sampling.py": {"field", "limit", "max_model_len", "num_prompt_tokens", "request.needed_tokens"},
     "gateway/prompt/draft.py": {
         "_num_completion(request)",

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 from tables import table
 
-from saccade.bench.chats import Chats, image_files
+from saccade.bench.chats import Chats
+from saccade.bench.image_files import image_files
 from saccade.bench.images import FPS, Photographer
 from saccade.bench.load import arrivals
 from saccade.bench.settings import BenchSettings

@@ -12,7 +12,8 @@ from tables import table
 from waiting import wait_until
 
 from saccade.cli.copies import gpus_of_copies, threads_of_copy, workers_of_copies
-from saccade.engine.config import EngineSettings, num_gpus
+from saccade.engine.config import EngineSettings
+from saccade.engine.gpu_devices import num_gpus
 from saccade.errors import StartupError
 
 

@@ -11,23 +11,13 @@ import pybase64
 
 from saccade.bench.images import Photographer
 from saccade.bench.settings import BenchSettings
-from saccade.errors import StartupError
 
 WORDS = (
     "a and at big blue book by car city day door eye for green hand he in is it lake man of old on red sea she sun the"
 )
 """Words that most vocabularies have as one token."""
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _photographer = functools.lru_cache(maxsize=8)(Photographer)
-
-
-def image_files(folder: Path) -> list[Path]:
-    """Return the images of *folder*, ordered by name. Raises StartupError if it has none."""
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
-    if not files:
-        raise StartupError(f"--images {folder} has no images: files that end with {', '.join(SUFFIXES)}.")
-    return files
 
 
 class Chats:

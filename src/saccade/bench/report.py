@@ -8,9 +8,9 @@ from importlib.metadata import version
 
 import msgspec
 
-from saccade.bench.chats import image_files
 from saccade.bench.client import Server
 from saccade.bench.figures import LATENCIES, RATES, STATISTICS, Answers, Ratio, answers, figures, ratios
+from saccade.bench.image_files import image_files
 from saccade.bench.load import Run, measure_run
 from saccade.bench.settings import BenchSettings
 from saccade.release import installed_version

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from saccade.cli import exit_codes
-from saccade.engine.config import EngineSettings, num_gpus
+from saccade.engine.config import EngineSettings
+from saccade.engine.gpu_devices import num_gpus
 from saccade.errors import StartupError
 from saccade.supervisor.tree import ChildSpec
 from saccade.supervisor.worker_child import worker_child

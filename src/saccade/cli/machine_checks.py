@@ -15,7 +15,7 @@ import msgspec
 
 from saccade.cli.screen import shared_memory_problem, size
 from saccade.cli.torch_build import CUDA_LIBRARY, installed_torch, unused_cuda
-from saccade.engine.config import has_gpu
+from saccade.engine.gpu_devices import has_gpu
 from saccade.engine.installed import has_engine
 from saccade.errors import StartupError
 from saccade.gateway.admin import HOST as LOOPBACK

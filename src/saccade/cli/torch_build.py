@@ -3,7 +3,7 @@
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from saccade.engine.config import has_gpu
+from saccade.engine.gpu_devices import has_gpu
 
 CUDA_LIBRARY = "torch/lib/libtorch_cuda.so"
 

@@ -18,29 +18,12 @@ Names = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, co
 KvCacheDtype = Literal["auto", "fp8"]
 
 
-DEVICES = ("nvidia*", "dxg")
-"""Device files of the NVIDIA driver; under WSL dxg."""
-
-GPU_DEVICE = "nvidia[0-9]*"
-"""One for each GPU; WSL has none."""
-
-
 class Limits(NamedTuple):
     """The limits of a step."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     encode_budget_patches: int
-
-
-def has_gpu(devices: Path = Path("/dev")) -> bool:
-    """Return whether *devices* has an NVIDIA GPU, without torch."""
-    return any(next(devices.glob(pattern), None) for pattern in DEVICES)
-
-
-def num_gpus(devices: Path = Path("/dev")) -> int:
-    """Return how many NVIDIA GPUs *devices* has, without torch."""
-    return sum(1 for _ in devices.glob(GPU_DEVICE))
 
 
 ON_CPU, ON_GPU = Limits(64, 2048, 1024), Limits(256, 8192, 16384)

@@ -14,7 +14,7 @@ from typing import Any, Self, Unpack
 
 import msgspec
 
-from saccade.engine.config import has_gpu
+from saccade.engine.gpu_devices import has_gpu
 from saccade.engine.installed import require_engine
 from saccade.errors import InvalidValue, QueueFull, RequestError, SaccadeError, StartupError, WorkerUnavailable
 from saccade.gateway.apis.chat.reader import parse_chat
