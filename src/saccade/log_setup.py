@@ -1,4 +1,4 @@
-"""The log lines of a process: their form, and where they go.
+"""The log lines of a process: their form and their destination.
 
 No line contains data that a client sent.
 """

@@ -31,11 +31,11 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the checkpoint's safetensors files, in name order.
 
     Others than those that the index names do not count. Without it, one file counts, or all shards. Raises StartupError
-    if a file is missing, for an adapter, or for a whole file beside shards.
+    if a file is missing, for an adapter, or if there are a whole file and shards.
     """
     if (adapter := adapter_in(folder)) is not None:
         raise StartupError(
-            f"{folder} holds {adapter}, an adapter that Saccade does not apply to the weights beside it. Merge it into "
+            f"{folder} holds {adapter}, an adapter that Saccade does not apply to the weights. Merge it into "
             "them (with PEFT: merge_and_unload, then save_pretrained), or serve a folder without the adapter's files."
         )
     names = sorted({Path(name).name for name in weight_map(folder).values()})
@@ -46,7 +46,7 @@ def weight_files(folder: Path) -> list[Path]:
         return shards
     if shards:
         raise StartupError(
-            f"{folder} holds {WEIGHTS} beside {shards[0].name} and its like. Which of them count is not known: "
+            f"{folder} holds {WEIGHTS} and also {shards[0].name} and its like. Which of them count is not known: "
             f"transformers reads the first, vLLM the others. Remove {WEIGHTS}, or the others with {INDEX}."
         )
     return [whole]

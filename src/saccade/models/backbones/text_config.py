@@ -52,7 +52,7 @@ class TextStyle(NamedTuple):
     def filled(self, text: Mapping[str, Any]) -> dict[str, Any]:
         """Return the decoder's keys *text* with the defaults of those that are absent.
 
-        A length of training beside the rotary section counts only if the decoder's class has that key; transformers
+        A length of training outside the rotary section counts only if the decoder's class has that key; transformers
         ignores it otherwise.
         """
         unknown = {ORIGINAL_LENGTH} - self.defaults.keys()

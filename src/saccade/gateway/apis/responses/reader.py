@@ -14,7 +14,7 @@ from saccade.errors import (
 )
 from saccade.gateway.apis.chat_endpoint import Format, ReadBody
 from saccade.gateway.apis.responses.conversation import SPELLING, ReadResponse, read_conversation
-from saccade.gateway.apis.responses.store import Destination, ResponseStore, kept, num_message_bytes
+from saccade.gateway.apis.responses.store import Destination, ResponseStore, num_message_bytes, required_store
 from saccade.gateway.apis.responses.wire import (
     ReasoningConfig,
     Response,
@@ -93,7 +93,7 @@ class ResponseReader:
         original, warning = parse_response(body, self.strict_parameters)
 
         def recall(response_id: str) -> list[ChatMessage]:
-            return kept(self.store, "previous_response_id").conversation(tenant, response_id)
+            return required_store(self.store, "previous_response_id").conversation(tenant, response_id)
 
         read = read_conversation(original, recall)
         request, warning = read.chat, "; ".join(filter(None, (warning, read.warning)))

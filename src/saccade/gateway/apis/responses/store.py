@@ -125,7 +125,7 @@ class Destination:
     messages: Sequence[ChatMessage]
 
 
-def kept(store: ResponseStore | None, param: str) -> ResponseStore:
+def required_store(store: ResponseStore | None, param: str) -> ResponseStore:
     """Return *store*, which the field *param* needs. Raises UnsupportedParameter if the gateway keeps no responses."""
     if store is None:
         raise UnsupportedParameter(

@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from saccade.gateway.apis.responses.store import ResponseStore, kept
+from saccade.gateway.apis.responses.store import ResponseStore, required_store
 from saccade.gateway.apis.responses.wire import DeletedResponse
 from saccade.gateway.tenants.account import ACCOUNT
 
@@ -19,7 +19,7 @@ class StoredResponses:
 
     async def get(self, request: Request) -> HttpResponse:
         """GET /v1/responses/{response_id}."""
-        body = kept(self.store, "response_id").body(
+        body = required_store(self.store, "response_id").body(
             request.scope[ACCOUNT].tenant.id, request.path_params["response_id"]
         )
         return HttpResponse(body, media_type="application/json")
@@ -27,5 +27,5 @@ class StoredResponses:
     async def delete(self, request: Request) -> HttpResponse:
         """DELETE /v1/responses/{response_id}."""
         response_id = request.path_params["response_id"]
-        kept(self.store, "response_id").delete(request.scope[ACCOUNT].tenant.id, response_id)
+        required_store(self.store, "response_id").delete(request.scope[ACCOUNT].tenant.id, response_id)
         return HttpResponse(msgspec.json.encode(DeletedResponse(response_id)), media_type="application/json")
