@@ -85,7 +85,6 @@ def measure() -> dict[str, float]:
                 request=ChatRequest(messages=[], stream=True), prompt_token_ids=[],
             )  # fmt: skip
             choice, events = choices[0], ChatCompletionEvents(cast(Answer, answer))
-            choice.begin([])
             events.take(choice.take(TokenDelta("r", [text[0] if first is None else first])))
             deltas = [TokenDelta("r", [token_id]) for token_id in text]
             num_bytes = 0

@@ -153,8 +153,7 @@ def choice_of(
 ) -> GeneratedChoice:
     """Return the choice of a request for one answer with *tools*, after a prompt that ends in *prompt*."""
     chat = Chat([{"role": "user", "content": "What?"}], 0, [], True, {}, tuple(tools))
-    choice = choices_of(ChatRequest(messages=[], **fields), chat, model)[0]
-    choice.begin(ids_of(model, prompt))
+    [choice, *_] = choices_of(ChatRequest(messages=[], **fields), chat, model, ids_of(model, prompt))
     return choice
 
 

@@ -73,8 +73,7 @@ def tokens(model: ServedModel, text: str) -> list[int]:
 def choice(model: ServedModel, prompt: str, tools: Sequence[dict[str, Any]], **fields: Any) -> GeneratedChoice:
     """An answer after the text *prompt*, before its first token; *fields* are those of a chat's request."""
     request = ChatRequest(messages=[ChatMessage("user", "")], tools=list(tools), **fields)
-    (made,) = choices_of(request, Chat([], 0, [], True, {}, tuple(tools)), model)
-    made.begin(tokens(model, prompt))
+    (made,) = choices_of(request, Chat([], 0, [], True, {}, tuple(tools)), model, tokens(model, prompt))
     return made
 
 

@@ -1,6 +1,7 @@
 """The way of a chat: read it, collect images, draft the prompt, place it, prepare pixels, send, stream."""
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.structured_output.constraint import Constraint, read_constraint, with_calls, without_constraint
 from saccade.gateway.structured_output.grammars import AnswerGrammar, RequestGrammars
 from saccade.gateway.tenants.account import request_salt
-from saccade.gateway.workers.attempt import Attempt
+from saccade.gateway.workers.attempt import Attempt, Output
 from saccade.gateway.workers.dispatch import Dispatcher, Preview
 from saccade.gateway.workers.prompt import Prompt, media_runs
 from saccade.protocol.request import EngineRequest
@@ -106,24 +107,25 @@ class Pipeline:
         priority = (params.priority or 0) if self.dispatcher.limits.takes_priorities else 0
         return [Part(params, one, served, salt, rules, answer_grammar, priority) for one in chats]
 
-    async def answer(self, request: Request, part: Part, answer: Answer) -> None:
-        """Send *part* to a worker, which gives the *answer*. If it fails before the first delta, try another.
+    async def answer(self, request: Request, part: Part, deliver: Callable[[Answer], Output]) -> None:
+        """Send *part* to a worker, whose deltas go to what *deliver* makes of the answer.
 
-        Cancelling this aborts the answer. Raises SaccadeError; after several attempts, that of the last worker.
+        If a worker fails before the first delta, try another. Cancelling this aborts the answer. Raises SaccadeError;
+        after several attempts, that of the last worker.
         """
+        begun_at = time.perf_counter()
         async with AsyncExitStack() as resources:
-            resources.enter_context(answer)
             with self.metrics.stage("prepare"):
                 # A request that waits for other servers holds no place.
                 images = await self._collect(request, part.served, part.chat, part.salt)
                 resources.enter_context(request.place())
                 prompt = await self._draft(request, part, images)
                 request.account.use_prompt(len(prompt.token_ids))
-                layouts = [image.layout for image in images]
-                answer.begin(prompt.token_ids, list(zip(layouts, prompt.spans, strict=True)))
+                answer = resources.enter_context(self._open(request, part, prompt, images, begun_at))
+                output = deliver(answer)
                 of_attempt = await resources.enter_async_context(AsyncExitStack())
-                attempt_at = partial(self._attempt, of_attempt, request, part, prompt, images, answer)
-                attempt = await attempt_at(frozenset())
+                work = _Work(request, part, prompt, images, output, answer.id)
+                attempt = await self._attempt(of_attempt, work, frozenset())
             failed = frozenset[str]()
             while True:
                 answer.sent_to(attempt.placement.url, attempt.abort_sample)
@@ -136,7 +138,7 @@ class Pipeline:
                     failed |= {worker}
                     await of_attempt.aclose()
                     try:
-                        attempt = await attempt_at(failed)
+                        attempt = await self._attempt(of_attempt, work, failed)
                     except SaccadeError as other:
                         logger.info(
                             "request %s: worker %s failed, and no other took it: %s", answer.id, worker, other.reason
@@ -144,6 +146,25 @@ class Pipeline:
                         raise error from None
                     self.dispatcher.num_retried[part.served.name] += 1
                     logger.warning("request %s: worker %s failed: %s", answer.id, worker, error.reason)
+
+    def _open(
+        self, request: Request, part: Part, prompt: Prompt, images: Sequence[EncodedImage], begun_at: float
+    ) -> Answer:
+        """Return the answer to *part* before its first token."""
+        start = time.perf_counter()
+        layouts = [image.layout for image in images]
+        answer = Answer(
+            part.params,
+            part.chat,
+            part.served,
+            prompt.token_ids,
+            list(zip(layouts, prompt.spans, strict=True)),
+            metrics=self.metrics,
+            account=request.account,
+            begun_at=begun_at,
+        )
+        self.metrics.note_pause("choices", start)
+        return answer
 
     async def preview(self, request: Request, part: Part) -> Preview:
         """Return where *part* would go now; nothing is booked, charged or decoded. Raises SaccadeError."""
@@ -195,9 +216,9 @@ class Pipeline:
             limits = [field for image in images for field in image.limits]
             refusal = why_not_as_chat(served, chat, settings, limits[:MAX_NAMES])
         return Prompt(
-            draft.token_ids,
-            media_runs(zip((image.content_hash for image in images), draft.spans, strict=True)),
-            part.salt,
+            token_ids=draft.token_ids,
+            runs=media_runs(zip((image.content_hash for image in images), draft.spans, strict=True)),
+            salt=part.salt,
             spans=draft.spans,
             reads_cache=sampling.num_prompt_logprobs is None,
             num_samples=params.n or 1,
@@ -208,20 +229,13 @@ class Pipeline:
             priority=part.priority,
         )
 
-    async def _attempt(
-        self,
-        resources: AsyncExitStack,
-        request: Request,
-        part: Part,
-        prompt: Prompt,
-        images: list[EncodedImage],
-        answer: Answer,
-        failed: frozenset[str],
-    ) -> Attempt:
-        """Place *prompt* at a worker outside *failed*, and prepare its pixels; nothing is sent yet.
+    async def _attempt(self, resources: AsyncExitStack, work: "_Work", failed: frozenset[str]) -> Attempt:
+        """Place the prompt of *work* at a worker outside *failed*, and prepare its pixels; nothing is sent yet.
 
-        *resources* gets what the attempt holds. *images* is emptied if this is the last try. Raises SaccadeError.
+        *resources* gets what the attempt holds. The images of *work* are dropped if this is the last try. Raises
+        SaccadeError.
         """
+        request, part, prompt, images = work.request, work.part, work.prompt, work.images
         served = part.served
         with self.metrics.stage("route"):
             placement = await resources.enter_async_context(self.dispatcher.place(served.name, prompt, failed))
@@ -239,7 +253,7 @@ class Pipeline:
         items = await self.pixels.prepare(served.family, media, prompt.salt, request.client)
         trace = TRACE.get()
         engine_request = EngineRequest(
-            request_id=answer.id,
+            request_id=work.request_id,
             token_ids=prompt.token_ids,
             sampling=prompt.sampling,
             media=items,
@@ -262,11 +276,31 @@ class Pipeline:
             if not (placement.takes_chat or placement.pair):
                 resend.forget()
 
-        count = request.count_waiting
-        attempt = Attempt(self.dispatcher, placement, engine_request, answer, count, resend, forget_images, chat)
+        attempt = Attempt(
+            dispatcher=self.dispatcher,
+            placement=placement,
+            request=engine_request,
+            output=work.output,
+            count=request.count_waiting,
+            resend=resend,
+            on_first_delta=forget_images,
+            chat=chat,
+        )
         resources.callback(attempt.release_unsent)
         if media.images:
             # Requests that waited for the same image continue at the same moment.
             async with request.turn(num_encoded_bytes(media.images)):
                 pass
         return attempt
+
+
+@dataclass
+class _Work:
+    """What the attempts to answer a part share. *images* are dropped when no attempt needs them any more."""
+
+    request: Request
+    part: Part
+    prompt: Prompt
+    images: list[EncodedImage]
+    output: Output
+    request_id: str

@@ -9,7 +9,6 @@ import dataclasses
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from functools import partial
 from typing import Any, Self, Unpack
 
 import msgspec
@@ -37,6 +36,7 @@ from saccade.llm.settings import read_settings
 from saccade.log_setup import log_warnings
 from saccade.models.bundled_model import BUNDLED_NAME
 from saccade.private_folder import private_folder
+from saccade.protocol.output import TokenDelta
 from saccade.supervisor.tree import Child
 from saccade.supervisor.worker_child import worker_child
 from saccade.transport import lasting_task
@@ -196,10 +196,6 @@ class AsyncLLM:
                 "Messages and options must be dicts, lists, texts, numbers, booleans and None."
             ) from error
 
-        def write(chunk: Chunk) -> bool:
-            take(chunk)
-            return True
-
         with Request.begin(app.limits, self._account, CLIENT) as request:
             request.memory.take(COPIES * len(body))
             async with request.turn(len(body)):
@@ -207,10 +203,14 @@ class AsyncLLM:
             del body
             [part] = await reading
             await self._load(part.chat.images, sources, request)
-            answer = Answer(part.params, part.chat, part.served, app.metrics, request.account)
-            answer.write, answer.flush = write, partial(asyncio.sleep, 0)
-            await app.pipeline.answer(request, part, answer)
-        return answer, warning_of(part, FieldNames())
+            answers = list[Answer]()
+
+            def deliver(answer: Answer) -> _Taken:
+                answers.append(answer)
+                return _Taken(answer, take)
+
+            await app.pipeline.answer(request, part, deliver)
+        return answers[0], warning_of(part, FieldNames())
 
     async def _load(self, images: list[ImageSource], sources: Mapping[str, Source], request: Request) -> None:
         """Give those of *images* that are in *sources* their content. Raises RequestError that names the field."""
@@ -237,6 +237,27 @@ class AsyncLLM:
             memory_wait_seconds=MEMORY_WAIT_SECONDS,
             worker_urls=(worker_url,),
         )
+
+
+class _Taken:
+    """Passes the chunks of *answer* to *take*, however fast they come."""
+
+    def __init__(self, answer: Answer, take: Callable[[Chunk], None]) -> None:
+        self.is_whole = answer.is_whole
+        self._answer = answer
+        self._take = take
+
+    def take(self, delta: TokenDelta) -> bool:
+        """Pass on the chunk of *delta*. Raises what Answer.take() raises."""
+        chunk = self._answer.take(delta)
+        if chunk is not None:
+            self._take(chunk)
+        self.is_whole = self._answer.is_whole
+        return True
+
+    async def flush(self) -> None:
+        """Let others run."""
+        await asyncio.sleep(0)
 
 
 async def _until_ready(app: Application) -> None:

@@ -23,6 +23,7 @@ from saccade.gateway.config import GatewayConfig
 from saccade.gateway.json_parts import Part, joined, num_bytes
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import Chunk
+from saccade.gateway.output.delivery import Delivery
 from saccade.gateway.output.logprobs import choice_logprobs, prompt_logprobs
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.tenants.account import EVERYBODY, Account
@@ -53,16 +54,26 @@ def deltas(ids: list[int], index: int, num_top: int = 3) -> list[TokenDelta]:
     ]
 
 
-def writers(read: ReadBody, served: ServedModel) -> list[tuple[Answer, AnswerWriter]]:
-    """An answer and its writer for each prompt of *read*, as the endpoint makes them."""
+class Unread:
+    """A response that nobody reads."""
+
+    def write(self, events: bytes, num_kept_bytes: int) -> bool:
+        return True
+
+    async def flush(self) -> None:
+        pass
+
+
+def writers(read: ReadBody, served: ServedModel, ids: list[int]) -> list[tuple[Answer, Delivery, AnswerWriter]]:
+    """An answer, its delivery and its writer for each prompt of *read*, all with these *ids*."""
     made = []
     for form in read.formats:
         plain = None if form.prompt is None else PlainPrompt(form.prompt.content, form.prompt.field)
         chat = Chat([], 0, [], True, {}, (), plain=plain)
-        answer = Answer(read.request, chat, served, Metrics(), Account(EVERYBODY))
+        metrics, account = Metrics(), Account(EVERYBODY)
+        answer = Answer(read.request, chat, served, ids, [], metrics=metrics, account=account, begun_at=0.0)
         writer = form.writer(answer)
-        answer.write = lambda chunk, writer=writer: writer.take(chunk) == b""  # type: ignore[misc]
-        made.append((answer, writer))
+        made.append((answer, Delivery(answer, writer, Unread(), metrics), writer))
     return made
 
 
@@ -106,15 +117,14 @@ async def test_whole_answers_are_the_bytes_of_their_structs(
     """Read as its struct and written again at once, an answer is the same bytes: order, spaces, escapes, numbers."""
     tokenizer = served.tokenizer
     ids = tokenizer.encode_text(TEXT)
-    made = writers(read(False, msgspec.json.encode(fields), b""), served)
+    prompt = tokenizer.encode_text(PROMPT)
+    made = writers(read(False, msgspec.json.encode(fields), b""), served, prompt)
     body: list[Part] = []
-    for answer, writer in made:
-        prompt = tokenizer.encode_text(PROMPT)
-        answer.begin(prompt, [])
+    for answer, delivery, writer in made:
         answer.prompt_logprobs += [logprob(place) for place in range(1, len(prompt))]
         for index in (1, 0):
             for delta in deltas(ids, index):
-                answer.take(delta)
+                delivery.take(delta)
         body += await writer.end()
     content = written(body)
     assert num_bytes(body) == len(content)
@@ -143,12 +153,11 @@ def test_tokens_that_do_not_belong_to_the_answer_after_all_lose_their_entries(se
     ids = served.tokenizer.encode_text("a b c d")
     for read, asked in ((read_chat_completion, {"top_logprobs": 3}), (read_completion, {})):
         base = {**(CHAT if asked else COMPLETION), "n": 1, "logprobs": True if asked else 3, "return_token_ids": True}
-        [(answer, writer)] = writers(read(False, msgspec.json.encode({**base, **asked}), b""), served)
-        answer.begin([1], [])
+        [(answer, delivery, writer)] = writers(read(False, msgspec.json.encode({**base, **asked}), b""), served, [1])
         [choice] = answer.choices
         assert choice.record is not None
         for delta in deltas(ids, 0)[:-1]:
-            answer.take(delta)
+            delivery.take(delta)
         num_before = writer.num_kept_bytes
         choice.record.add(TokenDelta("r", []), -2)
         writer.take(Chunk(choice, "", ""))
@@ -182,11 +191,10 @@ def test_the_end_of_an_answer_does_not_grow_with_its_log_probabilities(
 ) -> None:
     numbers = []
     for num_tokens in (20, 200):
-        [(answer, writer)] = writers(read(False, msgspec.json.encode(fields), b""), served)
-        answer.begin([1, 2], [])
+        [(_, delivery, writer)] = writers(read(False, msgspec.json.encode(fields), b""), served, [1, 2])
         for index in range(8):
             for delta in deltas([300] * num_tokens, index):
-                answer.take(delta)
+                delivery.take(delta)
         num_kept = writer.num_kept_bytes
         parts, num_steps = counted(writer)
         length = num_bytes(parts)
@@ -213,11 +221,10 @@ def test_the_end_of_an_answer_does_not_grow_with_its_log_probabilities(
 def test_the_text_of_an_answer_is_counted_while_it_grows(
     read: Any, fields: dict[str, Any], served: ServedModel
 ) -> None:
-    [(answer, writer)] = writers(read(False, msgspec.json.encode(fields), b""), served)
-    answer.begin([1, 2], [])
+    [(_, delivery, writer)] = writers(read(False, msgspec.json.encode(fields), b""), served, [1, 2])
     ids = served.tokenizer.encode_text("word " * 50)
     for delta in deltas(ids, 0):
-        answer.take(delta)
+        delivery.take(delta)
     assert writer.num_kept_bytes >= len("word " * 50)
 
 

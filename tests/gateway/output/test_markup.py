@@ -58,8 +58,7 @@ def read(
     """Reasoning, content, calls and number of tokens of an answer in deltas of *length* tokens."""
     chat = Chat(list(messages), 0, [], True, {"thinking": thinks}, TOOLS)
     prompt = model.tokenizer.encode(model.template.render(messages, True, chat.switches, TOOLS))
-    choice = choices_of(ChatRequest(messages=[]), chat, model)[0]
-    choice.begin(prompt)
+    [choice] = choices_of(ChatRequest(messages=[]), chat, model, prompt)
     token_ids = model.tokenizer.encode([Segment(piece, piece in SPECIAL) for piece in pieces])
     reasoning, content, made = "", "", list[GeneratedCall]()
     for start in range(0, len(token_ids), length):

@@ -70,8 +70,8 @@ def test_prompts_that_open_the_reasoning(prompt: list[int | str], is_open: bool,
 def test_reasoning_and_content_do_not_depend_on_the_deltas(
     opened_by: str, size: int, tokenizer: Tokenizer, markers: ReasoningTokens
 ) -> None:
-    reasoning = Reasoning(markers, tokenizer)
-    reasoning.begin([7, markers.start_id] if opened_by != "answer" else [7, 8])
+    prompt = [7, markers.start_id] if opened_by != "answer" else [7, 8]
+    reasoning = Reasoning(markers, tokenizer, prompt=prompt)
     thought, content = tokenizer.encode_text(THOUGHT), tokenizer.encode_text(CONTENT)
     ids = [*thought, markers.end_id, *content]
     if opened_by != "prompt":

@@ -106,9 +106,9 @@ def test_usage_with_every_chunk_looks_at_the_choice_of_the_chunk(
 ) -> None:
     model = models("hermes")
     request = ChatRequest(messages=[], n=MAX_NUM_SAMPLES)
-    answer = Answer(request, chat_of({}), model, Metrics(), Account(EVERYBODY))
-    answer.write = lambda _: True
-    answer.begin([1, 2], [(LAYOUT, (Span(0, 1),))] * num_images)
+    images = [(LAYOUT, (Span(0, 1),))] * num_images
+    account = Account(EVERYBODY)
+    answer = Answer(request, chat_of({}), model, [1, 2], images, metrics=Metrics(), account=account, begun_at=0.0)
     numbers = []
     for _ in range(2):
         with counting_instructions() as count:

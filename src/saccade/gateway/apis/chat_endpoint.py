@@ -19,7 +19,7 @@ from saccade.gateway.chat_request import ChatRequest
 from saccade.gateway.concurrency import all_or_none
 from saccade.gateway.json_parts import Part as JsonPart
 from saccade.gateway.output.answer import Answer
-from saccade.gateway.output.choice import Chunk
+from saccade.gateway.output.delivery import ChunkWriter, Delivery
 from saccade.gateway.parameters import Body, listed
 from saccade.gateway.pipeline import Part, Pipeline
 from saccade.gateway.request import Request
@@ -78,15 +78,8 @@ def warning_of(part: Part, names: FieldNames) -> str:
     return "; ".join(filter(None, (names.text(part.chat.warning), of_grammar, of_priority)))
 
 
-class AnswerWriter(Protocol):
+class AnswerWriter(ChunkWriter, Protocol):
     """Writes one answer in the format of its API: as events while it grows, or whole at its end."""
-
-    @property
-    def num_kept_bytes(self) -> int:
-        """Roughly the bytes of the answer that wait here to be written."""
-
-    def take(self, chunk: Chunk) -> bytes:
-        """Return the events for *chunk*, if any."""
 
     async def end(self) -> Sequence[JsonPart]:
         """Return the last events, or the whole answer. With several prompts, only their last one returns any."""
@@ -205,21 +198,18 @@ class ChatEndpoint:
     async def _generate(
         self, parts: Sequence[tuple[Format, Part]], request: Request, response: EventStream | WholeResponse
     ) -> None:
+        metrics = self.pipeline.metrics
+
         async def generate(form: Format, part: Part) -> None:
-            start = time.perf_counter()
-            answer = Answer(part.params, part.chat, part.served, self.pipeline.metrics, request.account)
-            writer = form.writer(answer)
-            self.pipeline.metrics.note_pause("choices", start)
+            writers = list[AnswerWriter]()
 
-            def write(chunk: Chunk) -> bool:
-                num_before = writer.num_kept_bytes
-                events = writer.take(chunk)
-                return response.write(events, writer.num_kept_bytes - num_before)
+            def deliver(answer: Answer) -> Delivery:
+                writers.append(form.writer(answer))
+                return Delivery(answer, writers[0], response, metrics)
 
-            answer.write, answer.flush = write, response.flush
             with form.names.in_errors():
-                await self.pipeline.answer(request, part, answer)
-                if last := await writer.end():
+                await self.pipeline.answer(request, part, deliver)
+                if last := await writers[0].end():
                     await response.end(last)
 
         await all_or_none(generate(*one) for one in parts)

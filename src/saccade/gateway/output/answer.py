@@ -2,8 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Self
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -18,9 +18,6 @@ from saccade.protocol.media import ImageLayout, Span
 from saccade.protocol.output import FinishReason, SampleTimes, TokenDelta, TokenLogprob
 from saccade.telemetry import Metrics
 from saccade.tracing.trace import TRACE
-
-SHORT_SECONDS = 0.001
-"""Work on a delta that takes no longer is not worth a call: there is one for each token."""
 
 CHARGE_TOKENS = 64
 """While an answer grows, the tenant is charged after at most this many tokens."""
@@ -83,14 +80,6 @@ class Usage(Struct, frozen=True):
     completion_tokens_details: CompletionTokensDetails
 
 
-def _write_nothing(_: Chunk) -> bool:
-    return True
-
-
-async def _flush_nothing() -> None:
-    pass
-
-
 class TokenCounts:
     """Sums of the tokens of *num_choices* choices. Only those that *changed* since the last sums are counted again.
 
@@ -114,29 +103,33 @@ class TokenCounts:
 
 
 class Answer:
-    """The answer to *chat* with the parameters of *request*; *account* is charged for it. Its clock starts when it is
-    constructed, before the prompt is prepared.
+    """The answer to *chat* with the parameters of *request*; *account* is charged for it.
 
-    A context manager: when the block ends, the answer is measured and logged, complete or not. Set *write* and *flush*,
-    and call begin() and sent_to(), before take().
+    *prompt* are the token ids of the prompt, *images* the layout and the spans of each of its images and videos. The
+    request began at *begun_at*, in seconds of the process's clock. A context manager: when the block ends, the answer
+    is measured and logged, complete or not, if it was sent_to() a worker.
     """
 
-    write: Callable[[Chunk], bool]
-    """Takes the chunks, and returns whether more may follow before *flush* returns."""
-
-    flush: Callable[[], Coroutine[Any, Any, None]]
-
     def __init__(
-        self, request: ChatRequest, chat: Chat, served: ServedModel, metrics: Metrics, account: Account
+        self,
+        request: ChatRequest,
+        chat: Chat,
+        served: ServedModel,
+        prompt: list[int],
+        images: Sequence[tuple[ImageLayout, Sequence[Span]]],
+        *,
+        metrics: Metrics,
+        account: Account,
+        begun_at: float,
     ) -> None:
         self.request = request
         self.served = served
         self.id = f"chatcmpl-{secrets.token_hex(16)}"
         self.created = int(time.time())
-        self.choices = choices_of(request, chat, served)
-        self.prompt_token_ids: list[int] = []
+        self.choices = choices_of(request, chat, served, prompt)
+        self.prompt_token_ids = prompt
         self.prompt_logprobs: list[TokenLogprob] = []
-        self._images: Sequence[tuple[ImageLayout, Sequence[Span]]] = ()
+        self._images = images
         self._details: PromptTokensDetails | None = None
         self._worker: str | None = None
         self._abort_sample: Callable[[int], None] | None = None
@@ -146,7 +139,7 @@ class Answer:
         self._itl_seconds = metrics.itl_seconds.labels(served.name)
         # Deltas come in the context of their connection.
         self._trace = TRACE.get()
-        self._begun_at = time.perf_counter()
+        self._begun_at = begun_at
         self._ttft_seconds: float | None = None
         self._num_open = len(self.choices)
         self._num_charged = self._num_uncharged = 0
@@ -156,9 +149,8 @@ class Answer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # Each of them leads to an object that has this one.
+        # It leads to an object that has this one.
         self._abort_sample = None
-        self.write, self.flush = _write_nothing, _flush_nothing
         if self._worker is None:
             return
         unfinished = FinishReason.ERROR if kind is not None and issubclass(kind, Exception) else FinishReason.ABORT
@@ -167,16 +159,8 @@ class Answer:
         self._measure(reasons)
         self._note(self._worker, reasons)
 
-    def begin(self, prompt: list[int], images: Sequence[tuple[ImageLayout, Sequence[Span]]]) -> None:
-        """Note the token ids of the prompt, and the layout and spans of each of its images and videos."""
-        self.prompt_token_ids = prompt
-        self._images = images
-        self._details = None
-        for choice in self.choices:
-            choice.begin(prompt)
-
     def sent_to(self, worker: str, abort_sample: Callable[[int], None]) -> None:
-        """Set the current *worker*, a url or those of a pair. *abort_sample* stops work on one choice."""
+        """Note that *worker*, a URL or those of a pair, answers now. *abort_sample* stops work on one choice."""
         self._worker = worker
         self._abort_sample = abort_sample
 
@@ -185,21 +169,21 @@ class Answer:
         """Whether every choice is finished."""
         return not self._num_open
 
-    def take(self, delta: TokenDelta) -> bool:
-        """Write the chunk of *delta*, unless its choice has already finished. Return whether more may follow at once.
+    def take(self, delta: TokenDelta) -> Chunk | None:
+        """Return the chunk of *delta*, None if its choice had finished before.
 
         If a stop string ends a choice, this aborts it at the worker. Raises the engine's error, and WorkerFailed for an
         unexpected delta.
         """
-        start = time.perf_counter()
+        now = time.perf_counter()
         choice = self._choice(delta)
         if choice.finish_reason is not None:
             # The worker had sent it before it received the abort.
             self._observe_times(delta.times)
-            return True
+            return None
         chunk = choice.take(delta)
         self._counts.changed.add(choice)
-        self._observe(choice, delta, start)
+        self._observe(choice, delta, now)
         self._num_uncharged += len(delta.token_ids)
         if self._num_uncharged >= CHARGE_TOKENS:
             self._charge()
@@ -209,10 +193,7 @@ class Answer:
                 self._abort_sample(choice.index)
             if self.is_whole:
                 self._metrics.e2e_seconds.labels(self.served.name).observe(time.perf_counter() - self._begun_at)
-        may_follow = self.write(chunk)
-        if time.perf_counter() - start > SHORT_SECONDS:
-            self._metrics.note_pause("delta", start)
-        return may_follow
+        return chunk
 
     @property
     def usage(self) -> Usage:

@@ -53,7 +53,7 @@ class Chunk(NamedTuple):
 
 
 class GeneratedChoice:
-    """One choice while it is generated. Call begin() before its first delta.
+    """One choice while it is generated.
 
     *detokenizer* reads the content. Stop strings apply neither to reasoning, which *reasoning* reads if the model has
     it, nor to tool calls, which *tool_calls* reads if the request has tools. *markup* reads tags of several tokens
@@ -86,11 +86,6 @@ class GeneratedChoice:
         self._holds_calls = holds_calls
         self._num_hidden_tokens = 0
         self._reaches_limit = False
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Note the token ids of the prompt."""
-        if self._reasoning is not None:
-            self._reasoning.begin(prompt if self._markup is None else self._markup.last_tag(prompt))
 
     def take(self, delta: TokenDelta) -> Chunk:
         """Take a delta of this choice and return its text, which may be "". Raises WorkerFailed for an aborted one."""
@@ -226,8 +221,10 @@ class GeneratedChoice:
         return num_others
 
 
-def choices_of(request: ChatRequest, chat: Chat, served: ServedModel) -> list[GeneratedChoice]:
-    """Return the choices of *request* before their first tokens.
+def choices_of(
+    request: ChatRequest, chat: Chat, served: ServedModel, prompt: Sequence[int] = ()
+) -> list[GeneratedChoice]:
+    """Return the choices of *request* before their first tokens, which follow the token ids of the *prompt*.
 
     They may call the tools of *chat*. The answer to a plain prompt is text only, even if it contains reasoning.
     """
@@ -239,19 +236,26 @@ def choices_of(request: ChatRequest, chat: Chat, served: ServedModel) -> list[Ge
     own_rules = TextRules(shows_special=rules.shows_special)
     holds_calls = _holds_calls(request, chat)
     new_reader = _call_readers(request, served, chat, holds_calls=holds_calls)
-    return [
-        GeneratedChoice(
-            index,
-            Detokenizer(served.tokenizer, rules, continues=chat.continues),
-            hidden_ids,
-            _reasoning(request, served, own_rules) if chat.plain is None else None,
-            _record(request, served),
-            None if new_reader is None else new_reader(),
-            None if served.markup is None or chat.plain is not None else MarkupReader(served.markup, served.tokenizer),
-            holds_calls,
+    choices = []
+    for index in range(request.n or 1):
+        markup, reasoning = None, None
+        if chat.plain is None:
+            markup = None if served.markup is None else MarkupReader(served.markup, served.tokenizer)
+            opening = prompt if markup is None else markup.last_tag(prompt)
+            reasoning = _reasoning(request, served, own_rules, opening)
+        choices.append(
+            GeneratedChoice(
+                index,
+                Detokenizer(served.tokenizer, rules, continues=chat.continues),
+                hidden_ids,
+                reasoning=reasoning,
+                record=_record(request, served),
+                tool_calls=None if new_reader is None else new_reader(),
+                markup=markup,
+                holds_calls=holds_calls,
+            )
         )
-        for index in range(request.n or 1)
-    ]
+    return choices
 
 
 def _text_rules(request: ChatRequest) -> TextRules:
@@ -265,10 +269,10 @@ def _text_rules(request: ChatRequest) -> TextRules:
     )
 
 
-def _reasoning(request: ChatRequest, served: ServedModel, rules: TextRules) -> Reasoning | None:
+def _reasoning(request: ChatRequest, served: ServedModel, rules: TextRules, prompt: Sequence[int]) -> Reasoning | None:
     if served.reasoning is None:
         return None
-    return Reasoning(served.reasoning, served.tokenizer, request.include_reasoning is not False, rules)
+    return Reasoning(served.reasoning, served.tokenizer, request.include_reasoning is not False, rules, prompt)
 
 
 def _holds_calls(request: ChatRequest, chat: Chat) -> bool:

@@ -15,11 +15,17 @@ from saccade.tokenization.tokenizer import Tokenizer
 class Reasoning:
     """Separates the tokens of one answer. The first end marker closes the reasoning; others are left out.
 
-    If the reasoning is not shown, its tokens still count. *rules* are those of its text.
+    If the reasoning is not shown, its tokens still count. *rules* are those of its text. The token ids of the *prompt*
+    may end within reasoning.
     """
 
     def __init__(
-        self, markers: ReasoningTokens, tokenizer: Tokenizer, is_shown: bool = True, rules: TextRules = PLAIN
+        self,
+        markers: ReasoningTokens,
+        tokenizer: Tokenizer,
+        is_shown: bool = True,
+        rules: TextRules = PLAIN,
+        prompt: Sequence[int] = (),
     ) -> None:
         self._markers = markers
         self._start_id, self._end_id = markers.start_id, markers.end_id
@@ -30,7 +36,7 @@ class Reasoning:
         self._num_started = 0
         """Start markers of the content that no end marker followed."""
 
-        self.is_open = False
+        self.is_open = markers.opened_by(prompt)
         self.num_markers = 0
 
     @property
@@ -42,10 +48,6 @@ class Reasoning:
     def may_follow(self) -> bool:
         """Whether the next token may be reasoning."""
         return self.is_open or self._is_first
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Start after the token ids of the prompt, which may end within reasoning."""
-        self.is_open = self._markers.opened_by(prompt)
 
     def take(self, token_ids: Sequence[int]) -> tuple[str, Sequence[int]]:
         """Separate new tokens, without the id that ended the answer: text of the reasoning, and ids of the content."""
