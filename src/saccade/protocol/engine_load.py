@@ -1,4 +1,10 @@
-"""Load: how busy an engine is and its work so far; sent with deltas, at most a few times a second."""
+"""Load: how busy an engine is and its work so far; sent with deltas, at most a few times a second.
+
+A field is written down once: with it stand the metrics that show it.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 import msgspec
 
@@ -6,54 +12,123 @@ STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 """Upper bounds of *steps_by_tokens*, as in vLLM."""
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot. Names ending in _total only grow, from the engine's start; *_seconds_total are wall-clock sums.
+class EngineMetric(NamedTuple):
+    """A metric that shows a field: its kind, its name, and what it says."""
 
-    A step's wall time = schedule + batch + network + postprocess; *encode* is the vision part of network.
-    *draining*: the worker finishes its requests and takes no new ones. *evicted_blocks_total* counts cached KV blocks
-    that made room for others. Prompt tokens in cached blocks are computed again between two states of recurrent layers
-    (*between_states_tokens_total*), and if a state, or a block of a window, was evicted or had no room
-    (*evicted_state_tokens_total*, *evicted_window_tokens_total*). *steps_by_tokens* counts steps by their number of
-    tokens: one count for each of STEP_TOKEN_BOUNDS, and one for more. *drafts_total* counts the times that tokens were
-    proposed for a sequence. *non_finite_requests_total* counts requests for which the model computed NaN or infinity.
+    kind: Literal["gauge", "counter"]
+    name: str
+    words: str
+
+
+class Sums(msgspec.Struct, kw_only=True):
+    """What an engine has done since its start.
+
+    Names end in _total; *_seconds_total* are wall-clock sums. A step's wall time = schedule + batch + network +
+    postprocess; *encode* is the vision part of network.
     """
 
-    num_running: int = 0
-    num_waiting: int = 0
-    draining: bool = False
-    num_blocks: int = 0
-    num_free_blocks: int = 0
-    steps_total: int = 0
+    prompt_tokens_total: Annotated[
+        int,
+        EngineMetric("counter", "vllm:prompt_tokens", "Prompt tokens taken in."),
+        EngineMetric("counter", "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    ] = 0
+    generated_tokens_total: Annotated[int, EngineMetric("counter", "vllm:generation_tokens", "Tokens generated.")] = 0
+    cached_tokens_total: Annotated[
+        int, EngineMetric("counter", "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+    ] = 0
+    preemptions_total: Annotated[
+        int, EngineMetric("counter", "vllm:num_preemptions", "Sequences put back to wait for room.")
+    ] = 0
+    non_finite_requests_total: Annotated[
+        int,
+        EngineMetric(
+            "counter", "saccade_non_finite_requests", "Requests for which the model computed NaN or infinity."
+        ),
+    ] = 0
+    drafts_total: Annotated[
+        int, EngineMetric("counter", "vllm:spec_decode_num_drafts", "Times that tokens were proposed for a sequence.")
+    ] = 0
+    draft_tokens_total: Annotated[
+        int, EngineMetric("counter", "vllm:spec_decode_num_draft_tokens", "Tokens proposed.")
+    ] = 0
+    accepted_tokens_total: Annotated[
+        int,
+        EngineMetric(
+            "counter", "vllm:spec_decode_num_accepted_tokens", "Proposed tokens that became part of an answer."
+        ),
+    ] = 0
+    steps_total: Annotated[int, EngineMetric("counter", "saccade_engine_steps", "Steps of the engine.")] = 0
     step_tokens_total: int = 0
-    steps_by_tokens: tuple[int, ...] = ()
-    prompt_tokens_total: int = 0
-    cached_tokens_total: int = 0
-    generated_tokens_total: int = 0
-    drafts_total: int = 0
-    draft_tokens_total: int = 0
-    accepted_tokens_total: int = 0
-    encoded_items_total: int = 0
-    encoded_patches_total: int = 0
-    encoder_cache_hits_total: int = 0
-    encoder_cache_bytes: int = 0
-    preemptions_total: int = 0
-    non_finite_requests_total: int = 0
-    evicted_blocks_total: int = 0
-    between_states_tokens_total: int = 0
-    evicted_state_tokens_total: int = 0
-    evicted_window_tokens_total: int = 0
+    encoded_items_total: Annotated[
+        int, EngineMetric("counter", "saccade_encoded_items", "Images that went through the vision encoder.")
+    ] = 0
+    encoded_patches_total: Annotated[
+        int, EngineMetric("counter", "saccade_encoded_patches", "Patches that went through the vision encoder.")
+    ] = 0
+    encoder_cache_hits_total: Annotated[
+        int, EngineMetric("counter", "vllm:mm_cache_hits", "Images found in the encoder cache.")
+    ] = 0
     schedule_seconds_total: float = 0.0
     batch_seconds_total: float = 0.0
     encode_seconds_total: float = 0.0
     network_seconds_total: float = 0.0
     postprocess_seconds_total: float = 0.0
 
+
+class Load(Sums, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec freezes subclasses of what is not frozen
+    """A snapshot of an engine.
+
+    *draining*: the worker finishes its requests and takes no new ones. *evicted_blocks_total* counts cached KV blocks
+    that made room for others. Prompt tokens in cached blocks are computed again between two states of recurrent layers
+    (*between_states_tokens_total*), and if a state, or a block of a window, was evicted or had no room
+    (*evicted_state_tokens_total*, *evicted_window_tokens_total*). *steps_by_tokens* counts steps by their number of
+    tokens: one count for each of STEP_TOKEN_BOUNDS, and one for more.
+    """
+
+    num_running: Annotated[
+        int, EngineMetric("gauge", "vllm:num_requests_running", "Requests in the running batch.")
+    ] = 0
+    num_waiting: Annotated[
+        int, EngineMetric("gauge", "vllm:num_requests_waiting", "Requests that wait for the engine.")
+    ] = 0
+    draining: bool = False
+    num_blocks: Annotated[int, EngineMetric("gauge", "saccade_kv_blocks", "KV blocks of the engine.")] = 0
+    num_free_blocks: Annotated[
+        int, EngineMetric("gauge", "saccade_kv_blocks_free", "KV blocks that no running request holds.")
+    ] = 0
+    steps_by_tokens: tuple[int, ...] = ()
+    encoder_cache_bytes: Annotated[
+        int, EngineMetric("gauge", "saccade_encoder_cache_bytes", "Bytes of encoded images that are kept.")
+    ] = 0
+    evicted_blocks_total: Annotated[
+        int, EngineMetric("counter", "saccade_kv_blocks_evicted", "Cached KV blocks that made room for others.")
+    ] = 0
+    between_states_tokens_total: int = 0
+    evicted_state_tokens_total: int = 0
+    evicted_window_tokens_total: int = 0
+
     @property
-    def encoder_lookups_total(self) -> int:
+    def encoder_lookups_total(
+        self,
+    ) -> Annotated[int, EngineMetric("counter", "vllm:mm_cache_queries", "Images looked up in the encoder cache.")]:
         """The number of images that were looked up in the encoder cache."""
         return self.encoder_cache_hits_total + self.encoded_items_total
 
     @property
-    def kv_usage(self) -> float:
+    def kv_usage(
+        self,
+    ) -> Annotated[float, EngineMetric("gauge", "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")]:
         """The share of KV blocks in use, 0 to 1; 0 if there are none."""
         return 1 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
+
+
+def engine_metrics() -> Iterator[tuple[EngineMetric, str]]:
+    """Yield each metric with the field or property of Load that it shows."""
+    hints = get_type_hints(Load, include_extras=True)
+    for name, value in vars(Load).items():
+        if isinstance(value, property):
+            hints[name] = get_type_hints(value.fget, include_extras=True)["return"]
+    for name, hint in hints.items():
+        for mark in getattr(hint, "__metadata__", ()):
+            if isinstance(mark, EngineMetric):
+                yield mark, name

@@ -4,34 +4,16 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
-from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS
+import msgspec
+
+from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Sums
 
 
-@dataclass(slots=True)
-class Counters:
-    """Sums since the start, named as in Load. Encoding within a step is also part of the network's time."""
+class Counters(Sums, kw_only=True):
+    """Sums since the start. Encoding within a step is also part of the network's time."""
 
-    steps_total: int = 0
-    step_tokens_total: int = 0
-    prompt_tokens_total: int = 0
-    cached_tokens_total: int = 0
-    generated_tokens_total: int = 0
-    drafts_total: int = 0
-    draft_tokens_total: int = 0
-    accepted_tokens_total: int = 0
-    encoded_items_total: int = 0
-    encoded_patches_total: int = 0
-    encoder_cache_hits_total: int = 0
-    preemptions_total: int = 0
-    non_finite_requests_total: int = 0
-    schedule_seconds_total: float = 0.0
-    batch_seconds_total: float = 0.0
-    encode_seconds_total: float = 0.0
-    network_seconds_total: float = 0.0
-    postprocess_seconds_total: float = 0.0
-    steps_by_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKEN_BOUNDS) + 1))
+    steps_by_tokens: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_TOKEN_BOUNDS) + 1))
 
     def count_step(self, num_tokens: int) -> None:
         """Count a step that computed *num_tokens*, at least one."""

@@ -6,9 +6,9 @@
 import bisect
 import time
 from collections import defaultdict
-from dataclasses import asdict
 from itertools import chain
 
+import msgspec
 import structlog
 
 from saccade.engine.core.counters import Counters
@@ -115,7 +115,7 @@ class Scheduler:
             num_free_blocks=self.block_manager.num_free_blocks,
             encoder_cache_bytes=self.encoder_scheduler.encoder_cache.used_bytes,
             evicted_blocks_total=blocks.num_evicted,
-            **asdict(self.counters)
+            **msgspec.structs.asdict(self.counters)
             | self.block_manager.stateless_tokens
             | {"steps_by_tokens": tuple(self.counters.steps_by_tokens)},
         )

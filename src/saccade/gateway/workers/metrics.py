@@ -2,7 +2,8 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -13,7 +14,7 @@ from saccade.gateway.workers.dispatch import Dispatcher
 from saccade.gateway.workers.pool import Worker, WorkerPool
 from saccade.gateway.workers.shared_index import CacheView, exactness
 from saccade.metric_registry import filled
-from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
+from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load, engine_metrics
 
 Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
@@ -54,37 +55,8 @@ OF_WORKERS: tuple[tuple[Kind, str, str, Callable[[CacheView, Worker], float]], .
         lambda view, worker: view.router.breakers.report(worker.url, time.monotonic()).state == "closed",
     ),
 )  # fmt: skip
-OF_ENGINES: tuple[tuple[Kind, str, str, str], ...] = (
-    (GAUGE, "vllm:num_requests_running", "Requests in the running batch.", "num_running"),
-    (GAUGE, "vllm:num_requests_waiting", "Requests that wait for the engine.", "num_waiting"),
-    (GAUGE, "saccade_kv_blocks", "KV blocks of the engine.", "num_blocks"),
-    (GAUGE, "saccade_kv_blocks_free", "KV blocks that no running request holds.", "num_free_blocks"),
-    (GAUGE, "saccade_encoder_cache_bytes", "Bytes of encoded images that are kept.", "encoder_cache_bytes"),
-    (COUNTER, "vllm:prompt_tokens", "Prompt tokens taken in.", "prompt_tokens_total"),
-    (COUNTER, "vllm:generation_tokens", "Tokens generated.", "generated_tokens_total"),
-    (COUNTER, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prompt_tokens_total"),
-    (COUNTER, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", "cached_tokens_total"),
-    (COUNTER, "vllm:num_preemptions", "Sequences put back to wait for room.", "preemptions_total"),
-    (
-        COUNTER, "saccade_non_finite_requests", "Requests for which the model computed NaN or infinity.",
-        "non_finite_requests_total",
-    ),
-    (COUNTER, "vllm:spec_decode_num_drafts", "Times that tokens were proposed for a sequence.", "drafts_total"),
-    (COUNTER, "vllm:spec_decode_num_draft_tokens", "Tokens proposed.", "draft_tokens_total"),
-    (
-        COUNTER, "vllm:spec_decode_num_accepted_tokens", "Proposed tokens that became part of an answer.",
-        "accepted_tokens_total",
-    ),
-    (COUNTER, "saccade_engine_steps", "Steps of the engine.", "steps_total"),
-    (COUNTER, "saccade_encoded_items", "Images that went through the vision encoder.", "encoded_items_total"),
-    (COUNTER, "saccade_encoded_patches", "Patches that went through the vision encoder.", "encoded_patches_total"),
-    (COUNTER, "saccade_kv_blocks_evicted", "Cached KV blocks that made room for others.", "evicted_blocks_total"),
-    (COUNTER, "vllm:mm_cache_hits", "Images found in the encoder cache.", "encoder_cache_hits_total"),
-    (COUNTER, "vllm:mm_cache_queries", "Images looked up in the encoder cache.", "encoder_lookups_total"),
-    (GAUGE, "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", "kv_usage"),
-)  # fmt: skip
-"""The kind, name, description and value, a field of Load, of each metric."""
-
+KINDS: Mapping[str, Kind] = MappingProxyType({"gauge": GAUGE, "counter": COUNTER})
+OF_ENGINES = tuple(engine_metrics())
 LABELS = ("model_name", "worker")
 CACHE_LABELS = ("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization", "num_gpu_blocks")
 """The labels of a KV cache; the names are vLLM's, on a CPU too."""
@@ -176,8 +148,9 @@ class FleetCollector(Collector):
         clients = self._worker_pool.clients
         described = [(client, client.description) for client in clients if client.description is not None]
         loads = [((description.model, client.url), client.load or Load()) for client, description in described]
-        for kind, name, words, field in OF_ENGINES:
-            yield filled(kind(name, words, labels=LABELS), [(labels, getattr(load, field)) for labels, load in loads])
+        for (kind, name, words), field in OF_ENGINES:
+            family = KINDS[kind](name, words, labels=LABELS)
+            yield filled(family, [(labels, getattr(load, field)) for labels, load in loads])
         seconds = COUNTER("saccade_step_seconds", "Wall time of steps by stage.", labels=(*LABELS, "stage"))
         stages = itertools.product(loads, STEP_STAGES)
         yield filled(seconds, [((*of, stage), getattr(load, f"{stage}_seconds_total")) for (of, load), stage in stages])
