@@ -9,7 +9,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from saccade.engine.core.kv_connector import STEP_FAILED, KvConnector, check_key
+from saccade.engine.core.kv_connector import STEP_FAILED, check_key
+from saccade.engine.core.kv_legs import STEP_BYTES, KvLegs, Leg
 from saccade.engine.core.schedule import KvCopies, Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import WINDOW, Sequence
@@ -17,24 +18,19 @@ from saccade.engine.core.step import KvReceive
 from saccade.errors import InternalError, InvalidValue, PeerFailed, WorkerFailed
 from saccade.protocol.kv_transfer import KvForm, Piece, Prefilled, ReceiveKv
 from saccade.transport.kv_transfer.events import Event, PieceArrived, PromptComputed, TransferEnded
-from saccade.transport.kv_transfer.service import MAX_PIECE_BYTES, KvTransfers
-
-STEP_BYTES = 2 * MAX_PIECE_BYTES
-"""The most state that one step writes; the step's requests wait for it."""
+from saccade.transport.kv_transfer.service import KvTransfers
 
 OUT_OF_ORDER = "The prefill worker did not send the state of this prompt."
 SAMPLE_ENDED = "The first sample of the request ended before the prompt's state arrived; send the request again."
 
 
 @dataclass(slots=True, eq=False)
-class _IncomingPrompt:
+class _IncomingPrompt(Leg):
     """The prompt of a decode leg. *next_block* arrives next; it is None until the transfer has begun.
 
     *num_pending* pieces are not written yet.
     """
 
-    key: bytes
-    sequence: Sequence
     next_block: int | None = None
     prefilled: Prefilled | None = None
     arrived: deque[PieceArrived] = field(default_factory=deque)
@@ -42,19 +38,16 @@ class _IncomingPrompt:
     state: bytes = b""
 
 
-class KvReceiver(KvConnector):
+class KvReceiver(KvLegs[_IncomingPrompt]):
     """The decode legs by the keys of their transfers."""
 
     def __init__(self, transfers: KvTransfers, form: KvForm, scheduler: Scheduler) -> None:
-        self.transfers: KvTransfers = transfers
-        self._form = form
-        self._scheduler = scheduler
-        self._prompts: dict[bytes, _IncomingPrompt] = {}
+        super().__init__(transfers, form, scheduler)
         self._planned_writes: deque[list[_IncomingPrompt]] = deque()
 
     @property
     def has_work(self) -> bool:
-        prompts = self._prompts.values()
+        prompts = self._legs.values()
         return self.transfers.has_events or any(
             one.arrived or one.sequence.finish_reason is not None for one in prompts
         )
@@ -70,7 +63,7 @@ class KvReceiver(KvConnector):
             return
         if not isinstance(kv_transfer, ReceiveKv):
             raise InvalidValue("A decode worker serves no prefill legs.", "kv_transfer")
-        check_key(kv_transfer.key, self._prompts)
+        check_key(kv_transfer.key, self._legs)
         rows, manager = self._scheduler.budgets.max_num_seqs, self._scheduler.block_manager
         blocks = manager.paged_blocks.num_blocks
         if request.num_samples > rows or not manager.can_reserve(len(request.token_ids), request.num_samples):
@@ -79,22 +72,15 @@ class KvReceiver(KvConnector):
                 "blocks, and begins all samples of a request together.",
                 "n",
             )
-        self._prompts[kv_transfer.key] = _IncomingPrompt(kv_transfer.key, sequence)
+        self._legs[kv_transfer.key] = _IncomingPrompt(kv_transfer.key, sequence)
 
-    def settle(self) -> None:
-        for event in self.transfers.events():
-            prompt = self._prompts.get(event.key)
-            if prompt is not None and prompt.sequence.finish_reason is None:
-                self._take(prompt, event)
-        for prompt in [one for one in self._prompts.values() if one.sequence.finish_reason is not None]:
-            del self._prompts[prompt.key]
-            if prompt.next_block is not None:
-                self.transfers.cancel(prompt.key)
-            for sample in [one for one in prompt.sequence.forks if one.finish_reason is None][:1]:
-                self._scheduler.fail(sample, WorkerFailed(SAMPLE_ENDED))
+    def _give_up(self, prompt: _IncomingPrompt) -> None:
+        if prompt.next_block is not None:
+            self.transfers.cancel(prompt.key)
+        for sample in [one for one in prompt.sequence.forks if one.finish_reason is None][:1]:
+            self._scheduler.fail(sample, WorkerFailed(SAMPLE_ENDED))
 
-    def _take(self, prompt: _IncomingPrompt, event: Event) -> None:
-        """Handle an event; `settle` then cancels the transfer of a request that failed."""
+    def _take_event(self, prompt: _IncomingPrompt, event: Event) -> None:
         match event:
             case PromptComputed(_, prefilled):
                 prompt.prefilled = prefilled
@@ -126,11 +112,11 @@ class KvReceiver(KvConnector):
         """Begin the transfers of requests that the step admits, and return the writes of this step."""
         for sequence, num_cached_blocks in schedule.admitted.items():
             if isinstance(kv_transfer := sequence.request.kv_transfer, ReceiveKv):
-                self._prompts[kv_transfer.key].next_block = num_cached_blocks
+                self._legs[kv_transfer.key].next_block = num_cached_blocks
                 self.transfers.pull(kv_transfer.key, kv_transfer.source, num_cached_blocks)
         room = STEP_BYTES
         writes, receives = list[_IncomingPrompt](), list[KvReceive]()
-        for prompt in self._prompts.values():
+        for prompt in self._legs.values():
             # A step in flight that failed may have ended the sequence after `settle`.
             while room > 0 and prompt.arrived and prompt.sequence.finish_reason is None:
                 _, piece, content = prompt.arrived.popleft()
@@ -161,7 +147,7 @@ class KvReceiver(KvConnector):
         has_state = len(prompt.state) == self._form.state_nbytes
         if prompt.sequence.finish_reason is not None or prompt.prefilled is None or not (is_whole and has_state):
             return
-        del self._prompts[prompt.key]
+        del self._legs[prompt.key]
         self.transfers.received(prompt.key)
         samples = self._scheduler.receiving[prompt.sequence]
         self._scheduler.finish_receiving(prompt.sequence)

@@ -9,7 +9,8 @@ states. Of layers with a window, only the blocks that later tokens see are sent.
 from collections import deque
 from dataclasses import dataclass, field
 
-from saccade.engine.core.kv_connector import STEP_FAILED, KvConnector, check_key
+from saccade.engine.core.kv_connector import STEP_FAILED, check_key
+from saccade.engine.core.kv_legs import STEP_BYTES, KvLegs, Leg
 from saccade.engine.core.schedule import KvCopies, Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import WINDOW, Sequence
@@ -20,22 +21,17 @@ from saccade.protocol.output import FinishReason, TokenLogprob
 from saccade.transport.kv_transfer.events import Delivered, Event, PieceTaken, StateRequested, TransferEnded
 from saccade.transport.kv_transfer.service import MAX_PIECE_BYTES, KvTransfers
 
-STEP_BYTES = 2 * MAX_PIECE_BYTES
-"""The most state that one step copies; the step's requests wait for the copy."""
-
 NUM_UNTAKEN = 2
 """Pieces of a transfer in flight: one is used while the other travels."""
 
 
 @dataclass(slots=True, eq=False)
-class _OutgoingPrompt:
+class _OutgoingPrompt(Leg):
     """The prompt of a prefill leg. *next_block* is None until the decode worker asks; *first* has the tokens so far.
 
     Sample 0 ends, for a reason and at the time of *drawn*, when the state is delivered.
     """
 
-    key: bytes
-    sequence: Sequence
     first: dict[int, FirstToken] = field(default_factory=dict)
     drawn: tuple[FinishReason, float] | None = None
     next_block: int | None = None
@@ -43,19 +39,16 @@ class _OutgoingPrompt:
     num_untaken: int = 0
 
 
-class KvSender(KvConnector):
+class KvSender(KvLegs[_OutgoingPrompt]):
     """The prefill legs by the keys of their transfers."""
 
     def __init__(self, transfers: KvTransfers, form: KvForm, scheduler: Scheduler) -> None:
-        self.transfers: KvTransfers = transfers
-        self._form = form
-        self._scheduler = scheduler
-        self._prompts: dict[bytes, _OutgoingPrompt] = {}
+        super().__init__(transfers, form, scheduler)
         self._planned_copies: deque[list[tuple[_OutgoingPrompt, Piece]]] = deque()
 
     @property
     def has_work(self) -> bool:
-        prompts = self._prompts.values()
+        prompts = self._legs.values()
         is_urgent = any(one.sequence.finish_reason is not None or self._next(one) is not None for one in prompts)
         return self.transfers.has_events or is_urgent
 
@@ -67,7 +60,7 @@ class KvSender(KvConnector):
             return
         if not isinstance(kv_transfer, SendKv):
             raise InvalidValue("A prefill worker serves no decode legs.", "kv_transfer")
-        check_key(kv_transfer.key, self._prompts)
+        check_key(kv_transfer.key, self._legs)
         if request.sampling.max_tokens != 1:
             raise InvalidValue("A prefill leg draws one token: max_tokens must be 1.", "max_tokens")
         manager, rows = self._scheduler.block_manager, self._scheduler.budgets.max_num_seqs
@@ -82,22 +75,13 @@ class KvSender(KvConnector):
                 "blocks, and begins no prompt without room for all samples.",
                 "n",
             )
-        self._prompts[kv_transfer.key] = _OutgoingPrompt(kv_transfer.key, sequence)
+        self._legs[kv_transfer.key] = _OutgoingPrompt(kv_transfer.key, sequence)
         self.transfers.offer(kv_transfer.key)
-
-    def settle(self) -> None:
-        for event in self.transfers.events():
-            prompt = self._prompts.get(event.key)
-            if prompt is not None and prompt.sequence.finish_reason is None:
-                self._take(prompt, event)
-        for prompt in [one for one in self._prompts.values() if one.sequence.finish_reason is not None]:
-            del self._prompts[prompt.key]
-            self.transfers.withdraw(prompt.key)
 
     def keep(self, sequence: Sequence, logprob: TokenLogprob | None, reason: FinishReason | None, now: float) -> bool:
         """Note the first token of a sample. Return whether the sample ends only when its state is delivered."""
         kv_transfer = sequence.request.kv_transfer
-        prompt = self._prompts.get(kv_transfer.key) if isinstance(kv_transfer, SendKv) else None
+        prompt = self._legs.get(kv_transfer.key) if isinstance(kv_transfer, SendKv) else None
         if prompt is None or reason is None:
             return False
         prompt.first[sequence.index] = FirstToken(sequence.token_ids[-1], logprob)
@@ -112,26 +96,29 @@ class KvSender(KvConnector):
             self.transfers.prefilled(prompt.key, message)
         return sequence is prompt.sequence
 
-    def _take(self, prompt: _OutgoingPrompt, event: Event) -> None:
+    def _give_up(self, prompt: _OutgoingPrompt) -> None:
+        self.transfers.withdraw(prompt.key)
+
+    def _take_event(self, prompt: _OutgoingPrompt, event: Event) -> None:
         match event:
             case StateRequested(_, first_block):
                 prompt.next_block = max(0, first_block)
             case PieceTaken():
                 prompt.num_untaken -= 1
             case Delivered() if prompt.drawn is not None:
-                del self._prompts[prompt.key]
+                del self._legs[prompt.key]
                 self._scheduler.answer(prompt.sequence, [prompt.first[0].logprob], *prompt.drawn)
             case Delivered():
                 self._scheduler.fail(prompt.sequence, PeerFailed("The decode worker ended the transfer too early."))
             case TransferEnded():
-                del self._prompts[prompt.key]
+                del self._legs[prompt.key]
                 self._scheduler.fail(prompt.sequence, event.error)
 
     def plan_copies(self, schedule: Schedule) -> KvCopies:
         """Return the pieces that this step copies, those of the oldest leg first."""
         room = STEP_BYTES
         copies, sends = [], []
-        for prompt in self._prompts.values():
+        for prompt in self._legs.values():
             while room > 0 and (piece := self._next(prompt)) is not None:
                 sequence, blocks = prompt.sequence, slice(piece.start, piece.stop)
                 row = sequence.row if piece.is_state else None
