@@ -1,7 +1,7 @@
 """What bfloat16 costs the logits of every network: `python -m benchmarks.bfloat16_error`.
 
 The engine's and transformers' logits are compared with transformers' in float64, on the tests' tiny checkpoints with
-random weights (tests/bfloat16_errors.py).
+random weights (tests/support/engines/bfloat16_errors.py).
 """
 
 import logging
@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.measured import ROOT, commit, machine
 
-sys.path.append(str(ROOT / "tests"))
+sys.path += [str(ROOT / "tests"), *map(str, (ROOT / "tests" / "support").iterdir())]
 
 from torchvision_schemas import import_torchvision
 

@@ -23,7 +23,7 @@ from saccade.models.files import parse_json, read_model_files
 from saccade.nn import ops
 from saccade.nn.experts import Experts, softmax_top_k
 
-sys.path.append(str(ROOT / "tests"))
+sys.path += [str(ROOT / "tests"), *map(str, (ROOT / "tests" / "support").iterdir())]
 
 from checkpoints import kimi_k25
 from conformance.test_release_headers import CONFIG

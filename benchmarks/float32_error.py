@@ -12,7 +12,7 @@ import torch
 from benchmarks.bfloat16_error import quiet
 from benchmarks.measured import ROOT, commit, machine
 
-sys.path.append(str(ROOT / "tests"))
+sys.path += [str(ROOT / "tests"), *map(str, (ROOT / "tests" / "support").iterdir())]
 
 CHUNKS = (16, 2048)
 

@@ -29,7 +29,7 @@ import openai
 from benchmarks.measured import ROOT, commit, end_with_what_was_started, free_ports, machine, process
 from saccade.cli.bundled import bundled
 
-sys.path.append(str(ROOT / "tests"))
+sys.path += [str(ROOT / "tests"), *map(str, (ROOT / "tests" / "support").iterdir())]
 from chats import openai_messages, random_image
 
 MODES = (("prefill", "decode"), ("both", "both"))

@@ -1,6 +1,6 @@
 """Follow one streamed chat with an image through the gateway, and count its way: `make trace`.
 
-A real gateway answers over HTTP on loopback; its one worker is scripted (tests/scripted.py) and sends six deltas,
+A real gateway answers over HTTP on loopback; its one worker is scripted (tests/support/workers/scripted.py) and sends six deltas,
 the next when the last one has been taken. Calls of Python functions of Saccade are counted on all threads of the process;
 comprehensions and lambdas belong to the function around them. Decode processes and the engine are not followed.
 
@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "gateway")]
+sys.path[:0] = [str(ROOT / "tests"), *map(str, (ROOT / "tests" / "support").iterdir())]
 
 import chats  # noqa: E402
 import scripted  # noqa: E402

@@ -187,7 +187,7 @@ def answer_by_saccade(folder: Path, threads: int) -> Callable[[Prompt], int]:
 def answer_by_transformers(folder: Path, threads: int) -> Callable[[Prompt], int]:
     """Load the model, and return what answers a prompt with a number of tokens."""
     # Transformers cannot be imported beside a torchvision for another torch, which the tests mend.
-    sys.path.append(str(ROOT / "tests"))
+    sys.path += [str(ROOT / "tests"), *map(str, (ROOT / "tests" / "support").iterdir())]
     from torchvision_schemas import import_torchvision
 
     import_torchvision()

@@ -26,7 +26,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.loop import Engine
 from saccade.protocol.request import EngineRequest, SamplingParams
 
-sys.path.append(str(ROOT / "tests"))
+sys.path += [str(ROOT / "tests"), *map(str, (ROOT / "tests" / "support").iterdir())]
 
 from torchvision_schemas import import_torchvision
 

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests"))
+sys.path += [str(ROOT / "tests"), *map(str, (ROOT / "tests" / "support").iterdir())]
 
 from torchvision_schemas import import_torchvision  # noqa: E402
 

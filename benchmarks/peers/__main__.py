@@ -30,7 +30,7 @@ import aiohttp
 
 from benchmarks.measured import ROOT, answers, end_with_what_was_started, free_ports, process, write
 
-sys.path.append(str(ROOT / "tests"))
+sys.path += [str(ROOT / "tests"), *map(str, (ROOT / "tests" / "support").iterdir())]
 
 from chats import random_image
 from checkpoints import write_qwen3_vl

@@ -5,4 +5,4 @@ import sys
 from benchmarks.measured import ROOT
 
 # The faults, and the server they are struck at, are those of the tests.
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), *map(str, (ROOT / "tests" / "support").iterdir())]

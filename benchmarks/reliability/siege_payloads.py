@@ -45,7 +45,7 @@ BOMBS = (
     *("apng of 10 000 frames", "gif of 10 000 frames", "gif small blocks", "gif 5000 x 5000 of one tile"),
     *("webp 1 000 000 chunks", "webp 5000 x 5000 cut short", "avif associations"),
 )
-"""Names of tests/attacks.py."""
+"""Names of tests/support/media/attacks.py."""
 
 
 def data_url(encoded: bytes, kind: str = "png", what: str = "image") -> str:

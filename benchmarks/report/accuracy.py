@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.measured import ROOT, end_with_what_was_started, write
 
-sys.path.append(str(ROOT / "tests"))
+sys.path += [str(ROOT / "tests"), *map(str, (ROOT / "tests" / "support").iterdir())]
 sys.path.append(str(ROOT / "scripts" / "train_demo"))
 
 from chats import openai_messages, reference_messages

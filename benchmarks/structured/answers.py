@@ -23,7 +23,7 @@ from saccade.models.files import read_model_files
 from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest, Grammar, SamplingParams
 
-sys.path.append(str(ROOT / "tests"))
+sys.path += [str(ROOT / "tests"), *map(str, (ROOT / "tests" / "support").iterdir())]
 
 ANSWERS_A_SCHEMA = 10
 MAX_TOKENS = 400

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2] / "tests"))
+sys.path += map(str, [Path(__file__).parents[2] / "tests", *Path(__file__).parents[2].glob("tests/support/*")])
 
 from checkpoints import write_qwen3_vl
 from coding_agents import agent_gateways

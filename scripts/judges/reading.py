@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[2] / "tests"))
+sys.path += map(str, [Path(__file__).parents[2] / "tests", *Path(__file__).parents[2].glob("tests/support/*")])
 
 from checkpoints import CHECKPOINTS
 

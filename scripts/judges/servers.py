@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2] / "tests"))
+sys.path += map(str, [Path(__file__).parents[2] / "tests", *Path(__file__).parents[2].glob("tests/support/*")])
 
 from checkpoints import NETWORKS
 from server import Server, serving

@@ -13,7 +13,7 @@ import msgspec
 
 from saccade.protocol.engine_ipc import EngineMessage, EngineProgress
 
-SOURCES = str(Path(engines.__file__).parents[1] / "src")
+SOURCES = str(Path(engines.__file__).parents[3] / "src")
 
 
 class Front:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[1])]
+    TESTS = Path(__file__).parents[1]
+    sys.path[:0] = [str(TESTS), *map(str, (TESTS / "support").iterdir())]
 
 import chats
 import msgspec

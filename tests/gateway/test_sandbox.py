@@ -35,7 +35,7 @@ SECRETS = {"SACCADE_API_KEYS": "k-1", "HF_TOKEN": "hf_1", "AWS_SECRET_ACCESS_KEY
 def server() -> Iterator[DecodeServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(media_server, "PROGRAM", "hostile_process")
-        patch.setenv("PYTHONPATH", os.pathsep.join((str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", ""))))
+        patch.setenv("PYTHONPATH", os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))))
         for name, value in SECRETS.items():
             patch.setenv(name, value)
         server = DecodeServer(1 << 30)

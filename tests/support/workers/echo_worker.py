@@ -16,7 +16,7 @@ from saccade.transport.client import WorkerClient
 from saccade.worker.engine_process import TIMEOUTS, Timeouts
 from saccade.worker.service import WorkerConfig, WorkerFront
 
-ECHO_ENGINE = Path(__file__).parent / "worker" / "echo_engine.py"
+ECHO_ENGINE = Path(__file__).parents[2] / "worker" / "echo_engine.py"
 FAIL, STALL = 666, 777
 WAIT_SECONDS = 60
 

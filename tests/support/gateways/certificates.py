@@ -8,7 +8,7 @@ import pytest
 from saccade.transport.access import Access
 from saccade.transport.credentials import WorkerCredentials, read_authorities, read_identity, read_token
 
-PAGE = Path(__file__).parents[1] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 
 
 class Files:
