@@ -30,7 +30,7 @@ from subjects import SUBJECTS, Sides, Subject
 
 from saccade import models
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.prompt.draft import expand, write_images
+from saccade.gateway.prompt.placeholders import expand, write_images
 from saccade.gateway.prompt.tools import check_history, place_result_images
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.files import read_model_files, video_processor

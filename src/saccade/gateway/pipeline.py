@@ -15,11 +15,14 @@ from saccade.gateway.chat import Chat, PlainPrompt
 from saccade.gateway.chat_request import ChatRequest, TokenizeRequest
 from saccade.gateway.images.collect import ImageCollector
 from saccade.gateway.images.encoded_image import EncodedImage, num_encoded_bytes, with_pages
-from saccade.gateway.images.pixels import PixelPreparer, PixelResend, PromptImages
+from saccade.gateway.images.pixel_resend import PixelResend
+from saccade.gateway.images.pixels import PixelPreparer
+from saccade.gateway.images.prompt_images import PromptImages
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.sampling import TokenRules, sampling_params, token_rules
 from saccade.gateway.parameters import MAX_NAMES
-from saccade.gateway.prompt.draft import PromptDrafter, chat_prompt, is_long, why_not_as_chat
+from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat
+from saccade.gateway.prompt.draft import PromptDrafter, is_long
 from saccade.gateway.request import Request
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.served_models.served_model import ServedModel

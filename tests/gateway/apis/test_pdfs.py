@@ -15,7 +15,7 @@ from tables import table
 from saccade.errors import UnsupportedParameter
 from saccade.gateway.chat import Chat
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.prompt.draft import why_not_as_chat
+from saccade.gateway.prompt.chat_prompt import why_not_as_chat
 from saccade.media.fetch import FetchConfig
 
 FILE = pdfs.pdf(pdfs.TEXT, pdfs.SQUARE)

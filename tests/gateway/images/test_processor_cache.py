@@ -10,7 +10,7 @@ from saccade.errors import InvalidImage
 from saccade.gateway.config import MediaSettings
 from saccade.gateway.images.decode_pool.job import StageSeconds
 from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
-from saccade.gateway.images.pixels import Key, ProcessorCache
+from saccade.gateway.images.processor_cache import Key, ProcessorCache
 
 NUM_BYTES = 65_536
 Prepare = Callable[[], Awaitable[PreparedImage]]

@@ -10,7 +10,7 @@ import pytest
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.chat import Chat
 from saccade.gateway.chat_request import ChatMessage, ChatRequest, ContentPart, ImageUrl
-from saccade.gateway.prompt.draft import chat_prompt, why_not_as_chat
+from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat
 from saccade.gateway.prompt.messages import read_chat
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.family import ImageOptions

@@ -10,7 +10,8 @@ from tables import table
 from saccade.errors import InvalidValue
 from saccade.gateway.admission import Admission
 from saccade.gateway.apis.chat.reader import parse_chat
-from saccade.gateway.prompt.draft import PIECE_BYTES, PieceCache, PromptDrafter
+from saccade.gateway.prompt.draft import PromptDrafter
+from saccade.gateway.prompt.piece_cache import PIECE_BYTES, PieceCache
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.work_threads import WorkThreads
 from saccade.media.header import MediaLimits

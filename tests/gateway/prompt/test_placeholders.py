@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.errors import InvalidValue
-from saccade.gateway.prompt.draft import expand, write_images
+from saccade.gateway.prompt.placeholders import expand, write_images
 from saccade.gateway.served_models.served_model import Placeholders
 from saccade.protocol.media import ImageLayout, Span
 from saccade.tokenization.tokenizer import Segment

@@ -8,7 +8,7 @@ import pytest
 
 from saccade.errors import ContextLengthExceeded
 from saccade.gateway.chat_request import ChatMessage, ChatRequest, ContentPart, TokenizeRequest
-from saccade.gateway.prompt.draft import check_context, read_chat_that_may_fit
+from saccade.gateway.prompt.prompt_bounds import check_context, read_chat_that_may_fit
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.files import read_model_files
 from saccade.tokenization.chat_template import ChatTemplate

@@ -9,8 +9,9 @@ from saccade.errors import TooManyImages, UnsupportedParameter
 from saccade.gateway.chat_request import ChatMessage, ChatRequest, ContentPart
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.encoded_image import EncodedImage
-from saccade.gateway.images.pixels import PromptImages
-from saccade.gateway.prompt.draft import PromptDrafter, why_not_as_chat
+from saccade.gateway.images.prompt_images import PromptImages
+from saccade.gateway.prompt.chat_prompt import why_not_as_chat
+from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.request import Limits
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.work_threads import WorkThreads

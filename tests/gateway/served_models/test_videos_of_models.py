@@ -7,7 +7,7 @@ import pytest
 
 from saccade import models
 from saccade.errors import InvalidValue
-from saccade.gateway.prompt.draft import expand, write_images
+from saccade.gateway.prompt.placeholders import expand, write_images
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.family import VideoOptions
 from saccade.models.files import read_model_files

@@ -11,7 +11,8 @@ from saccade.gateway.images.collect import ImageCollector
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.images.file_store import FileStore
 from saccade.gateway.images.media_loader import MediaLoader
-from saccade.gateway.images.pixels import PixelPreparer, ProcessorCache
+from saccade.gateway.images.pixels import PixelPreparer
+from saccade.gateway.images.processor_cache import ProcessorCache
 from saccade.gateway.images.url_cache import UrlCache
 from saccade.gateway.memory_parts import MemoryPart
 from saccade.gateway.work_threads import WorkThreads

@@ -20,7 +20,9 @@ from saccade.gateway.images.decode_pool import pool as of_pool
 from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
 from saccade.gateway.images.decode_pool.queue import FileTime
 from saccade.gateway.images.encoded_image import EncodedImage
-from saccade.gateway.images.pixels import PixelPreparer, ProcessorCache, PromptImages
+from saccade.gateway.images.pixels import PixelPreparer
+from saccade.gateway.images.processor_cache import ProcessorCache
+from saccade.gateway.images.prompt_images import PromptImages
 from saccade.media.pdf_pages import PdfPage
 from saccade.models import load_layout
 from saccade.telemetry import Metrics

@@ -1,0 +1,87 @@
+"""The pixels of images that are prepared, kept for requests that have them again."""
+
+from collections.abc import Awaitable, Callable
+
+from saccade.byte_lru import ByteLru
+from saccade.gateway.concurrency import SingleFlight
+from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
+
+Key = tuple[bytes, bytes, str]
+
+
+class ProcessorCache:
+    """An LRU cache of at most *budget_bytes* of patches in slots of *pool*; 0 keeps nothing.
+
+    Every image that get() returns holds one reference to its slot, which pool.release() drops.
+    """
+
+    def __init__(self, pool: DecodePool, budget_bytes: int) -> None:
+        self._pool = pool
+        self._flights = SingleFlight[Key, PreparedImage]()
+        self._entries = ByteLru[Key, PreparedImage](budget_bytes, self._flights.__contains__, self._let_go)
+        self.num_hits = 0
+        self.num_misses = 0
+        pool.reclaim = self._reclaim
+
+    async def get(self, key: Key, prepare: Callable[[], Awaitable[PreparedImage]]) -> PreparedImage:
+        """Return the image of *key*; call *prepare* if it is not cached. Raises the errors of *prepare*."""
+        image = self._entries.get(key)
+        if image is not None and self._pool.is_lost(image) and key not in self._flights:
+            self._entries.drop(key)
+            image = None
+        if image is not None:
+            self.num_hits += 1
+            return self._lend(image)
+        if key in self._flights:
+            self.num_hits += 1
+        else:
+            self.num_misses += 1
+        try:
+            # Nothing else runs between the end of the flight and retain() that could release the slot.
+            return self._lend(await self._flights.join(key, lambda: self._keep(key, prepare)))
+        finally:
+            self._entries.trim()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the cached images."""
+        return self._entries.num_bytes
+
+    @property
+    def num_idle(self) -> int:
+        """Cached slots that no request holds."""
+        images = (image for _, image in self._entries.items() if image.slot is not None)
+        return sum(not self._pool.is_held_by_others(image) for image in images)
+
+    def clear(self) -> None:
+        """Drop everything except images that requests wait for."""
+        self._entries.clear()
+
+    def close(self) -> None:
+        """Drop everything."""
+        for key in list(self._entries):
+            self._entries.drop(key)
+
+    async def _keep(self, key: Key, prepare: Callable[[], Awaitable[PreparedImage]]) -> PreparedImage:
+        image = await prepare()
+        self._entries.put(key, image, image.num_bytes)
+        return image
+
+    def _lend(self, image: PreparedImage) -> PreparedImage:
+        self._pool.retain(image)
+        return image
+
+    def _let_go(self, _: Key, image: PreparedImage) -> None:
+        if image.slot is not None:
+            self._pool.release([image.slot.name])
+
+    def _reclaim(self, num_bytes: int) -> bool:
+        """Free slots of *num_bytes*, the least recently used first; slots that requests hold would free nothing."""
+        missing_bytes = num_bytes
+        for key, image in list(self._entries.items()):
+            if missing_bytes <= 0:
+                break
+            if key not in self._flights and not self._pool.is_held_by_others(image):
+                self._entries.drop(key)
+                missing_bytes -= image.num_bytes
+        return missing_bytes < num_bytes

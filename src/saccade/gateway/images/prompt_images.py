@@ -1,0 +1,78 @@
+"""The images of one prompt, and which of them need pixels."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from saccade.errors import UnsupportedParameter
+from saccade.gateway.images.encoded_image import EncodedImage
+from saccade.models.family import Layout
+from saccade.protocol.media import Span
+
+
+@dataclass(frozen=True)
+class PromptImages:
+    """The images of one prompt: the tokens of images[i] lie in the spans of spans[i].
+
+    Images with a content hash in *held_hashes* are sent without pixels: the worker should hold their encoder outputs.
+    """
+
+    images: tuple[EncodedImage, ...] = ()
+    spans: tuple[tuple[Span, ...], ...] = ()
+    held_hashes: frozenset[bytes] = frozenset()
+
+    @property
+    def num_pixel_bytes(self) -> int:
+        """Bytes of the patches to prepare; a repeated image counts once."""
+        return sum(image.layout.num_pixel_bytes for image in self.to_prepare().values())
+
+    def to_prepare(self) -> dict[bytes, EncodedImage]:
+        """Return the images that need pixels, each once, by content hash."""
+        images: dict[bytes, EncodedImage] = {}
+        for image in self.images:
+            if image.content_hash not in self.held_hashes:
+                images.setdefault(image.content_hash, image)
+        return images
+
+    def on_wire(
+        self, layout: Layout, pixel_dtype: str, is_held: Callable[[bytes], bool] = lambda _: False
+    ) -> "PromptImages":
+        """Return a copy with pixels in the wire's format: uint8 on ours, normalised as *pixel_dtype* on others.
+
+        Images whose content hash *is_held* are sent without pixels. Raises UnsupportedParameter if the model's family
+        has no such format.
+        """
+        held_hashes = frozenset(image.content_hash for image in self.images if is_held(image.content_hash))
+        images = self.images
+        if pixel_dtype != "uint8":
+            _refuse_videos(images)
+            images = tuple(
+                dataclasses.replace(image, layout=layout.external(image.layout, pixel_dtype)) for image in self.images
+            )
+        return PromptImages(images, self.spans, held_hashes)
+
+    def is_by_hash(self, index: int) -> bool:
+        """Whether there is an image *index* and it is sent by its hash."""
+        return 0 <= index < len(self.images) and self.images[index].content_hash in self.held_hashes
+
+    def all_by_hash(self) -> "PromptImages":
+        """Return a copy in which every image is sent by its hash."""
+        return dataclasses.replace(self, held_hashes=frozenset(image.content_hash for image in self.images))
+
+    def by_hash(self) -> "PromptImages":
+        """Return a copy with the encoded bytes of only the images that are sent by their hash."""
+        images = (
+            image if self.is_by_hash(index) else dataclasses.replace(image, encoded=b"")
+            for index, image in enumerate(self.images)
+        )
+        return dataclasses.replace(self, images=tuple(images))
+
+    def of(self, media: Sequence[int]) -> "PromptImages":
+        """Return the images of these indices, all with pixels."""
+        return PromptImages(tuple(self.images[i] for i in media), tuple(self.spans[i] for i in media))
+
+
+def _refuse_videos(images: Iterable[EncodedImage]) -> None:
+    for image in images:
+        if image.video is not None:
+            raise UnsupportedParameter("This model's workers take no videos; send images.", image.field)
