@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import transformers
-from checkpoints import CHECKPOINTS
+from checkpoints import CHECKPOINTS, texts
 from tables import table
 
 from saccade import models
@@ -47,13 +47,25 @@ def without_ends(files: ModelFiles) -> ModelFiles:
     return changed(files, "tokenizer_config.json", eos_token=None)
 
 
+def of_text_class(files: ModelFiles) -> tuple[int, ...]:
+    """Return the `eos_token_id` of the text network's class in transformers, if the vocabulary has it."""
+    config = parse_json(files, "config.json")
+    text = next((config[key] for key in NESTED if key in config), config)
+    kind = text.get("model_type") or config["model_type"]
+    if kind.startswith("kimi_k3"):
+        return ()
+    made = transformers.CONFIG_MAPPING[{"kimi_k2": "deepseek_v3", "phi3_v": "phi3"}.get(kind, kind)]()
+    end = getattr(made.get_text_config(), "eos_token_id", None)
+    return () if end is None or end >= text.get("vocab_size", end + 1) else (end,)
+
+
 @table("name", tuple(CHECKPOINTS))
 def test_each_place_counts_in_every_family(name: str, checkpoint: Callable[[str], Path]) -> None:
     files = read_model_files(checkpoint(name))
     family = family_of(files)
     silent = without_ends(files)
-    assert end_token_ids(silent, family) == ()
-    assert not has_vocabulary(silent)
+    assert end_token_ids(silent, family) == of_text_class(files)
+    assert has_vocabulary(silent) == bool(of_text_class(files))
     own = parse_json(files, "tokenizer_config.json")["eos_token"]
     number = token_id(files, family, own)
     assert number is not None
@@ -84,7 +96,32 @@ def test_tokenizer_without_an_end_has_that_of_its_class(
     assert number is not None
     assert end_token_ids(silent, family) == (number,)
     other = changed(silent, "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
-    assert end_token_ids(other, family) == ()
+    assert end_token_ids(other, family) == of_text_class(files)
+
+
+@pytest.mark.parametrize("name", ["llava", "mistral3", "gemma3"])
+def test_null_in_the_text_section_is_no_end(name: str, checkpoint: Callable[[str], Path]) -> None:
+    files = without_ends(read_model_files(checkpoint(name)))
+    config = parse_json(files, "config.json")
+    section = next((key for key in NESTED if key in config), None)
+    assert end_token_ids(files, family_of(files)) != ()
+    silent = changed(files, "config.json", section, eos_token_id=None)
+    assert end_token_ids(silent, family_of(silent)) == ()
+
+
+@table(("architecture", "own"), texts.CONFIGS.values())
+def test_networks_of_texts_have_the_ends_of_their_classes(architecture: str, own: dict[str, Any]) -> None:
+    config = json.dumps({"architectures": [architecture], "model_type": own["model_type"]}).encode()
+    files = changed(ModelFiles(files={"config.json": config}), "tokenizer_config.json", eos_token=None)
+    assert end_token_ids(files, family_of(files)) == of_text_class(files)
+
+
+@table("vocab_size", [151_645, 151_646, None])
+def test_end_of_the_class_must_be_in_the_vocabulary(vocab_size: int | None) -> None:
+    config = {} if vocab_size is None else {"vocab_size": vocab_size}
+    files = ModelFiles(files={"config.json": json.dumps(config).encode()})
+    ends = end_token_ids(changed(files, "tokenizer_config.json", eos_token=None), models.families()["qwen2_vl"])
+    assert ends == (() if vocab_size == 151_645 else (151_645,))
 
 
 def test_classes_have_the_ends_of_the_reference() -> None:
@@ -100,7 +137,7 @@ def test_token_of_the_vocabulary_needs_no_entry_among_the_added_ones(vocabulary:
     tokenizer = json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}).encode()
     files = ModelFiles(files={"config.json": b"{}", "tokenizer.json": tokenizer})
     assert end_token_ids(changed(files, "tokenizer_config.json", eos_token="</s>"), family) == (5,)
-    assert end_token_ids(changed(files, "tokenizer_config.json", eos_token="<nobody>"), family) == ()
+    assert end_token_ids(changed(files, "tokenizer_config.json", eos_token="<nobody>"), family) == (family.text_end_id,)
     assert end_token_ids(changed(files, "tokenizer_config.json", tokenizer_class="LlamaTokenizer"), family) == (5,)
 
 

@@ -30,7 +30,8 @@ def end_token_ids(model_files: ModelFiles, family: Family) -> tuple[int, ...]:
     """Return the ids of all tokens that end an answer, each once; those of generation_config.json come first.
 
     Others are in config.json, its sections of the text network, and tokenizer_config.json. A tokenizer's token without
-    an id in its files does not count, because no model draws it. Raises StartupError.
+    an id in its files does not count, because no model draws it. If there is none, that of the text network's class
+    counts. Raises StartupError.
     """
     config = files.parse_json(model_files, CONFIG)
     ids = [*_stated(GENERATION_CONFIG, files.parse_json(model_files, GENERATION_CONFIG)), *_stated(CONFIG, config)]
@@ -40,7 +41,7 @@ def end_token_ids(model_files: ModelFiles, family: Family) -> tuple[int, ...]:
     token = _of_tokenizer(files.parse_json(model_files, TOKENIZER_CONFIG), config, family)
     if token is not None and (token_id := files.token_id(model_files, family, token)) is not None:
         ids.append(token_id)
-    return tuple(dict.fromkeys(ids))
+    return tuple(dict.fromkeys(ids)) or tuple(_of_text_class(config, family))
 
 
 def _stated(file: str, section: Mapping[str, Any]) -> Iterator[int]:
@@ -49,6 +50,14 @@ def _stated(file: str, section: Mapping[str, Any]) -> Iterator[int]:
         if type(token_id) is not int or token_id < 0:
             raise StartupError(f"{file}: eos_token_id must be a whole number or a list of them, not {stated!r}.")
         yield token_id
+
+
+def _of_text_class(config: Mapping[str, Any], family: Family) -> Iterator[int]:
+    """Yield the default of the text network's class, unless its section has null or fewer tokens."""
+    section = next((one for key in TEXT_SECTIONS if isinstance(one := config.get(key), Mapping)), config)
+    end, vocab_size = family.text_end_id, section.get("vocab_size")
+    if end is not None and "eos_token_id" not in section and not (type(vocab_size) is int and vocab_size <= end):
+        yield end
 
 
 def _of_tokenizer(tokenizer: Mapping[str, Any], config: Mapping[str, Any], family: Family) -> str | None:

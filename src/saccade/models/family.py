@@ -44,13 +44,14 @@ class Family:
     *video_placeholder* is the token that is repeated for a video; None if videos are not served. With *split_at_images*
     every stretch of text between images is tokenised separately, each with a BOS.
     *tiktoken_pattern* splits text before a tiktoken.model encodes it. *text_end* is the `eos_token` of the releases'
-    class of tokenizers, for files that name none. *template_switches* are the
-    `chat_template_kwargs` of the releases' templates. *tool_format* names the form of the releases' tool calls, one of
-    models.tool_formats; None if they were not trained for any. *reasoning* has the tokens around an answer's reasoning,
-    and what the models write before it and nobody needs to see. *external_grid* is the name of an image's grid on
-    external wires; without it images cannot be sent over them. *plain_positions*: a token's position is its place in
-    the prompt, whatever images come before it. *soft_token_budgets* are the numbers of tokens that an image may get by
-    `max_soft_tokens`; none if pixels alone decide.
+    class of tokenizers, for files that name none. *text_end_id* is the `eos_token_id` of their class of text networks,
+    for folders of which no file names an end. *template_switches* are the `chat_template_kwargs` of the releases'
+    templates. *tool_format* names the form of the releases' tool calls, one of models.tool_formats; None if they were
+    not trained for any. *reasoning* has the tokens around an answer's reasoning, and what the models write before it
+    and nobody needs to see. *external_grid* is the name of an image's grid on external wires; without it images cannot
+    be sent over them. *plain_positions*: a token's position is its place in the prompt, whatever images come before it.
+    *soft_token_budgets* are the numbers of tokens that an image may get by `max_soft_tokens`; none if pixels alone
+    decide.
     *keeps_alpha*: the family's Pixels get images with transparency as RGBA; others get them on white.
     *template* is the source of a chat template for releases that ship none.
     *ships_image_settings*: the releases include the settings of their image processor, so a folder without these is
@@ -68,6 +69,7 @@ class Family:
     split_at_images: bool = False
     tiktoken_pattern: str | None = None
     text_end: str | None = None
+    text_end_id: int | None = None
     template_switches: tuple[str, ...] = ()
     tool_format: str | None = None
     reasoning: ReasoningTags = THINK

@@ -9,6 +9,7 @@ FAMILY = Family(
     placeholder_keys=("image_token_index", "image_token_id"),
     template_mark="<start_of_image>",
     image_tag="<start_of_image>",
+    text_end_id=1,
     plain_positions=True,
     limits=("Pan and scan, which is off in the releases, is refused.",),
 )

@@ -15,6 +15,7 @@ GEMMA4 = Family(
     placeholder="<|image|>",
     image_tag="<|image|>",
     video_placeholder="<|video|>",
+    text_end_id=1,
     tool_format="gemma4",
     reasoning=ReasoningTags("<|channel>", "<channel|>", "thought\n"),
     template_switches=("enable_thinking",),

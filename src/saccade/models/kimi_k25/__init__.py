@@ -11,6 +11,7 @@ FAMILY = Family(
     placeholder_keys=("media_placeholder_token_id", "image_token_id"),
     tiktoken_pattern=PATTERN,
     text_end="[EOS]",
+    text_end_id=1,
     template_switches=("thinking",),
     tool_format="kimi_k2",
     external_grid="grid_thws",

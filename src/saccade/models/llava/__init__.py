@@ -8,6 +8,7 @@ FAMILY = Family(
     placeholder="<image>",
     placeholder_keys=("image_token_index", "image_token_id"),
     image_tag="<image>\n",
+    text_end_id=2,
     limits=(
         "Maintained only: faults are mended, nothing is added.",
         "Vision towers other than CLIP's are refused.",

@@ -8,6 +8,7 @@ FAMILY = Family(
     placeholder="[IMG]",
     placeholder_keys=("image_token_index", "image_token_id"),
     image_tag="[IMG]",
+    text_end_id=2,
     plain_positions=True,
     limits=(
         "The engine refuses text networks other than Mistral's and Ministral 3's: Small 4 and Medium 3.5 have latents.",

@@ -6,4 +6,5 @@ FAMILY = Family(
     architectures=("PaddleOCRVLForConditionalGeneration",),
     model_types=("paddleocr_vl",),
     placeholder="<|IMAGE_PLACEHOLDER|>",
+    text_end_id=2,
 )

@@ -9,6 +9,7 @@ FAMILY = Family(
     placeholder_keys=(),
     image_tag="<|image_{number}|>\n",
     split_at_images=True,
+    text_end_id=32_000,
     limits=(
         "Maintained only: faults are mended, nothing is added.",
         "One set of longrope's factors serves all requests; `--max-model-len` chooses it at load.",

@@ -12,6 +12,7 @@ QWEN2 = Family(
     placeholder="<|image_pad|>",
     video_placeholder="<|video_pad|>",
     text_end="<|endoftext|>",
+    text_end_id=151_645,
     template_switches=("add_vision_id",),
     tool_format="hermes",
     external_grid="image_grid_thw",
@@ -22,6 +23,7 @@ QWEN3 = replace(
     QWEN2,
     architectures=("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
     model_types=("qwen3_vl", "qwen3_vl_moe"),
+    text_end_id=None,
     limits=(),
     parts={"Layout": "Layout16", "VideoLayout": "VideoLayout16", "Spec": "Spec3", "Network": "Network3"},
 )

@@ -7,6 +7,7 @@ FAMILY = Family(
     model_types=("idefics3", "smolvlm"),
     placeholder="<image>",
     image_tag="<image>",
+    text_end_id=2,
     limits=(
         "Text networks other than Llama are refused by the engine.",
         "Tiles of another size than the vision tower's images are refused.",

@@ -11,6 +11,7 @@ LLAMA = Family(
     model_types=("llama",),
     placeholder="",
     placeholder_keys=(),
+    text_end_id=2,
     template_switches=("date_string", "tools_in_user_message"),
     plain_positions=True,
     ships_image_settings=False,
@@ -21,6 +22,7 @@ QWEN2 = replace(
     model_types=("qwen2",),
     template_switches=(),
     text_end="<|endoftext|>",
+    text_end_id=None,
     tool_format="hermes",
     limits=("The engine refuses text networks with `use_sliding_window`.",),
 )
@@ -52,6 +54,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             LLAMA,
             architectures=("Gemma3ForCausalLM",),
             model_types=("gemma3_text",),
+            text_end_id=1,
             template_switches=(),
         ),
     }
