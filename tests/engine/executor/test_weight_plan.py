@@ -333,6 +333,18 @@ def test_one_scale_for_each_expert_in_one_tensor(
         assert torch.equal(torch.stack([held[index] for index in range(len(held))]), own_part(values, name, ranks))
 
 
+@table(("name", "count"), [("gate_up_proj", 3), ("gate_up_proj", 4), ("gate_up_proj", INTERMEDIATE), ("down_proj", 2)])
+def test_other_numbers_of_scales_are_refused_by_name(
+    tmp_path: Path, weights: dict[str, torch.Tensor], name: str, count: int
+) -> None:
+    """Also those that divide the rows: what each scale would belong to is not known."""
+    stored: Tensors = {f"mlp.experts.{one}": weight.to(torch.float8_e4m3fn) for one, weight in weights.items()}
+    stored |= {f"mlp.experts.{one}_scale": torch.ones(EXPERTS) for one in weights}
+    stored[f"mlp.experts.{name}_scale"] = torch.ones(EXPERTS, count, 1)
+    with pytest.raises(StartupError, match=rf"mlp\.experts\.{name}_scale .* has shape \[6, {count}, 1\] instead of"):
+        load(tmp_path, stored, "fp8 tensor")
+
+
 def test_two_names_of_one_scale(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
     stored, _ = quantised(one_by_one(weights), "fp8 tensor")
     name = "mlp.experts.2.down_proj.weight_scale"

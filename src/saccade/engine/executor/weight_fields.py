@@ -1,7 +1,7 @@
 """The weight that a tensor of a checkpoint belongs to, and its part of it, by the tensor's name."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from saccade.engine.executor.quantisation import Quantisation
@@ -50,14 +50,19 @@ def field_name(weight: str, end: str) -> str:
     return f"{module}.{end}" if last == WEIGHT else weight + end.removeprefix(WEIGHT)
 
 
-def fitted(format: WeightFormat, fields: Mapping[str, StoredTensor]) -> WeightFormat:
-    """Return *format* for the shapes of *fields*: with one scale for a weight, it may be one for several equal parts.
+def fitted(format: WeightFormat, fields: Mapping[str, StoredTensor], parts: Sequence[int]) -> WeightFormat:
+    """Return *format* for the shapes of *fields*: instead of one scale, a weight may have one for each of its *parts*.
 
-    transformers stores a scale each for gate and up of joined experts, and some tools one for each row.
+    These are the rows of each matrix that the weight joins, and must be equal. transformers stores a scale each for
+    gate and up of joined experts, and some tools one for each row. Another number of scales stays a wrong shape.
     """
     if not isinstance(format, Fp8) or format.cell is not None or not {WEIGHT, format.scale} <= fields.keys():
         return format
     shape, scales = fields[WEIGHT].shape, fields[format.scale].shape
-    if len(shape) != len(scales) or len(shape) < 2 or scales[-1] != 1 or scales[-2] < 2 or shape[-2] % scales[-2]:
+    if len(shape) != len(scales) or len(shape) < 2 or scales[-1] != 1 or scales[-2] < 2:
         return format
-    return Fp8((shape[-2] // scales[-2], WHOLE_ROW), format.scale)
+    rows_by_count = {shape[-2]: 1}
+    if len({*parts}) == 1 and sum(parts) == shape[-2]:
+        rows_by_count[len(parts)] = parts[0]
+    rows = rows_by_count.get(scales[-2])
+    return format if rows is None else Fp8((rows, WHOLE_ROW), format.scale)

@@ -1,6 +1,6 @@
 """The places of a checkpoint's tensors in the parameters of a rank."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -82,6 +82,12 @@ class WeightPlace(NamedTuple):
         if target.transposed:
             entry[-2:] = entry[-1], entry[-2]
         return (sum(self.experts.parts), *entry) if self.experts is not None and target.expert is None else (*entry,)
+
+    def row_parts(self, target: Target) -> Sequence[int]:
+        """Return the rows of each part that a weight with *target* has."""
+        if self.sharding.dim:
+            return self.shape[:1]
+        return self.sharding.parts if target.partition is None else (self.sharding.parts[target.partition],)
 
     def cuts(self, target: Target) -> Iterator[PartSlice]:
         """Yield this rank's cuts of a tensor with *target*, part by part. *source* counts from the tensor's start."""

@@ -138,9 +138,11 @@ def _fillings(
             yield Filling(target, {PLAIN: tensor})
     for weight, fields in quantised.items():
         # Every field of a weight lies where the weight would.
-        format, target = fitted(formats[weight], fields), network.locate(weight)
+        format, target = formats[weight], network.locate(weight)
         if not isinstance(target, Target):
             continue
+        if (place := plan.places.get(target.parameter)) is not None and place.takes(target):
+            format = fitted(format, fields, place.row_parts(target))
         by_shape = {end: tensor for end, tensor in fields.items() if end in format.derived}
         used = {end: tensor for end, tensor in fields.items() if end not in (*format.unused, *by_shape)}
         is_plain = not used.keys() - set(format.optional) and not by_shape
