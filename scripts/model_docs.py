@@ -60,7 +60,8 @@ FILES = """## Files of a model
 A folder in hub layout holds `config.json`, `generation_config.json` and `preprocessor_config.json`. It holds a tokenizer (`tokenizer.json`, or
 `tiktoken.model` if the release has that), `tokenizer_config.json`, and a chat template (`chat_template.jinja`, `chat_template.json`, or inside
 `tokenizer_config.json`). For the engine it holds `*.safetensors`, sharded or not. `preprocessor_config.json` may be the `image_processor` of
-`processor_config.json` instead, as transformers 5 writes it. A folder with neither lacks the settings of its image processor and is refused.
+`processor_config.json` instead, as transformers 5 writes it. In a folder with both, the latter counts, as in transformers; so it is with
+`video_processor` and `video_preprocessor_config.json`. A folder with neither lacks the settings of its image processor and is refused.
 Pickled weights (`*.bin`, `*.pt`) and code are never read.
 
 A key that a section of `config.json` or an image processor leaves out has the default of its class in transformers 5.23. Sizes of patches and
@@ -78,7 +79,8 @@ them, `--override-generation-config` replaces them, and `--hf-overrides` does so
 
 An answer ends at each token that a file names for this. These are `eos_token_id` of `generation_config.json`, `config.json` and its
 text section, and `eos_token` of `tokenizer_config.json`. If that key is absent, the default of the tokenizer's class counts, such as
-`<|endoftext|>` of `Qwen2Tokenizer`; with null there is none. Workers of vLLM and SGLang get all these ids as stop ids.
+`<|endoftext|>` of `Qwen2Tokenizer`; with null there is none. If no file names a token, that of the text network's class in transformers
+counts, such as 2 of Llama's. Workers of vLLM and SGLang get all these ids as stop ids.
 
 `saccade inspect MODEL IMAGE...` shows a model's input: sizes, grids, token ids, hashes.
 

@@ -9,7 +9,14 @@ from tables import table
 from saccade import models
 from saccade.errors import StartupError
 from saccade.models.family import Family
-from saccade.models.files import engine_config, image_processor, parse_json, read_model_files, with_overrides
+from saccade.models.files import (
+    engine_config,
+    image_processor,
+    parse_json,
+    read_model_files,
+    video_processor,
+    with_overrides,
+)
 from saccade.protocol.description import ModelFiles
 
 FAMILY = models.families()["qwen3_vl"]
@@ -93,13 +100,26 @@ def test_family_without_network_is_refused_with_an_alternative(name: str, monkey
     [
         (
             {"preprocessor_config.json": b'{"a": 1}', "processor_config.json": b'{"image_processor": {"a": 2}}'},
+            {"a": 2},
+        ),
+        (
+            {"preprocessor_config.json": b'{"a": 1}', "processor_config.json": b'{"image_processor": null, "b": 3}'},
             {"a": 1},
         ),
         ({"processor_config.json": b'{"image_processor": {"a": 2}}'}, {"a": 2}),
     ],
 )
 def test_settings_of_images_in_either_file(given: dict[str, bytes], expected: dict[str, int]) -> None:  # A3
+    """With both, that of transformers 5 counts, which writes no other file and leaves an older one."""
     assert image_processor(ModelFiles(files=given), FAMILY) == expected
+
+
+def test_settings_of_videos_in_either_file() -> None:  # A3
+    old, new = b'{"a": 1}', b'{"video_processor": {"a": 2}}'
+    both = ModelFiles(files={"video_preprocessor_config.json": old, "processor_config.json": new})
+    assert video_processor(both) == {"a": 2}
+    assert video_processor(ModelFiles(files={"video_preprocessor_config.json": old})) == {"a": 1}
+    assert video_processor(ModelFiles(files={})) == {}
 
 
 @pytest.mark.parametrize(

@@ -125,35 +125,37 @@ def parse_json(files: ModelFiles, name: str) -> Mapping[str, Any]:
 
 
 def image_processor(files: ModelFiles, family: Family) -> Mapping[str, Any]:
-    """Return the settings of the image processor: preprocessor_config.json, or that part of processor_config.json.
+    """Return the settings of the image processor: a part of processor_config.json, else preprocessor_config.json.
 
-    transformers 5 writes only the latter. Raises StartupError if a file is malformed, or if there is none although the
-    releases of *family* have one: with default settings the model would get other pixels than it was trained on.
+    transformers 5 writes only the former, and reads it first. Raises StartupError if a file is malformed, or if there
+    is none although the releases of *family* have one: with default settings the model would get other pixels than it
+    was trained on.
     """
-    if PREPROCESSOR_CONFIG in files.files:
-        return parse_json(files, PREPROCESSOR_CONFIG)
-    nested = parse_json(files, PROCESSOR_CONFIG).get("image_processor")
-    if nested is None and family.ships_image_settings:
+    if (nested := _nested_processor(files, "image_processor")) is not None:
+        return nested
+    if PREPROCESSOR_CONFIG not in files.files and family.ships_image_settings:
         raise StartupError(
             f"The model has no {PREPROCESSOR_CONFIG}, which has the settings of its image processor; copy the file "
             "from the model's release into its folder."
         )
-    if not isinstance(nested, dict | None):
-        raise StartupError(f"{PROCESSOR_CONFIG}: image_processor must hold an object, not {nested!r}.")
-    return nested or {}
+    return parse_json(files, PREPROCESSOR_CONFIG)
 
 
 def video_processor(files: ModelFiles) -> Mapping[str, Any]:
     """Return the settings of the video processor, {} if the checkpoint has none.
 
-    They are in video_preprocessor_config.json, or in a part of processor_config.json. Raises StartupError.
+    They are in a part of processor_config.json, else in video_preprocessor_config.json. Raises StartupError.
     """
-    if VIDEO_PREPROCESSOR_CONFIG in files.files:
-        return parse_json(files, VIDEO_PREPROCESSOR_CONFIG)
-    nested = parse_json(files, PROCESSOR_CONFIG).get("video_processor")
+    nested = _nested_processor(files, "video_processor")
+    return parse_json(files, VIDEO_PREPROCESSOR_CONFIG) if nested is None else nested
+
+
+def _nested_processor(files: ModelFiles, key: str) -> Mapping[str, Any] | None:
+    """Return the part *key* of processor_config.json, None if there is none. Raises StartupError."""
+    nested = parse_json(files, PROCESSOR_CONFIG).get(key)
     if not isinstance(nested, dict | None):
-        raise StartupError(f"{PROCESSOR_CONFIG}: video_processor must hold an object, not {nested!r}.")
-    return nested or {}
+        raise StartupError(f"{PROCESSOR_CONFIG}: {key} must hold an object, not {nested!r}.")
+    return nested
 
 
 def engine_config(

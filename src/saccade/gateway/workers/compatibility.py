@@ -115,10 +115,10 @@ def _template(files: Mapping[str, bytes], tokenizer_config: Any) -> dict[str, An
 
 
 def _image_processor(model_files: ModelFiles) -> dict[str, Any]:
-    settings = _json(model_files.files.get(PREPROCESSOR_CONFIG, b"null"))
+    nested = _json(model_files.files.get(PROCESSOR_CONFIG, b"{}"))
+    settings = nested.get("image_processor") if isinstance(nested, dict) else nested
     if settings is None:
-        nested = _json(model_files.files.get(PROCESSOR_CONFIG, b"{}"))
-        settings = nested.get("image_processor") if isinstance(nested, dict) else nested
+        settings = _json(model_files.files.get(PREPROCESSOR_CONFIG, b"null"))
     return {} if settings is None else {IMAGE_PROCESSOR: _without_remarks(settings)}
 
 
