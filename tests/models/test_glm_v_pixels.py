@@ -47,6 +47,19 @@ def test_missing_settings_equal_the_reference(kind: str) -> None:
     assert Layout({}, {}).settings == expected
 
 
+@table("kind", ["Glm4v", "Glm46V"])
+@table("size", [None, {"shortest_edge": 12_288, "longest_edge": 120_000}])
+@table("outside", [{"min_pixels": 20_000}, {"max_pixels": 50_000}, {"min_pixels": 20_000, "max_pixels": 50_000}])
+def test_limits_outside_size_do_not_count(kind: str, size: dict[str, int] | None, outside: dict[str, int]) -> None:
+    """As in the reference."""
+    import transformers
+
+    stated = {**outside, **({} if size is None else {"size": size})}
+    said = getattr(transformers, f"{kind}ImageProcessor")(**stated).size
+    settings = Layout({}, stated).settings
+    assert (settings["min_pixels"], settings["max_pixels"]) == (said["shortest_edge"], said["longest_edge"])
+
+
 def test_limits_count_both_frames_of_a_patch() -> None:
     layout = Layout({}, {})
     small = layout.image(1000, 1000, layout.settings_for(ImageOptions(max_pixels=2 * 280 * 280)))

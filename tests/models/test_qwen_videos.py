@@ -151,6 +151,16 @@ def test_pixels_of_all_frames_are_limited_together(
 
 
 @table("family", FAMILIES)
+@table("outside", [{"min_pixels": 20_000}, {"max_pixels": 50_000}, {"min_pixels": 20_000, "max_pixels": 50_000}])
+def test_limits_of_pixels_are_the_reference_processors(family: str, outside: dict[str, int]) -> None:
+    """Outside of `size`, they count for some classes only."""
+    stated = {"size": {"shortest_edge": 12_288, "longest_edge": 120_000}, **outside}
+    settings = layout_of(family, **stated).settings
+    size = reference(family, **stated).size
+    assert (settings["min_pixels"], settings["max_pixels"]) == (size["shortest_edge"], size["longest_edge"])
+
+
+@table("family", FAMILIES)
 @table("indices, total", [((0, 30, 60), 90), ((5, 9), 10), (tuple(range(0, 480, 20)), 500)])
 def test_frames_that_a_client_sampled_equal_the_reference(family: str, indices: tuple[int, ...], total: int) -> None:
     frames = np.random.default_rng(len(indices)).integers(0, 256, (len(indices), 90, 150, 3), np.uint8)

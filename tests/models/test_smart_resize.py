@@ -49,6 +49,7 @@ def test_sizes_equal_the_reference(width: int, height: int) -> None:
         {"min_pixels": None, "max_pixels": None},
         {"size": {"shortest_edge": 4000, "longest_edge": 90_000}},
         {"size": {"shortest_edge": 4000, "longest_edge": 90_000}, "min_pixels": 5000},
+        {"size": {"shortest_edge": 4000}, "max_pixels": 60_000},
         {"size": {"min_pixels": 4000, "max_pixels": 90_000}, "min_pixels": 5000, "max_pixels": 60_000},
     ],
 )
@@ -71,9 +72,21 @@ def test_limits_under_size_in_the_older_spelling() -> None:  # the reference pro
 @table(
     ("preprocessor", "named"),
     [  # A3, A9
-        ({"size": {"shortest_edge": 65_536}}, "max_pixels"),
-        ({"size": {}}, "min_pixels"),
-        ({"size": 448}, "size"),
+        *(
+            ({"size": size, **beside}, "size must have shortest_edge and longest_edge")
+            for size, beside in (
+                ({"shortest_edge": 65_536}, {}),
+                ({"longest_edge": 65_536}, {"max_pixels": 65_536}),
+                ({}, {}),
+                (448, {}),
+                ([448, 448], {"min_pixels": 4000, "max_pixels": 90_000}),
+                ({"height": 448, "width": 448}, {}),
+                ({"height": 448, "width": 448}, {"min_pixels": 4000, "max_pixels": 90_000}),
+                ({"shortest_edge": 4000, "longest_edge": 90_000, "height": 448, "width": 448}, {}),
+                ({"shortest_edge": 4000, "longest_edge": 90_000, "max_pixels": 80_000}, {}),
+            )
+        ),
+        ({"size": {"shortest_edge": "4000", "longest_edge": 90_000}}, "min_pixels"),
         ({"min_pixels": 5000, "max_pixels": 4000}, "at most max_pixels"),
         ({"max_pixels": "4000"}, "max_pixels"),
         ({"min_pixels": True}, "min_pixels"),

@@ -16,6 +16,7 @@ class Layout(OwnWireLayout, SmartResizeLayout):
 
     defaults: ClassVar[Mapping[str, Any]] = {**PATCHES, "min_pixels": 112 * 112, "max_pixels": 28 * 28 * 15000}
     """Defaults of the reference processor for missing keys: transformers 5.23, Glm4vImageProcessor."""
+    limits_outside_size: ClassVar[bool] = False
 
     @staticmethod
     def image(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:

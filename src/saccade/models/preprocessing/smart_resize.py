@@ -26,6 +26,9 @@ MOST_PIXELS = 16 * 1024 * 1024
 """The largest limit of pixels that a request may set, unless the model's own is higher: 4096 x 4096."""
 
 FIXED: Mapping[str, Any] = {**processor_config.FIXED, "do_convert_rgb": True, "resample": BICUBIC}
+EDGES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
+"""Limits of the pixels of an image, and their names in `size`."""
+
 TOWER_KEYS = {
     "patch_size": "patch_size",
     "spatial_merge_size": "merge_size",
@@ -37,13 +40,17 @@ TOWER_KEYS = {
 class SmartResizeLayout:
     """Layout of an image from its dimensions. A family adds its data, and its own `image` if the rule differs.
 
-    *defaults* apply to keys that preprocessor_config.json lacks.
+    *defaults* apply to keys that preprocessor_config.json lacks. Without *limits_outside_size*, limits of pixels count
+    in `size` alone, as in the reference.
     """
 
     defaults: ClassVar[Mapping[str, Any]]
+    limits_outside_size: ClassVar[bool] = True
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
-        self.settings: Mapping[str, Any] = resolve(preprocessor, self.defaults)
+        self.settings: Mapping[str, Any] = resolve(
+            preprocessor, self.defaults, limits_outside_size=self.limits_outside_size
+        )
         check_patches(config, self.settings, self.defaults)
 
     def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
@@ -70,13 +77,18 @@ def check_patches(config: Mapping[str, Any], settings: Mapping[str, Any], defaul
     check_tower(vision, settings, TOWER_KEYS)
 
 
-def resolve(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def resolve(
+    preprocessor: Mapping[str, Any], defaults: Mapping[str, Any], *, limits_outside_size: bool = True
+) -> dict[str, Any]:
     """Return the settings of a parsed preprocessor_config.json, with *defaults* for missing keys.
 
     They are patch_size, temporal_patch_size, merge_size, min_pixels and max_pixels (of the resized image), image_mean
-    and image_std (of values in 0 to 1). Raises StartupError if a value is wrong or not supported.
+    and image_std (of values in 0 to 1). See SmartResizeLayout for *limits_outside_size*. Raises StartupError if a value
+    is wrong or not supported.
     """
     check_fixed(preprocessor, FIXED)
+    if not limits_outside_size:
+        preprocessor = {key: value for key, value in preprocessor.items() if key not in EDGES}
     settings = {
         key: default if (value := preprocessor.get(key)) is None else value for key, default in defaults.items()
     }
@@ -98,13 +110,29 @@ def resolve(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
 def _pixel_limits(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return min_pixels and max_pixels. These keys override `size`, which may use other names for them."""
     size = preprocessor.get("size")
-    if size is not None and not isinstance(size, Mapping):
-        raise StartupError(f"{PREPROCESSOR_CONFIG}: size must have shortest_edge and longest_edge, got {size!r}.")
-    limits = {}
-    for key, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
-        within = defaults[key] if size is None else size.get(edge, size.get(key))
-        limits[key] = within if preprocessor.get(key) is None else preprocessor[key]
+    within = defaults if size is None else _limits_of(size)
+    limits = {key: within.get(key) if preprocessor.get(key) is None else preprocessor[key] for key in EDGES}
+    if None in limits.values():
+        raise _wrong_size(size)
     return limits
+
+
+def _limits_of(size: object) -> dict[str, Any]:
+    """Return the limits that `size` has, under either name. Raises StartupError for other keys."""
+    stated = {key: value for key, value in size.items() if value is not None} if isinstance(size, Mapping) else {"": 0}
+    names = {name: key for key, edge in EDGES.items() for name in (key, edge)}
+    limits: dict[str, Any] = {}
+    for name, value in stated.items():
+        if name not in names or limits.setdefault(names[name], value) != value:
+            raise _wrong_size(size)
+    return limits
+
+
+def _wrong_size(size: object) -> StartupError:
+    return StartupError(
+        f"{PREPROCESSOR_CONFIG}: size must have {' and '.join(EDGES.values())}, in pixels of the whole image, and "
+        f"nothing else, not {size!r}."
+    )
 
 
 def check_aspect(width: int, height: int) -> None:

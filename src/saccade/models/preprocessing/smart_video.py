@@ -40,12 +40,13 @@ class SmartVideoLayout:
     """Layout of a video from its header. A family adds its data, and its rules if they differ.
 
     *defaults* apply to keys that the video processor's settings lack. Settings of patches default to the image
-    processor's; limits of pixels do not.
+    processor's; limits of pixels do not. *limits_outside_size* is as in SmartResizeLayout.
     """
 
     template_tokens: ClassVar[tuple[str, ...]]
     defaults: ClassVar[Mapping[str, Any]]
     fixed: ClassVar[Mapping[str, Any]] = FIXED
+    limits_outside_size: ClassVar[bool] = True
 
     def __init__(
         self, config: Mapping[str, Any], preprocessor: Mapping[str, Any], video_preprocessor: Mapping[str, Any]
@@ -53,7 +54,9 @@ class SmartVideoLayout:
         of_images = {key: preprocessor[key] for key in OF_PATCHES if preprocessor.get(key) is not None}
         options = {**of_images, **{key: value for key, value in video_preprocessor.items() if value is not None}}
         with settings_for_videos():
-            self.settings: Mapping[str, Any] = smart_resize.resolve(options, self.defaults)
+            self.settings: Mapping[str, Any] = smart_resize.resolve(
+                options, self.defaults, limits_outside_size=self.limits_outside_size
+            )
             smart_resize.check_patches(config, self.settings, self.defaults)
             check_fixed(options, self.fixed)
             check_as_images(self.settings, of_images)

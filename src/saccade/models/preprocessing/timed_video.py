@@ -26,6 +26,7 @@ class TimedVideoLayout(SmartVideoLayout):
 
     around: ClassVar[tuple[str, str]]
     fixed: ClassVar[Mapping[str, Any]] = {"num_frames": None}
+    limits_outside_size: ClassVar[bool] = False
 
     def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
         """Return `settings` changed by *options*. Raises InvalidValue."""
