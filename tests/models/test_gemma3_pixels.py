@@ -37,6 +37,11 @@ def test_missing_settings_equal_the_reference() -> None:
     assert Layout(CONFIG, SIZE).settings["view_tokens"] == config.mm_tokens_per_image
 
 
+@table("size", [896, [896, 896], {"height": 896, "width": 896, "longest_edge": None}])
+def test_size_has_the_forms_of_the_reference(size: Any) -> None:
+    assert Layout(CONFIG, {"size": size}).settings == Layout(CONFIG, SIZE).settings
+
+
 def test_no_option_changes_an_image() -> None:
     layout = Layout(CONFIG, SIZE)
     assert layout.settings_for(ImageOptions(detail="low")) is layout.settings
@@ -47,8 +52,14 @@ def test_no_option_changes_an_image() -> None:
 @table(
     ("config", "preprocessor", "named"),
     [  # A9
-        ({}, {"size": {"height": 896, "width": 224}}, "preprocessor_config.json resizes to"),
-        ({}, {"size": {"longest_edge": 896}}, "preprocessor_config.json resizes to"),
+        ({}, {"size": {"height": 224, "width": 224}}, "preprocessor_config.json resizes to 224 x 224"),
+        ({}, {"size": 224}, "preprocessor_config.json resizes to 224 x 224"),
+        ({}, {"size": {"height": 896, "width": 224}}, "size must have equal height and width"),
+        ({}, {"size": {"longest_edge": 896}}, "size must have equal height and width"),
+        ({}, {"size": {"height": 896, "width": 896, "longest_edge": 896}}, "size must have equal height and width"),
+        ({}, {"size": [896, 224]}, "size must have equal height and width"),
+        ({}, {"size": "896"}, "size must have equal height and width"),
+        ({}, {"size": {"height": "896", "width": "896"}}, "size must be a whole number"),
         ({}, {"do_pan_and_scan": True}, "do_pan_and_scan"),
         ({}, {"resample": 3}, "resample"),
         ({}, {"image_seq_length": 64}, "image_seq_length"),

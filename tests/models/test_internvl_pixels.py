@@ -55,7 +55,8 @@ def test_views_of_an_image() -> None:
 
 def test_both_forms_have_the_same_settings() -> None:
     ours = Layout(CONFIG, {**PREPROCESSOR, "max_patches": 6})
-    assert Layout(CHAT, {**COLOURS, "size": 56}).settings == ours.settings
+    for size in (56, [56, 56], {"height": 56, "width": 56, "longest_edge": None}):
+        assert Layout(CHAT, {**COLOURS, "size": size}).settings == ours.settings
 
 
 def test_an_image_of_another_size_is_an_error() -> None:

@@ -17,8 +17,8 @@ FIXED: Mapping[str, Any] = MappingProxyType(
 )
 """Settings with one supported value, which is also their default."""
 
-DEFAULT_SIZE: Mapping[str, int] = MappingProxyType({"height": 224, "width": 224})
-"""The default of preprocessor_config.json: transformers, Gemma3ImageProcessor."""
+DEFAULT_SIDE = 224
+"""The default of preprocessor_config.json, in pixels: transformers, Gemma3ImageProcessor."""
 
 VISION_DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
@@ -41,11 +41,12 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
     """
     processor_config.check_fixed(preprocessor, FIXED)
     vision = tower(config)
-    size = {key: value for key, value in (preprocessor.get("size") or DEFAULT_SIZE).items() if value is not None}
-    if size != {"height": vision.image_size, "width": vision.image_size}:
+    size = preprocessor.get("size")
+    side = processor_config.side_of_square(DEFAULT_SIDE if size is None else size, "size")
+    if side != vision.image_size:
         raise StartupError(
-            f"{PREPROCESSOR_CONFIG} resizes to {size}, but the vision tower in config.json takes images of "
-            f"{vision.image_size} x {vision.image_size} pixels."
+            f"{PREPROCESSOR_CONFIG} resizes to {side} x {side} pixels, but the vision tower in config.json takes "
+            f"images of {vision.image_size} x {vision.image_size} pixels."
         )
     num_tokens = tokens_per_image(config, vision)
     processor_config.check_fixed(preprocessor, {"image_seq_length": num_tokens})

@@ -64,7 +64,8 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
         if is_chat(config)
         else (preprocessor, "min_patches", "max_patches")
     )
-    tile = _tile(preprocessor.get("size"), vision.image_size)
+    size = preprocessor.get("size")
+    tile = vision.image_size if size is None else processor_config.side_of_square(size, "size")
     if tile != vision.image_size:
         raise StartupError(
             f"{PREPROCESSOR_CONFIG}: size is {tile} x {tile}, but the vision tower in config.json takes images of "
@@ -115,15 +116,3 @@ def scale(config: Mapping[str, Any], vision: ClipConfig) -> int:
 
 def _or(value: Any, default: int) -> Any:
     return default if value is None else value
-
-
-def _tile(size: Any, default: int) -> int:
-    """Return the side of a view: {"height": number, "width": number} of one number, or that number."""
-    match size:
-        case None:
-            return default
-        case {"height": int(height), "width": int(width)} if height == width:
-            return height
-        case int():
-            return size
-    raise StartupError(f"{PREPROCESSOR_CONFIG}: size must have equal height and width, not {size!r}.")

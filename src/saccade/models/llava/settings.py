@@ -76,15 +76,13 @@ def _edges(preprocessor: Mapping[str, Any]) -> tuple[int, int]:
     size, crop_size = (
         DEFAULT_EDGE if preprocessor.get(key) is None else preprocessor[key] for key in ("size", "crop_size")
     )
-    edge, crop = _bare(size, {"shortest_edge"}), _bare(crop_size, {"height", "width"})
-    return processor_config.whole_number(edge, "size.shortest_edge"), processor_config.whole_number(crop, "crop_size")
-
-
-def _bare(value: Any, keys: set[str]) -> Any:
-    """Return the number that an object has under all *keys* and no others; older files have the number itself."""
-    entries = {key: one for key, one in value.items() if one is not None} if isinstance(value, Mapping) else {}
-    numbers = list(entries.values())
-    return numbers[0] if set(entries) == keys and all(number == numbers[0] for number in numbers) else value
+    stated = {key: one for key, one in size.items() if one is not None} if isinstance(size, Mapping) else {}
+    # Older files have the number itself.
+    edge = stated["shortest_edge"] if stated.keys() == {"shortest_edge"} else size
+    return (
+        processor_config.whole_number(edge, "size.shortest_edge"),
+        processor_config.side_of_square(crop_size, "crop_size"),
+    )
 
 
 def _pinpoints(config: Mapping[str, Any], preprocessor: Mapping[str, Any], tile: int) -> list[list[int]]:

@@ -37,6 +37,24 @@ def whole_number(value: object, key: str) -> int:
     return value
 
 
+def side_of_square(size: object, key: str) -> int:
+    """Return the side of a square, found under *key*: a number, two equal ones, or `height` and `width`, equal.
+
+    Raises StartupError.
+    """
+    entries = {name: one for name, one in size.items() if one is not None} if isinstance(size, Mapping) else size
+    match entries:
+        case {"height": height, "width": width, **others} if height == width and not others:
+            return whole_number(height, key)
+        case [height, width] if height == width:
+            return whole_number(height, key)
+        case int():
+            return whole_number(entries, key)
+    raise StartupError(
+        f"{PREPROCESSOR_CONFIG}: {key} must have equal height and width, and nothing else, not {size!r}."
+    )
+
+
 def colours(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """Return image_mean and image_std, each of three numbers, of pixels in 0 to 1. Raises StartupError."""
     values = {key: preprocessor.get(key) or defaults.get(key) for key in ("image_mean", "image_std")}
