@@ -100,7 +100,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture(scope="session")
 def network_folder(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3_vl: Path) -> Callable[[str], Path]:
-    """The folder of a whole tiny checkpoint, by its name in checkpoints.NETWORKS; made when first asked."""
+    """The folder of a whole tiny checkpoint, by its name in checkpoints.NETWORKS or TEXTS; made when first asked."""
     import checkpoints
 
     @cache
@@ -109,6 +109,7 @@ def network_folder(tmp_path_factory: pytest.TempPathFactory, tiny_qwen3_vl: Path
             return tiny_qwen3_vl
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # transformers warns about its own deprecations at import
-            return checkpoints.NETWORKS[name](tmp_path_factory.mktemp("checkpoints") / name)
+            writer = {**checkpoints.NETWORKS, **checkpoints.TEXTS}[name]
+            return writer(tmp_path_factory.mktemp("checkpoints") / name)
 
     return folder

@@ -14,10 +14,10 @@ from typing import Any
 
 import engines
 import pytest
-from checkpoints import NETWORKS
+from checkpoints import NETWORKS, TEXTS
 from conformance_sample import SEED
 from oracle_checks import check
-from references.networks import ORACLES
+from references.networks import ORACLES, TextOracle
 
 from saccade.errors import SaccadeError, StartupError
 
@@ -71,13 +71,13 @@ def fault(name: str, folder: Path) -> str:
     try:
         subject = engines.engine(folder)
         logits = engines.record_logits(subject)
-        asked = engines.request(folder, [5, ((64, 64), 1), 40], max_tokens=3)
+        asked = engines.request(folder, [45] if name in TEXTS else [5, ((64, 64), 1), 40], max_tokens=3)
     except StartupError:
         return ""
     except SaccadeError as error:
         return f"it starts, and an image is then refused: {error.message}"
     try:
-        oracle = ORACLES[name](folder)
+        oracle = TextOracle(folder) if name in TEXTS else ORACLES[name](folder)
         oracle.logits(asked, [1, 2])
     except Exception:  # the reference refuses it in its own ways
         return ""
@@ -90,7 +90,7 @@ def fault(name: str, folder: Path) -> str:
 
 
 @pytest.mark.conformance
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [*NETWORKS, *TEXTS])
 def test_other_values_are_computed_or_refused(name: str, network_folder: Callable[[str], Path], tmp_path: Path) -> None:
     folder = network_folder(name)
     every = list(changes(json.loads((folder / "config.json").read_text())))
