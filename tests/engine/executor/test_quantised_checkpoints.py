@@ -64,6 +64,13 @@ def mlps(format: str | None, others: str | None = None, last: str | None = None)
 
 
 CHANNEL = {**GROUP, "num_bits": 8, "strategy": "channel", "group_size": None}
+TWO_GROUPS = {
+    **COMPRESSED,
+    "config_groups": {
+        "group_0": {"targets": ["re:.*down_proj"], "weights": CHANNEL},
+        "group_1": {"targets": ["Linear"], "weights": GROUP},
+    },
+}
 
 
 @table(
@@ -89,16 +96,8 @@ CHANNEL = {**GROUP, "num_bits": 8, "strategy": "channel", "group_size": None}
             },
             mlps("gptq"),
         ),
-        (
-            {
-                **COMPRESSED,
-                "config_groups": {
-                    "group_0": {"targets": ["re:.*down_proj"], "weights": CHANNEL},
-                    "group_1": {"targets": ["Linear"], "weights": GROUP},
-                },
-            },
-            mlps("int4", "int4", "int8 rows"),
-        ),
+        (TWO_GROUPS, mlps("int4", "int4", "int8 rows")),
+        ({**TWO_GROUPS, "ignore": ["re:.*self_attn.*", "lm_head"]}, mlps("int4", None, "int8 rows")),
         (
             {
                 **FLOAT,
@@ -137,6 +136,17 @@ def test_a_map_that_the_tensors_contradict(
         rf"has 16 tensors of quantised weights in modules .* leaves plain: .*{module}\.(qweight|scales|qzeros|g_idx)"
     )
     with pytest.raises(StartupError, match=words):
+        load(folder)
+
+
+@table(("ignored", "module", "count"), [("re:.*down_proj", "down_proj", 12), ("re:.*gate_proj", "gate_proj", 12)])
+def test_an_ignored_module_of_two_groups_must_be_plain(
+    tiny_qwen3_vl: Path, tmp_path: Path, ignored: str, module: str, count: int
+) -> None:
+    """Whether a group names the module or its class."""
+    section = {**TWO_GROUPS, "ignore": [ignored]}
+    folder, _ = written(tiny_qwen3_vl, tmp_path, section, mlps("int4", "int4", "int8 rows"))
+    with pytest.raises(StartupError, match=rf"has {count} tensors of quantised weights .* leaves plain: .*{module}\."):
         load(folder)
 
 

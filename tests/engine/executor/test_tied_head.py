@@ -122,3 +122,5 @@ def test_a_quantised_head_is_loaded(copy: tuple[Path, Tensors, str, str], format
         (folder / "config.json").write_text(json.dumps({**config_of(folder), "quantization_config": reference.config}))
     expected = torch.from_numpy(reference.read(fields))
     assert torch.equal(load(folder).lm_head.dequantised(), expected)
+    parts = [load(folder, Ranks(rank, 2)).lm_head.dequantised() for rank in range(2)]
+    assert torch.equal(torch.cat(parts), expected)

@@ -378,3 +378,21 @@ def test_scales_that_are_powers_of_two(tmp_path: Path, weights: dict[str, torch.
     expected, found = load(tmp_path / "floats", powers, Fp8(BLOCKS)), load(tmp_path, bytes_, Fp8(BLOCKS))
     for name in weights:
         assert torch.equal(found.quantised[name][3], expected.quantised[name][3])
+
+
+@table("form", ["fp8", "fp8 rows", "fp8 tensor"])
+def test_powers_of_two_of_experts_one_by_one(tmp_path: Path, weights: dict[str, torch.Tensor], form: str) -> None:
+    """Of blocks, rows and whole weights, also under two names."""
+    stored, _ = quantised(one_by_one(weights), form)
+    ends = ("weight_scale", "weight_scale_inv")
+    powers = {name: tensor.log2().round().exp2() if name.endswith(ends) else tensor for name, tensor in stored.items()}
+    bytes_ = {
+        name: tensor.to(torch.float8_e8m0fnu) if name.endswith(ends) else tensor for name, tensor in powers.items()
+    }
+    name = next(name for name in bytes_ if name.endswith(ends))
+    other = name.removesuffix("_inv") if name.endswith("_inv") else f"{name}_inv"
+    (tmp_path / "floats").mkdir()
+    expected = load(tmp_path / "floats", powers, form)
+    found = load(tmp_path, {**bytes_, other: bytes_[name].clone()}, form)
+    for matrix in weights:
+        assert torch.equal(found.quantised[matrix][3], expected.quantised[matrix][3])

@@ -29,6 +29,9 @@ PLAIN_DTYPES = ("F64", "F32", "BF16", "F16")
 """The dtypes of plain weights, which are rounded to the network's dtype."""
 
 INTEGERS = ("I32", "I64")
+POWERS = "F8_E8M0"
+"""The dtype of scales that are powers of two."""
+
 ROUNDING = 1e-5
 """By how much the reference's powers may differ from ours, in addition to the rounding of a tensor's dtype."""
 
@@ -155,8 +158,8 @@ def _fillings(
 
 def _are_equal(checkpoint: Checkpoint, first: StoredTensor, second: StoredTensor) -> bool:
     """Return whether two tensors of scales, under different names, have the same values."""
-    are_plain = first.dtype in PLAIN_DTYPES and second.dtype in PLAIN_DTYPES
-    return are_plain and checkpoint.agree(first, second, torch.float32)
+    are_known = {first.dtype, second.dtype} <= {*PLAIN_DTYPES, POWERS}
+    return are_known and checkpoint.agree(first, second, torch.float32)
 
 
 def _differences(tensor: StoredTensor, derived: Derived, checkpoint: Checkpoint) -> list[str]:
