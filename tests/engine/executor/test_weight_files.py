@@ -76,7 +76,7 @@ def test_without_an_index_one_file_counts_or_all_shards(tmp_path: Path) -> None:
 def test_a_whole_file_beside_shards_is_refused(tmp_path: Path, index: dict[str, str] | None) -> None:
     """transformers reads the whole file, and vLLM the shards."""
     folder_of(tmp_path, {A: {"a": torch.ones(1)}, "model.safetensors": {"a": torch.zeros(1)}}, index)
-    with pytest.raises(StartupError, match=rf"holds model\.safetensors beside {A} .*Remove model\.safetensors, or"):
+    with pytest.raises(StartupError, match=rf"holds model\.safetensors and also {A} .*Remove model\.safetensors, or"):
         read(tmp_path)
 
 

@@ -31,12 +31,12 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the checkpoint's safetensors files, in name order.
 
     Others than those that the index names do not count. Without it, one file counts, or all shards. Raises StartupError
-    if a file is missing, for an adapter, or if there are a whole file and shards.
+    if a file is missing, for an adapter, or for a whole file next to shards.
     """
     if (adapter := adapter_in(folder)) is not None:
         raise StartupError(
-            f"{folder} holds {adapter}, an adapter that Saccade does not apply to the weights. Merge it into "
-            "them (with PEFT: merge_and_unload, then save_pretrained), or serve a folder without the adapter's files."
+            f"{folder} holds {adapter}, an adapter that Saccade does not apply to the weights. Merge it into them "
+            "(with PEFT: merge_and_unload, then save_pretrained), or serve a folder without the adapter's files."
         )
     names = sorted({Path(name).name for name in weight_map(folder).values()})
     shards = [folder / name for name in names] or sorted(folder.glob(SHARDS))
