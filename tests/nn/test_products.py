@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import sys
+from collections.abc import Callable
 from types import ModuleType
 
 import published_products
@@ -33,7 +34,7 @@ from saccade.nn.experts import Experts
 from saccade.nn.formats import torch_products
 from saccade.nn.formats.fp8 import rounded
 from saccade.nn.formats.quantised import QuantisedExperts, QuantisedLinear, QuantisedWeight, Region
-from saccade.nn.layers import Linear, use_operations
+from saccade.nn.layers import Layer, Linear, use_operations
 from saccade.nn.libraries import Unavailable
 from saccade.nn.ops import ExpertShare, Operations, resolve
 from saccade.nn.parallel import Ranks
@@ -172,6 +173,14 @@ def test_a_library_that_fails_at_its_first_call_is_not_used(
     (found,) = use_operations(layer, resolve("cuda", BF16))
     assert found.startswith(reason)
     assert layer(drawn(2, INPUTS).to(BF16)).shape == (2, sum(WIDTHS))
+
+
+@pytest.mark.parametrize("make", [layer_of, experts_of])
+def test_deepgemm_is_not_called_without_nvcc(make: Callable[[str], Layer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the process at a kernel that it can neither find nor compile."""
+    published_products.install(monkeypatch, HOPPER, nvcc=None)
+    (found,) = use_operations(make("fp8"), resolve("cuda", BF16))
+    assert found.startswith("nvcc compiles its kernels, and is not found")
 
 
 def test_a_library_that_cannot_be_imported_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ their documents; tests/real reads the signatures itself. A call that the library
 """
 
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 from published import has_form
 from references.formats import E2M1
 from torch.nn import functional
+
+from saccade.nn.backends.compilers import Toolkit
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 BLOCK, GROUP = 128, 16
@@ -237,8 +240,11 @@ def convert_weight_to_int4pack(pairs: torch.Tensor, tiles: int) -> torch.Tensor:
     return torch._convert_weight_to_int4pack_for_cpu(codes, tiles)
 
 
-def install(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
-    """Make these functions importable, and have torch find a GPU of *capability*."""
+def install(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], nvcc: Path | None = Path("/opt/cuda/bin/nvcc")
+) -> None:
+    """Make these functions importable, and have torch find a GPU of *capability*; *nvcc* is the machine's."""
+    monkeypatch.setattr("saccade.nn.backends.compilers.find_toolkit", lambda: Toolkit(nvcc, None, None, {}))
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
     monkeypatch.setattr("torch._convert_weight_to_int4pack", convert_weight_to_int4pack)
     monkeypatch.setattr("torch._weight_int4pack_mm", torch._weight_int4pack_mm_for_cpu)

@@ -136,9 +136,6 @@ def pack_linear(layer: QuantisedLinear) -> BlockFp8:
     major = _major(weight_OI, (HOPPER, BLACKWELL, SMALL_BLACKWELL))
     if len(weight_OI) % ROWS:
         raise Unavailable(f"its outputs are no multiple of {ROWS}")
-    if major == HOPPER and find_toolkit().nvcc is None:
-        # DeepGEMM compiles a kernel for each shape, and no package brings them.
-        raise Unavailable("nvcc compiles its kernels, and is not found: install the CUDA toolkit")
     return BlockFp8(weight_OI, scales, layer.bias_O, major == HOPPER)
 
 
@@ -159,6 +156,9 @@ def _major(tensor: torch.Tensor, majors: tuple[int, ...]) -> int:
     if major not in majors:
         names = ", ".join(f"{one}.x" for one in majors)
         raise Unavailable(f"FlashInfer has FP8 blocks for compute capabilities {names}, not {major}.{minor}")
+    if major == HOPPER and find_toolkit().nvcc is None:
+        # DeepGEMM compiles a kernel for each shape, and no package brings them. It ends the process if it cannot.
+        raise Unavailable("nvcc compiles its kernels, and is not found: install the CUDA toolkit")
     return major
 
 
