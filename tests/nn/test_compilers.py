@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 
 from saccade.nn.backends import compilers
-from saccade.nn.backends.compilers import FA3_HEADER, GEMM_HEADER, Toolkit, find_toolkit, no_cuda_compiler, use_toolkit
+from saccade.nn.backends.compilers import (
+    EXPERTS,
+    FA3_HEADER,
+    GEMM_HEADER,
+    Toolkit,
+    build_of,
+    compilation,
+    find_toolkit,
+    no_cuda_compiler,
+    use_toolkit,
+)
 
 
 @pytest.fixture
@@ -70,3 +80,21 @@ def test_what_a_person_has_set_stays(toolkit: Path, packages: Path) -> None:
     environment = {"CUDA_HOME": "/opt/cuda", "CPLUS_INCLUDE_PATH": "/opt/include"}
     use_toolkit(find_toolkit(), environment)
     assert environment == {"CUDA_HOME": "/opt/cuda", "CPLUS_INCLUDE_PATH": f"/opt/include:{packages}"}
+
+
+def test_modules_among_flashinfers_own_files_need_no_compiler(
+    tmp_path: Path, toolkit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashInfer loads them without nvcc and ninja, and looks there first."""
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path / "empty"))
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    spec = ModuleSpec("flashinfer", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path / "flashinfer")]
+    monkeypatch.setattr(compilers, "find_spec", {"flashinfer": spec}.get)
+    assert "finds no ninja" in (no_cuda_compiler() or "")
+    for module, builds_experts in (("some_attention", True), (EXPERTS.module, False)):
+        file = tmp_path / "flashinfer" / "data" / "aot" / module / f"{module}.so"
+        file.parent.mkdir(parents=True)
+        file.touch()
+        assert (no_cuda_compiler(FA3_HEADER), compilation()) == (None, None)
+        assert (build_of(EXPERTS) is not None) == builds_experts

@@ -37,7 +37,7 @@ NVIDIA_SMI = ("nvidia-smi", f"--query-gpu={COLUMNS}", "--format=csv,noheader,nou
 FIRST_START = (
     "libraries compile kernels, in CPU seconds as measured without a GPU: about 660 for each of two modules of "
     "FlashInfer's attention, on Hopper 1.5 for each of about 40 products in FP8 blocks, and 15,000 for experts in FP8 "
-    "blocks. Later starts find them. docs/gpu.md says how to build ahead"
+    "blocks. Later starts find them. `saccade compile MODEL` compiles ahead"
 )
 USED_SHARE = 0.05  # of a GPU's memory: more than a driver and a desktop take
 CONFINE = "from saccade.gateway.confinement import confine; print(*confine(1 << 30))"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 Takes = Literal["nothing", "one", "many"]
-COMMANDS = frozenset({"serve", "worker", "gateway"})
+COMMANDS = frozenset({"serve", "worker", "gateway", "compile"})
 """The commands that take flags of `vllm serve`."""
 
 

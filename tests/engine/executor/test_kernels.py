@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 import published_delta
 import published_products
 import pytest
+import starts
 import torch
 from torch import nn
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.execution import prepare
 from saccade.engine.executor.kernels import compile_kernels, reported
-from saccade.engine.executor.loader import LoadedModel, load_model
+from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
 from saccade.nn import gpu
 from saccade.nn.backends import Workload, triton_attention
@@ -136,37 +137,14 @@ def test_products(network: nn.ModuleList, met: set[Hashable]) -> None:
     assert met == compiled, sorted(map(str, met ^ compiled))
 
 
-class OnGpu:
-    """A network on the CPU that says that it is on a GPU."""
-
-    device = torch.device("cuda")
-
-    def __init__(self, network: Any) -> None:
-        self._network = network
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
-
-
-def load_on_gpu(config: EngineConfig) -> LoadedModel:
-    model = load_model(config, lambda *_: None)
-    return replace(model, network=OnGpu(model.network))
-
-
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The most rows of each start's products; backends of a GPU are not tried."""
+    """The most rows of each start's products."""
     rows: list[int] = []
-
-    def tried(load: Callable[..., Any], _: str, workload: Workload, __: object) -> tuple[Any, Workload]:
-        return load("torch_sdpa", replace(workload, device=CPU)), workload
-
-    for name, function in (
-        ("compile_kernels", lambda _, most_rows, *__: rows.append(most_rows)),
-        ("tried", tried),
-        ("use_toolkit", lambda *_: None),
-    ):
-        monkeypatch.setattr(f"saccade.engine.executor.execution.{name}", function)
+    monkeypatch.setattr(
+        "saccade.engine.executor.execution.compile_kernels", lambda _, most_rows, *__: rows.append(most_rows)
+    )
+    starts.install(monkeypatch)
     return rows
 
 
@@ -176,7 +154,7 @@ def test_a_start_compiles_for_the_largest_step(
 ) -> None:
     """As many rows as tokens, or as patches of its images."""
     config = EngineConfig(str(tiny_qwen3_vl), "tiny", device="cpu", encode_budget_patches=patches, cuda_graphs=False)
-    prepare(config, load_on_gpu(config))
+    prepare(config, starts.on_gpu(load_model(config, lambda *_: None)))
     assert len(compiled) == 1
     assert compiled[0] >= most
 
@@ -227,12 +205,12 @@ def test_what_a_library_compiles_is_reported(tmp_path: Path, monkeypatch: pytest
 
     def progress(*line: Any) -> None:
         lines.append(line)
-        heard.set()
+        if len(lines) == 2:
+            heard.set()
 
-    with reported(progress, 0.001):
+    with reported(progress, "packing weights", 0.001):
         assert heard.wait(60)
-    assert lines[0][1:] == (1, 3)
-    assert "compiling" in lines[0][0]
+    assert lines[:2] == [("packing weights", 0, 0), ("packing weights", 1, 3)]
     assert "248 sources" in (build_of(EXPERTS) or "")
     (folder / f"{EXPERTS.module}.so").touch()
     assert (objects(), build_of(EXPERTS)) == ((0, 0), None)

@@ -74,7 +74,7 @@ def prepare(config: EngineConfig, model: LoadedModel, progress: Progress = lambd
     of_decoder, of_tower = decoder_workload(config, model), tower_workload(model)
     if network.device.type == "cuda":
         use_toolkit(find_toolkit(), os.environ)
-        with reported(progress):
+        with reported(progress, "trying attention backends, whose kernels later starts find"):
             backend, of_decoder = tried(load_backend, config.attention_backend, of_decoder, trial.of_decoder)
             vision_backend, of_tower = tried(
                 load_vision_backend, config.mm_encoder_attn_backend, of_tower, trial.of_tower
@@ -86,7 +86,7 @@ def prepare(config: EngineConfig, model: LoadedModel, progress: Progress = lambd
     if costs is not None:
         logger.warning("the KV cache is slow", reason=costs)
     operations = choose_operations(config, model, of_decoder, progress)
-    with reported(progress):
+    with reported(progress, "packing weights"):
         reasons = use_operations(model.module, operations)
     if reasons and network.device.type == "cuda":
         logger.warning("quantised weights are dequantised at each use, which is slow", reasons=reasons)

@@ -24,18 +24,18 @@ SECONDS = 10.0
 
 
 @contextmanager
-def reported(progress: Progress, seconds: float = SECONDS) -> Iterator[None]:
-    """Report every few *seconds* what a library compiles within the block: a front ends a start that is silent.
+def reported(progress: Progress, stage: str, seconds: float = SECONDS) -> Iterator[None]:
+    """Report *stage*, and every few *seconds* how many objects of a module a library has compiled within the block.
 
-    Nothing else may call *progress* within the block.
+    A front ends a start that is silent. Nothing else may call *progress* within the block.
     """
     ended = threading.Event()
 
     def report() -> None:
         while not ended.wait(seconds):
-            done, total = objects()
-            progress("compiling a library's kernels, which later starts find" if total else "packing", done, total)
+            progress(stage, *objects())
 
+    progress(stage, 0, 0)
     thread = threading.Thread(target=report, name="reports of compilers", daemon=True)
     thread.start()
     try:

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from saccade.nn.backends.kernel_caches import flashinfer_folder
+
 TOOLKIT = Path("/usr/local/cuda")
 """FlashInfer's last resort if neither a variable nor the search path leads to nvcc."""
 
@@ -106,8 +108,8 @@ def no_c_compiler() -> str | None:
 
 
 def no_cuda_compiler(*headers: str) -> str | None:
-    """Return why FlashInfer cannot compile kernels that include *headers*; None if it can, or has them compiled."""
-    if find_spec("flashinfer_jit_cache") is not None or not (names := find_toolkit().absent(*headers)):
+    """Return why FlashInfer cannot compile kernels that include *headers*; None if it can, or brings some compiled."""
+    if _is_brought() or not (names := find_toolkit().absent(*headers)):
         return None
     return (
         f"it compiles its kernels at their first use, and finds no {' and no '.join(names)}: install "
@@ -118,8 +120,8 @@ def no_cuda_compiler(*headers: str) -> str | None:
 
 def compilation() -> str | None:
     """Return what FlashInfer's first use costs on this machine; None if it has its kernels compiled."""
-    folder = _workspace()
-    if find_spec("flashinfer_jit_cache") is not None or any(folder.glob("*/*/cached_ops/*")):
+    folder = flashinfer_folder()
+    if _is_brought() or any(folder.glob("*/*/cached_ops/*")):
         return None
     return (
         "FlashInfer compiles kernels now, as it does at their first use: others report half a minute for each size of "
@@ -129,8 +131,8 @@ def compilation() -> str | None:
 
 def build_of(build: Build) -> str | None:
     """Return what *build* costs on this machine, which is about to compile it; None if it is compiled."""
-    folder = _workspace()
-    if find_spec("flashinfer_jit_cache") is not None or any(folder.glob(f"*/*/cached_ops/{build.module}/*.so")):
+    folder = flashinfer_folder()
+    if _is_brought(build.module) or any(folder.glob(f"*/*/cached_ops/{build.module}/*.so")):
         return None
     num_cores = os.cpu_count() or 1
     minutes = -(-build.num_sources * build.seconds // (60 * num_cores))
@@ -142,7 +144,7 @@ def build_of(build: Build) -> str | None:
 
 def objects() -> tuple[int, int]:
     """Return how many objects FlashInfer's newest build has compiled, and how many it compiles; (0, 0) if none runs."""
-    plans = sorted(_workspace().glob("*/*/cached_ops/*/build.ninja"), key=lambda plan: plan.stat().st_mtime)
+    plans = sorted(flashinfer_folder().glob("*/*/cached_ops/*/build.ninja"), key=lambda plan: plan.stat().st_mtime)
     if not plans or any(plans[-1].parent.glob("*.so")):
         return 0, 0
     lines = plans[-1].read_text(errors="replace").splitlines()
@@ -150,5 +152,9 @@ def objects() -> tuple[int, int]:
     return sum((plans[-1].parent / Path(one).name).exists() for one in named), len(named)
 
 
-def _workspace() -> Path:
-    return Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home(), ".cache", "flashinfer")
+def _is_brought(module: str = "*") -> bool:
+    """Return whether *module*, or any, is among FlashInfer's own files or in its package: it needs no compiler then."""
+    spec = find_spec("flashinfer")
+    folders = (spec.submodule_search_locations if spec is not None else None) or ()
+    in_own_files = any(any(Path(folder, "data", "aot").glob(f"{module}/*.so")) for folder in folders)
+    return in_own_files or find_spec("flashinfer_jit_cache") is not None
