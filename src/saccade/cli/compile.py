@@ -55,10 +55,10 @@ def _show(console: Console, description: "Description", stages: "Sequence[Stage]
     names = description.attention_backend, description.mm_encoder_attn_backend
     for name, reason in zip(names, description.backend_reasons, strict=False):
         console.print(f"attention: {name} ({reason})", highlight=False)
-    made = [(stage.name, f"{stage.seconds:.1f}", _words(stage.made)) for stage in stages if stage.made]
+    rows = [(stage.name, f"{stage.seconds:.1f}", _words(stage.kernels)) for stage in stages if stage.kernels]
     seconds = sum(stage.seconds for stage in stages)
-    if made:
-        console.print(*aligned([("stage of the start", "seconds", "compiled"), *made], 1), sep="\n", highlight=False)
+    if rows:
+        console.print(*aligned([("stage of the start", "seconds", "compiled"), *rows], 1), sep="\n", highlight=False)
         console.print(f"The whole start took {seconds:.0f} s. The next one with these flags compiles nothing.")
     else:
         console.print(f"Nothing was compiled: this start, of {seconds:.0f} s, found every kernel that it needs.")

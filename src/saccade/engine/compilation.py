@@ -24,11 +24,11 @@ WORDS_OF_ABSENT = {"nvcc": "nvcc (the CUDA toolkit)"}
 
 
 class Stage(NamedTuple):
-    """A stage of a start: its wall-clock *seconds*, and how many kernels it *made*, by what they are."""
+    """A stage of a start: its wall-clock *seconds*, and how many *kernels* it compiled, by their kind."""
 
     name: str
     seconds: float
-    made: Mapping[str, int]
+    kernels: Mapping[str, int]
 
 
 class StageLog:

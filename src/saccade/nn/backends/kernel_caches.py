@@ -13,7 +13,7 @@ from typing import NamedTuple
 class KernelCache(NamedTuple):
     """The *folder* of a library, which the environment variable *variable* moves.
 
-    *patterns* have, by what is compiled, the files of which each has one.
+    *patterns* find the kernels of each kind, which have one file each.
     """
 
     folder: Path
@@ -21,7 +21,7 @@ class KernelCache(NamedTuple):
     patterns: Mapping[str, str]
 
     def counts(self) -> dict[str, int]:
-        """Return how many are compiled, by what they are."""
+        """Return how many kernels of each kind there are."""
         return {name: sum(1 for _ in self.folder.glob(pattern)) for name, pattern in self.patterns.items()}
 
     def num_bytes(self) -> int:
