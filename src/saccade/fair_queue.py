@@ -30,37 +30,43 @@ MAX_REMEMBERED = 1024
 
 @dataclass(eq=False)
 class _Waiter:
-    """The request *number* for a turn; *granted* is done when it has one, was refused, or was cancelled.
-
-    *weight* is what it asks for, and then what it has. *priority* is its client's, *rank* its own among its client's
-    turns. *obstacle* is the last result of *obstacle_now*.
-    """
+    """A client's request for a turn."""
 
     client: Hashable
     weight: int
+    """What it asks for; once it is granted, what it has."""
     priority: int
+    """Its client's: a client of priority 2 gets twice the weight of one of priority 1."""
     rank: int
+    """Its place among the turns of its client: lower ones go first."""
     number: int
+    """Its place in the order of arrival."""
     obstacle_now: Callable[[], Hashable]
+    """Returns what keeps it from beginning now, None if nothing does."""
     granted: asyncio.Future[None]
+    """Done when the turn was granted, refused or cancelled."""
     obstacle: Hashable = None
+    """The last result of *obstacle_now*."""
 
 
 class FairQueue:
-    """Gives out turns that weigh at most *capacity* together.
+    """Gives out turns whose weights add up to the capacity at most.
 
-    The turns of one client weigh at most *client_capacity* of the weight of all others' turns. A turn that is too heavy
-    does not wait for all the others of its client. It begins when half of that is free, with the weight that is free.
+    - capacity: the units that there are, such as rows or bytes.
+    - what: the name, in the plural, of the things that wait; errors use it.
+    - max_waiting: the most turns that wait; None for any number.
+    - wait_seconds: the longest time that a turn waits; None for any time.
+    - client_capacity: the most units that one client may hold, from the units that all others hold.
+    - client_share: the part of the waiting places left by others that one client may have.
 
-    The next turn goes to the client whose turns weigh least for its priority; of several such clients, to the one that
-    was served longest ago, or that came first. The turns of one client are in order of rank, lower ones first, and then
-    of arrival. A turn that does not fit yet waits for others to end, and later ones wait after it, so that light turns
-    do not keep out a heavy one. Only a client at its own capacity and a turn with an obstacle are passed over. A turn
-    over the capacity is granted if there is no other.
+    **Who is next.** The next turn goes to the client that holds the least weight for its priority. Of several such
+    clients it goes to the one that was served longest ago, or that came first. A client's own turns go by rank, then by
+    arrival.
 
-    At most *max_waiting* wait, None without a bound, each for at most *wait_seconds*, None without an end; of the
-    places that others leave, one client has at most *client_share*. In errors, *what* names what
-    waits, in the plural.
+    **Heavy turns.** A turn that does not fit yet waits for others to end, and later ones wait after it: otherwise light
+    turns would keep it out. Only turns with an obstacle, and those of a client at its own capacity, are passed over. A
+    turn over the whole capacity is granted when there is no other. A turn over its client's capacity does not wait for
+    all others of the client: it begins when half of that capacity is free, with the weight that is free.
     """
 
     def __init__(

@@ -37,27 +37,36 @@ logger = structlog.get_logger(__name__)
 
 
 class Scheduler:
-    """The requests by connection and request_id, and their sequences.
+    """The requests of an engine, and their sequences by what they wait for.
 
-    A sequence is *waiting* (by priority and arrival), *running* (in order of admission) or *parked*. If the prompt's
-    state goes to another engine, the sequence is *sending* after its first token. If it comes from one, all samples are
-    *receiving*, by their sample 0. Both hold blocks, and rows now or soon. A sequence that ended while a step in flight
-    computes one token too many is *leaving*: its row and blocks are free when that step is collected. The cost of a
-    plan is linear in the number of sequences. While the scheduler *is_blocked*, only the end of a transfer makes room.
+    - requests: the samples of each request, by connection and request_id.
+    - waiting: sequences without a row, by priority and arrival.
+    - running: sequences with a row, in order of admission.
+    - parked: sequences that wait for pixels, for a grammar, or for other samples of their request to end.
+    - sending: sequences whose prompt's state goes to another engine. They have their first token, and keep their blocks
+      and row.
+    - receiving: sample 0 of a request whose prompt's state comes from another engine, with all samples. They hold
+      blocks and, now or soon, rows.
+    - leaving: sequences that have ended while a step in flight computes one token too many. Their rows and blocks are
+      free when that step is collected.
+    - pixel_deadlines: until when a request waits for pixels from its gateway, in seconds of time.monotonic.
+    - is_blocked: whether only the end of a transfer makes room.
+    - frames: the output of the step.
+    - kv_connector: hears of every drawn token.
 
-    A request with n samples is one sequence until its prompt is computed and its first token is drawn. The other
-    samples are then queued as separate sequences: sample i as though it had come i requests after the first. Those over
-    the request's limit are parked until others of it end. They reuse the full blocks of
-    the prompt from the prefix cache, so each computes at most one block and draws its own first token. Without a prefix
-    cache each sample computes the whole prompt again; its images are not encoded again while the encoder cache has room
-    for them. If the prompt's state is received, all samples are sequences from the start, and begin together. Slots are
-    released when the last sample ends. *frames* collects the output. *kv_connector* hears of every drawn token. Until
-    its time in *pixel_deadlines*, a request waits for the pixels that its gateway was asked for.
+    Scheduling a step takes time in proportion to the number of sequences.
 
-    The state of a prompt is sent when every sample has its first token. So such a prompt is admitted only with rows for
-    all samples and blocks for one more of them, which are kept. The other samples go before everything else that waits,
-    and each ends at its first token. Otherwise sending prompts could hold every row while they wait for samples without
-    one.
+    **Several samples.** A request with n samples is one sequence until its first token is drawn. Then the others wait
+    as sequences of their own: sample i as though it had come i requests after the first. Samples over the request's
+    limit are parked until others end. Each finds the full blocks of the prompt in the prefix cache, so it computes one
+    block at most and draws its own first token. Without a prefix cache it computes the whole prompt again, but encodes
+    no image again while the encoder cache has room. Slots are released when the last sample ends.
+
+    **A prompt whose state is received** has all its samples as sequences from the start, and they begin together.
+
+    **A prompt whose state is sent** goes when every sample has its first token. It is admitted only with rows for all
+    samples, and with blocks for it and for one more sample. The other samples go before everything else that waits, and
+    end at their first token. Otherwise such prompts could hold every row while they wait for samples that have none.
     """
 
     def __init__(

@@ -22,12 +22,14 @@ ALL, WINDOW = range(2)
 
 @dataclass(slots=True)
 class Clock:
-    """The times of a sample's arrival, first step and first token, in seconds of time.perf_counter."""
+    """The times of one sample, in seconds of time.perf_counter."""
 
     arrived: float = 0.0
     scheduled: float | None = None
+    """The begin of its first step."""
     first_token: float | None = None
     encode_seconds: float = 0.0
+    """A duration: how long it waited for vision encoding."""
 
     def times(self, now: float) -> SampleTimes | None:
         """Return the durations of the phases of a sample that ends *now*; None if it had no step."""
@@ -39,37 +41,59 @@ class Clock:
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """The *blocks* of a sequence in one group of layers: entry i has tokens from i * block_size on.
-
-    The first *num_passed* entries name blocks that were given back. *replaced* are the entries that were exchanged and
-    not yet reported to executors, which know the first *num_sent*.
-    """
+    """The blocks of a sequence in one group of layers."""
 
     blocks: "array[int]" = field(default_factory=lambda: array("q"))
+    """Entry i is the block of tokens [i * block_size, (i + 1) * block_size)."""
     num_passed: int = 0
+    """The first so many entries name blocks that were given back."""
     num_sent: int = 0
+    """Executors know the first so many entries."""
     replaced: list[int] = field(default_factory=list)
+    """Indices of entries that were exchanged, which executors do not know yet."""
 
 
 class Sequence:
-    """A prompt, its answer so far, and the number of their tokens with computed KV state.
+    """A prompt, its answer so far, and the number of their tokens that have KV state.
 
-    *token_ids* holds prompt and answer, at most *max_num_tokens*. The first *num_computed_tokens* have KV state. A step
-    computes some of the rest; when none is left, the step samples the next token. The *num_steps_in_flight*, which are
-    launched but not collected, compute the first *num_launched_tokens*. A preempted sequence starts again from 0:
-    prompt and answer are then one long prompt. *tables* name the blocks, by group of layers. *row* is the executors'
-    row of the sequence while it runs. With *has_drawn*, they know the last token. With *kept_state*, the row goes on
-    from the kept recurrent state of that number. *runs* (by start) map tokens to the *images* that they show; all
-    samples of the request share the images. *arrival* orders requests of equal *priority*, of which lower ones come
-    first. A sequence is sample *index* of its request. With *leads_samples*, other samples wait for this one's first
-    token. *penalised*: penalties change its logits. *matcher* constrains the answer to the request's *grammar*; it is
-    None until the grammar is compiled. *mask* has the ids that it allows next. Executors get *sampling* without the
-    grammar's text. *prompt_logprobs*, if requested, are the known log probabilities of token_ids[1:]. *awaits_kv* is
-    set until the prompt's state has come from a prefill worker; sample 0 then has the other samples in *forks*.
-    *received_state* is the recurrent state of its next row. *completes_prompt*: another sample's prompt, whose state
-    will be sent, waits for this one's first token. A sequence that *speculates* may get proposals, which need its last
-    token. *draft* is what the model's own layer drafted for the next tokens. Unless it *shares_state*, nothing that it
-    computes becomes reusable.
+    A step computes some of the tokens without KV state; when none is left, the step samples the next token. A preempted
+    sequence starts again from token 0: prompt and answer are then one long prompt.
+
+    What it computes:
+    - token_ids: the ids of prompt and answer, at most max_num_tokens.
+    - runs: which tokens show which part of which image, in order of their first token.
+    - images: the request's images, in its order. All of its samples share them.
+    - sampling: the request's parameters, without the grammar's text.
+    - grammar, matcher: the request's grammar, and what follows it; the matcher is None until the grammar is compiled.
+    - mask: the ids that the grammar allows next, as packed bits; empty if it allows all.
+    - penalised: whether penalties change its logits.
+    - speculates: whether tokens may be proposed. Proposals need the last token.
+    - draft: the ids that the model's draft layer proposes next.
+    - prompt_logprobs: the log probabilities of token_ids[1:] that are known; None if they are not wanted.
+
+    How far it is, in tokens:
+    - num_computed_tokens: the first tokens that have KV state.
+    - num_launched_tokens: the first tokens that have KV state when the steps in flight are collected.
+    - num_steps_in_flight: launched steps with a chunk of it that are not collected.
+    - num_cached_tokens: tokens of the prompt that the prefix cache had; None before the first step.
+
+    What it holds:
+    - tables: its blocks, by group of layers (ALL, WINDOW).
+    - row: its row in the executors while it runs.
+    - has_drawn: whether the executors know its last token.
+    - kept_state: the number of the recurrent state from which its row goes on.
+    - shares_state: whether what it computes becomes reusable.
+
+    Its place among others:
+    - priority, arrival: lower priorities go first, then earlier arrivals.
+    - index: which sample of its request it is.
+    - leads_samples: whether other samples wait for its first token.
+
+    If a prefill worker and a decode worker share the request:
+    - awaits_kv: whether the prompt's state has not come from the prefill worker yet.
+    - forks: the other samples, in sample 0, until that state has come.
+    - received_state: the recurrent state, as bytes, with which its next row begins.
+    - completes_prompt: whether another sample's prompt, whose state is sent, waits for its first token.
     """
 
     # A step reads a few of these for each sequence, and slots need fewer lines of the CPU cache than a large dict.
