@@ -17,35 +17,38 @@ class FinishReason(enum.StrEnum):
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """An error on its way to the client: a code of saccade.errors, a sentence, the request's field."""
+    """An error on its way to the client."""
 
     code: str
+    """One of saccade.errors."""
     message: str
+    """A sentence."""
     param: str | None = None
+    """The request's field."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """The log probability of a token under the model's own distribution, before any sampling parameter.
-
-    *rank* is 1 for the likeliest token. top_logprobs[i] is that of top_ids[i], likeliest first.
-    """
+    """The log probability of a token under the model's own distribution, before any sampling parameter."""
 
     logprob: float
     rank: int
+    """1 for the likeliest token."""
     top_ids: list[int] = []
+    """The likeliest tokens, likeliest first."""
     top_logprobs: list[float] = []
+    """Theirs, in the same order."""
 
 
 class SampleTimes(msgspec.Struct, frozen=True, array_like=True):
-    """A sample's time in the engine: waiting for its first step, computing the prompt, decoding.
-
-    *encode_seconds*, a part of the prompt's time, is the time of vision encoding that the sample waited for.
-    """
+    """A sample's time in the engine."""
 
     queue_seconds: float
+    """Waiting for its first step."""
     prefill_seconds: float
+    """Computing the prompt."""
     decode_seconds: float
     encode_seconds: float = 0.0
+    """Vision encoding that the sample waited for, a part of *prefill_seconds*."""
 
     @property
     def by_stage(self) -> dict[str, float]:
@@ -59,40 +62,40 @@ class SampleTimes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """The tokens that one step added to sample *index* of a request. Only the sample's last delta has *finish_reason*.
-
-    A stop id that ended the sequence is the last of *token_ids* (it counts as generated; the gateway does not show it).
-    *num_cached_tokens* counts prompt tokens whose KV was reused; it is set on the delta that carries the first token.
-    A delta with *failure* ends the whole request. *logprobs*, if requested, has one entry for each of *token_ids*;
-    *prompt_logprobs* one for each prompt token but the first, on the first delta of sample 0.
-    *times* is on the last delta of a sample that was computed.
-    """
+    """The tokens that one step added to a sample of a request."""
 
     request_id: str
     token_ids: list[int]
+    """A stop id that ended the sequence is the last of them. It counts as generated; the gateway does not show it."""
     finish_reason: FinishReason | None = None
+    """On the sample's last delta only."""
     num_cached_tokens: int = 0
+    """Tokens of the prompt whose KV was reused, on the delta with the first token."""
     failure: Failure | None = None
+    """Ends the whole request."""
     index: int = 0
+    """The sample's."""
     logprobs: list[TokenLogprob] = []
+    """If they are wanted, one for each of *token_ids*."""
     prompt_logprobs: list[TokenLogprob] = []
+    """If they are wanted, one for each token of the prompt but the first, on the first delta of sample 0."""
     times: SampleTimes | None = None
+    """On the last delta of a sample that was computed."""
 
 
 class PixelsWanted(msgspec.Struct, frozen=True, array_like=True):
-    """The engine does not hold media[i] for i in *media* after all; the request waits for SupplyPixels."""
+    """Media whose encoder outputs the engine does not hold after all; the request waits for SupplyPixels."""
 
     request_id: str
     media: list[int]
+    """Their places in EngineRequest.media."""
 
 
 class StepFrame(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """One frame to one gateway: every delta of the step, slots that the engine will not read again, and load.
-
-    *released* names shared-memory segments (SlotRef.name) that the gateway may use again.
-    """
+    """One step's frame to one gateway."""
 
     deltas: list[TokenDelta]
     released: list[str] = []
+    """Names of shared-memory segments (SlotRef.name) that the engine will not read again."""
     load: Load | None = None
     pixels_wanted: list[PixelsWanted] = []

@@ -16,60 +16,66 @@ MAX_PRIORITY = 2**63 - 1
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """The whole answer must match it: a JSON schema, a regular expression or a Lark grammar of llguidance's.
+    """A form that the whole answer must match.
 
-    A structural tag is xgrammar's form, for the workers of other engines, and covers the reasoning, too. Of the others:
-    if the prompt ends within reasoning, the grammar begins after the token *reasoning_end_id*. An answer cut by
-    max_tokens, or by stop ids of the client, is the beginning of a match.
+    An answer cut by max_tokens, or by stop ids of the client, is the beginning of a match.
     """
 
     kind: Literal["json_schema", "regex", "lark", "structural_tag"]
+    """A JSON schema, a regular expression, a Lark grammar of llguidance's, or xgrammar's structural tag, which is for
+    the workers of other engines and covers the reasoning, too."""
     text: str
     reasoning_end_id: int | None = None
+    """If the prompt ends within reasoning, the grammar begins after this token. Not for a structural tag."""
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True):
-    """An answer's reasoning has at most *num_tokens* tokens; then the token *end_id* ends it, whatever is likelier.
-
-    *start_id* is the token that begins the reasoning as the answer's first; None if the prompt ends within it.
-    """
+    """A bound of an answer's reasoning."""
 
     num_tokens: int
+    """The most tokens of reasoning."""
     end_id: int
+    """The token that ends it then, whatever is likelier."""
     start_id: int | None = None
+    """The token that begins the reasoning as the answer's first; None if the prompt ends within it."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the answer is drawn. Stop strings are text, so the gateway looks for them; the engine knows ids only.
-
-    temperature 0 is greedy. top_k 0 means no limit. *seed* None draws a fresh one.
-    *stop_token_ids* holds the model's end-of-sequence ids too, unless the client asked to ignore them; none of them is
-    drawn before *min_tokens* tokens. *presence_penalty* and *frequency_penalty* count the answer only,
-    *repetition_penalty* prompt and answer. *logit_bias* is added to the logits of its ids; with *allowed_token_ids*, no
-    others are drawn. *num_logprobs* None asks for no log probabilities, 0 for those of the answer's tokens, k also for
-    the k most likely tokens at each place; *num_prompt_logprobs* does the same for the prompt's tokens.
-    *grammar* comes before min_tokens, logit_bias and a request to ignore the end-of-sequence ids; send it only to
-    workers whose Description has *takes_grammars*, because another worker would not see it.
-    *thinking_budget* comes before all of them, and before stop ids; its condition is *takes_thinking_budgets*.
-    """
+    """How the answer is drawn. Stop strings are text, so the gateway looks for them; the engine knows ids only."""
 
     max_tokens: int
     temperature: float = 1.0
+    """0 is greedy."""
     top_p: float = 1.0
     top_k: int = 0
+    """0 means no limit."""
     min_p: float = 0.0
     presence_penalty: float = 0.0
+    """Counts the tokens of the answer; *frequency_penalty* does so, too."""
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    """Counts the tokens of prompt and answer."""
     logit_bias: dict[int, float] = {}
+    """Added to the logits of its ids."""
     allowed_token_ids: tuple[int, ...] = ()
+    """If there are any, no others are drawn."""
     seed: int | None = None
+    """None draws a fresh one."""
     min_tokens: int = 0
+    """No stop id is drawn before so many tokens."""
     stop_token_ids: tuple[int, ...] = ()
+    """The model's end-of-sequence ids too, unless the client asked to ignore them."""
     num_logprobs: int | None = None
+    """None for no log probabilities, 0 for those of the answer's tokens, k also for the k likeliest tokens at each
+    place."""
     num_prompt_logprobs: int | None = None
+    """The same for the prompt's tokens."""
     grammar: Grammar | None = None
+    """Comes before min_tokens, logit_bias and a request to ignore the end-of-sequence ids. Send it only to workers
+    whose Description has *takes_grammars*: another worker would not see it."""
     thinking_budget: ThinkingBudget | None = None
+    """Comes before all of them, and before stop ids. Send it only to workers whose Description has
+    *takes_thinking_budgets*."""
 
     @property
     def penalises(self) -> bool:
@@ -78,32 +84,34 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
-    """A prompt for the engine. *salt* separates tenants in every cache of blocks and encoder outputs.
-
-    *num_samples* answers are drawn, each with deltas under its index; prompt and images are computed once. At most
-    *num_at_once* of them are computed at a time, however many rows are free.
-    Of the requests that wait, one of a lower *priority* begins first, and the last one of a higher is preempted first.
-    *kv_transfer* makes it one leg of a request that two workers serve; send it only to workers whose Description has
-    the role for it. The request of a decode leg has no pixels; its gateway supplies them at any time if asked.
-    *traceparent* names the request's span for engines that send spans of their own; ours answers with SampleTimes.
-    """
+    """A prompt for the engine, and how to answer it."""
 
     request_id: str
     token_ids: list[int]
+    """The prompt, with placeholders for images."""
     sampling: SamplingParams
     media: tuple[MediaItem, ...] = ()
     salt: bytes = b""
+    """Separates tenants in every cache of blocks and encoder outputs."""
     num_samples: int = 1
+    """How many answers are drawn, each with deltas under its index. Prompt and images are computed once."""
     num_at_once: int | msgspec.UnsetType = msgspec.UNSET
+    """At most so many of them are computed at a time, however many rows are free."""
     priority: int | msgspec.UnsetType = msgspec.UNSET
+    """Of the requests that wait, one with a lower number begins first. Of those that run, one with a higher number is
+    preempted first."""
     kv_transfer: SendKv | ReceiveKv | None = None
+    """Makes it one leg of a request that two workers serve; send it only to workers whose Description has the role for
+    it. A decode leg has no pixels; its gateway supplies them at any time if asked."""
     traceparent: str | msgspec.UnsetType = msgspec.UNSET
+    """The request's span, for engines that send spans of their own; ours answers with SampleTimes."""
 
 
 class MediaPixels(msgspec.Struct, frozen=True, array_like=True):
-    """The pixels of media[index], in *slot* or *inline*."""
+    """The pixels of one media item, in a slot or inline."""
 
     index: int
+    """The item's place in EngineRequest.media."""
     slot: SlotRef | None = None
     inline: bytes | None = None
 

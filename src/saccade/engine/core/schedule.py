@@ -13,35 +13,37 @@ from saccade.errors import SaccadeError
 
 @dataclass(frozen=True)
 class Budgets:
-    """The limits of one step, and of waiting sequences.
-
-    With *whole_images* no chunk ends inside an image, whose tokens see each other: it ends before the image. A chunk
-    that begins with one holds all of it, beyond the step's budget if necessary, or it would wait for ever.
-    """
+    """The limits of one step, and of waiting sequences."""
 
     max_num_seqs: int
+    """Sequences that run at a time: rows."""
     max_num_batched_tokens: int
+    """Tokens of a step."""
     encode_budget_patches: int
+    """Patches that a step encodes."""
     max_num_waiting: int = 1024
+    """Requests that wait."""
     whole_images: bool = False
+    """Whether no chunk may end inside an image, because the image's tokens see each other. A chunk ends before the
+    image; one that begins with an image holds all of it, beyond the step's budget if necessary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The work of one step: the number of tokens of each sequence, and the pixels of images to encode before them.
-
-    A sequence with *proposals* computes its last token and these. *lacking* maps parked sequences to the
-    indices of the images whose pixels they lack. *unreadable* are sequences that fail: the pixels of an image could not
-    be read. *admitted* sequences have room for the state that a prefill worker sends; each maps to its number of cached
-    blocks.
-    """
+    """The work of one step."""
 
     chunks: Mapping[Sequence, int]
+    """The number of tokens of each sequence."""
     encode: Mapping[EncoderKey, bytes] = field(default_factory=dict)
+    """The pixels of images to encode before them."""
     lacking: Mapping[Sequence, list[int]] = field(default_factory=dict)
+    """Sequences to park, with the indices of the images whose pixels are missing."""
     unreadable: Mapping[Sequence, SaccadeError] = field(default_factory=dict)
+    """Sequences that fail, because the pixels of an image could not be read."""
     admitted: Mapping[Sequence, int] = field(default_factory=dict)
+    """Sequences with room for the state that a prefill worker sends, and their number of cached blocks."""
     proposals: Mapping[Sequence, Proposal] = field(default_factory=dict)
+    """Sequences that compute their last token and these."""
 
 
 class KvCopies(NamedTuple):
@@ -56,10 +58,12 @@ NO_COPIES = KvCopies()
 
 @dataclass(slots=True)
 class ScheduleBuilder:
-    """A Schedule in the making, and the rest of its budgets for *tokens* and *patches*."""
+    """A Schedule in the making, and the rest of its budgets."""
 
     tokens: int
+    """Tokens that the step may still compute."""
     patches: int = 0
+    """Patches that it may still encode."""
     chunks: dict[Sequence, int] = field(default_factory=dict)
     encode: dict[EncoderKey, bytes] = field(default_factory=dict)
     lacking: dict[Sequence, list[int]] = field(default_factory=dict)

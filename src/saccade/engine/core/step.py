@@ -21,71 +21,81 @@ GREEDY_BELOW = 1e-5
 
 
 class EncoderInput(msgspec.Struct, frozen=True, array_like=True):
-    """An image to encode. *pixels* are the uint8 patches of *grid*, in the shape that the model's spec gives."""
+    """An image to encode."""
 
     output_id: int
+    """Names the encoder output that is made."""
     modality: str
     grid: Grid
+    """Patches as (frames, rows, columns)."""
     original_size: tuple[int, int] | None
+    """The upright image's (height, width) in pixels, if the engine needs it."""
     pixels: bytes
+    """uint8 patches of the grid, in the shape that the model's spec gives."""
 
 
 class RowStart(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence starts to occupy a row. After the last image, a token's position is index + *position_delta*."""
+    """A sequence starts to occupy a row."""
 
     row: int
     sequence_id: int
     sampling: SamplingParams
     position_delta: int
+    """After the last image, a token's position is its index plus this."""
 
 
 class TableChange(msgspec.Struct, frozen=True, array_like=True):
-    """The row's block table is *blocks* from entry *start* on; entries after them do not change.
-
-    It is that of layers that attend to all tokens; with *in_window*, that of layers with a window. No token of the step
-    or of a later one sees an entry of the latter that was never sent.
-    """
+    """Entries of a row's block table. Those after them do not change."""
 
     row: int
     start: int
+    """The first entry that changes."""
     blocks: tuple[int, ...]
+    """The entries from there on."""
     in_window: bool = False
+    """Whether it is the table of the layers with a window. No token of this step or of a later one sees an entry of
+    that table that was never sent."""
 
 
 class MediaSlice(msgspec.Struct, frozen=True, array_like=True):
-    """Features [start, stop) of an encoder output replace the embeddings of the chunk's tokens from *offset* on."""
+    """Features that replace the embeddings of a chunk's tokens."""
 
     offset: int
+    """The first of these tokens, counted from the chunk's begin."""
     output_id: int
     start: int
+    """The features are [start, stop) of the encoder output."""
     stop: int
 
 
 class StateSave(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A copy of a row's recurrent states, as they are after the first *num_tokens* of its chunk, to a checkpoint."""
+    """A copy of a row's recurrent states to a checkpoint."""
 
     num_tokens: int
+    """The states are those after so many tokens of the chunk."""
     checkpoint: int
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Tokens [start, start + num_tokens) of a row's sequence, to compute in this step.
-
-    *token_ids* is None for the one token that was last sampled for this row. *positions* are int32 [3, num_tokens] in
-    the machine's byte order; empty if every token's position is its index + the row's position_delta. With *draws*, the
-    step samples a token after the last one. The last *num_proposed* tokens are proposals, which may be wrong: the step
-    samples a token after each of them, and after the token before them. *saves* are in order of their tokens.
-    """
+    """Tokens of a row's sequence to compute in this step."""
 
     row: int
     start: int
+    """The tokens are [start, start + num_tokens) of the sequence."""
     num_tokens: int
     token_ids: tuple[int, ...] | None
+    """None for the one token that was last sampled for this row."""
     positions: bytes = b""
+    """int32 [3, num_tokens] in the machine's byte order; empty if every token's position is its index plus the row's
+    position_delta."""
     media: tuple[MediaSlice, ...] = ()
     draws: bool = False
+    """Whether the step samples a token after the last one."""
     num_proposed: int = 0
+    """The last so many tokens are proposals, which may be wrong: the step samples a token after each of them, and after
+    the token before them."""
     saves: tuple[StateSave, ...] = ()
+    """In order of their tokens."""
 
     @property
     def num_draws(self) -> int:
@@ -93,61 +103,61 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StateMove(msgspec.Struct, frozen=True, array_like=True):
-    """A copy of a row's recurrent states from a checkpoint, or from the kept state of that number."""
+    """A copy of recurrent states to a row."""
 
     row: int
     checkpoint: int
+    """The number of the checkpoint, or of the row's kept state, to copy from."""
 
 
 class KvSend(msgspec.Struct, frozen=True, array_like=True):
-    """A copy of *blocks*, and with *row* of that row's recurrent states, to bytes in the step's output.
-
-    *window_blocks* are copied after *blocks*: those of layers with a window.
-    """
+    """A copy of a prompt's state to bytes in the step's output."""
 
     blocks: tuple[int, ...]
     row: int | None = None
+    """The row whose recurrent states are copied, too."""
     window_blocks: tuple[int, ...] = ()
+    """Blocks of layers with a window; they are copied after the others."""
 
 
 class KvReceive(msgspec.Struct, frozen=True, array_like=True):
-    """State that another engine computed: *content*, from a KvSend of as many blocks, is written to these blocks.
-
-    With *row*, content is or ends with the recurrent states of that row.
-    """
+    """State that another engine computed, to write to blocks and a row."""
 
     blocks: tuple[int, ...]
     content: bytes
+    """What a KvSend of as many blocks copied."""
     row: int | None = None
+    """The row of the recurrent states that are, or end, the content."""
     window_blocks: tuple[int, ...] = ()
 
 
 class StepInput(msgspec.Struct, frozen=True):
-    """The complete input of an executor for one step. *chunks* of a single token precede longer ones.
-
-    *drop* may name outputs that were never made. *restore* initialises rows of *started* from checkpoints; the other
-    started rows have zeroed recurrent states. *rewind* takes rows back to a state that their last chunk kept: one with
-    proposals keeps, as number i, the states after each token i but the last. Earlier steps, or this one, must have
-    computed the state that *send* names. *drafts* are the numbers of draws after which drafts of further tokens may
-    help; networks with a draft layer make them.
-    """
+    """The complete input of an executor for one step."""
 
     number: int
     drop: tuple[int, ...] = ()
+    """Ids of encoder outputs; some may never have been made."""
     ended: tuple[int, ...] = ()
+    """Rows whose sequences have left them."""
     started: tuple[RowStart, ...] = ()
     tables: tuple[TableChange, ...] = ()
     restore: tuple[StateMove, ...] = ()
+    """Checkpoints for rows of *started*. The other started rows have zeroed recurrent states."""
     rewind: tuple[StateMove, ...] = ()
+    """Rows that go back to a state that their last chunk kept. A chunk with proposals keeps the states after each of
+    its tokens but the last, numbered by token."""
     images: tuple[EncoderInput, ...] = ()
     chunks: tuple[Chunk, ...] = ()
+    """Those of a single token come first."""
     receive: tuple[KvReceive, ...] = ()
     send: tuple[KvSend, ...] = ()
+    """This step or an earlier one has computed the state that these name."""
     drafts: tuple[int, ...] = ()
+    """Numbers of draws after which drafts of further tokens may help. Networks with a draft layer make them."""
 
 
 class RowCounts(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens of a row with penalties: int64 *ids*, and int64 *counts*, how often each occurs in the answer.
+    """The tokens of a row with penalties.
 
     They come with the row's first draw, and with the first one after proposals. Executors add the tokens that they draw
     for the row.
@@ -155,79 +165,82 @@ class RowCounts(msgspec.Struct, frozen=True, array_like=True):
 
     row: int
     ids: bytes
+    """int64, in the machine's byte order."""
     counts: bytes
+    """int64: how often each id occurs in the answer."""
 
 
 class PromptScores(msgspec.Struct, frozen=True, array_like=True):
-    """Prompt tokens *target_ids* to score, which follow the chunk's tokens from number *offset* on."""
+    """Tokens of a prompt to score."""
 
     row: int
     offset: int
+    """The first of them follows this token of the row's chunk, counted from the chunk's begin."""
     target_ids: tuple[int, ...]
     num_top: int
+    """How many of the likeliest tokens are wanted at each place."""
 
 
 class DrawMask(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens that draw number *draw* of the step may have: bit i of *bits*, little-endian, is set for token id i.
-
-    There are as many bits as logits, rounded up to whole words of 32 bits.
-    """
+    """The tokens that a draw may have."""
 
     draw: int
+    """The draw's number in the step."""
     bits: bytes
+    """Bit i, little-endian, is set if token id i is allowed. As many bits as logits, rounded up to whole words of
+    32."""
 
 
 class SamplingInput(msgspec.Struct, frozen=True):
-    """The parameters of sampling. *uniforms* and *num_top* have an entry for each draw of the step, in order of chunks.
-
-    *uniforms* are numbers in [0, 1); the list is empty if every row is greedy. *num_top* is the number of most likely
-    tokens to return in addition to the drawn one, or None if its log probability is not requested; it is empty if no
-    chunk requests any. *too_short* are the numbers of draws in answers that are below their minimum length. *masks* are
-    for draws in answers that follow a grammar, or whose reasoning must end.
-    """
+    """The parameters of a step's draws, which are numbered in order of the chunks."""
 
     number: int
     uniforms: tuple[float, ...] = ()
+    """A number in [0, 1) for each draw; empty if every row is greedy."""
     num_top: tuple[int | None, ...] = ()
+    """For each draw, how many of the likeliest tokens are wanted in addition to the drawn one; None if its log
+    probability is not wanted. Empty if no chunk wants any."""
     too_short: tuple[int, ...] = ()
+    """Draws of answers that are below their minimum length."""
     counts: tuple[RowCounts, ...] = ()
     prompt_scores: tuple[PromptScores, ...] = ()
     masks: tuple[DrawMask, ...] = ()
+    """For draws of answers that follow a grammar, or whose reasoning must end."""
 
 
 class NonFinite(msgspec.Struct, frozen=True, array_like=True):
-    """What a step computed that is NaN or infinite, and must not be used, now or later.
-
-    *chunks* are numbers of chunks: all results of their rows. *drafts* are those of chunks whose entries in the draft
-    layer are not finite: only drafts come of them. *encodings* are images, by encoder output id.
-    """
+    """Results of a step that are NaN or infinite, and must not be used, now or later."""
 
     chunks: tuple[int, ...] = ()
+    """Numbers of chunks: all results of their rows."""
     drafts: tuple[int, ...] = ()
+    """Numbers of chunks whose entries in the draft layer are not finite: only their drafts."""
     encodings: tuple[int, ...] = ()
+    """Images, by output_id."""
 
 
 class StepOutput(msgspec.Struct, frozen=True):
-    """The result of a step: *token_ids* of its draws, in order, and their log probabilities.
-
-    *logprobs* has None for a token without requested log probabilities, and is empty if no chunk requests any.
-    prompt_logprobs[i] belongs to the i-th PromptScores. *encode_seconds* is the time of the step's images, a part of
-    *network_seconds*. *failed_encodings* are images that could not be encoded; results of rows that show them are
-    meaningless. sent[i] is the content of the i-th KvSend. drafts[i] may follow the token of the
-    i-th of the step's *drafts*; without a draft layer there are none. Results that *non_finite* names are meaningless.
-    """
+    """The results of a step."""
 
     number: int
     token_ids: list[int] = []
+    """One for each draw, in order."""
     logprobs: list[TokenLogprob | None] = []
+    """One for each draw, None if it is not wanted; empty if no chunk wants any."""
     prompt_logprobs: list[list[TokenLogprob]] = []
+    """Entry i belongs to the i-th PromptScores."""
     batch_seconds: float = 0.0
     encode_seconds: float = 0.0
+    """The time of the step's images, a part of *network_seconds*."""
     network_seconds: float = 0.0
     failed_encodings: tuple[int, ...] = ()
+    """Images that could not be encoded, by output_id. Results of rows that show them mean nothing."""
     sent: tuple[bytes, ...] = ()
+    """Entry i is the content of the i-th KvSend."""
     drafts: list[tuple[int, ...]] = []
+    """Entry i may follow the token of the i-th of the step's *drafts*; empty without a draft layer."""
     non_finite: NonFinite = NonFinite()
+    """Results that mean nothing."""
 
 
 def with_pixels(step: StepInput, change: Callable[[EncoderInput], bytes]) -> StepInput:
