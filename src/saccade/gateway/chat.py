@@ -19,26 +19,30 @@ class PlainPrompt:
 
 @dataclass(frozen=True)
 class Chat:
-    """A chat for a template: images[i] belongs to the i-th part of type "image" or "video". Or the token ids of a
-    *plain* prompt, which no template renders.
-
-    *num_characters* measures the work for the chat. The prompt declares *tools*. If the chat *continues*, its prompt
-    ends after the text of the last message. *template*, if set, replaces the model's own. *client_messages* are those
-    of the request, and *messages* the same in a form that the template writes; *warning* is for the client.
-    """
+    """A chat for a template, or a prompt that no template renders."""
 
     messages: list[Message]
+    """In a form that the template writes."""
     num_characters: int
+    """Measures the work for the chat."""
     images: list[ImageSource]
+    """Entry i belongs to the i-th part of type "image" or "video"."""
     add_generation_prompt: bool
     switches: Mapping[str, Any]
+    """Further variables of the template."""
     tools: tuple[Tool, ...] = ()
+    """Those that the prompt declares."""
     continues: bool = False
+    """Whether the prompt ends after the text of the last message."""
     template: ChatTemplate | None = None
+    """Replaces the model's own."""
     plain: list[int] | None = None
+    """The token ids of a prompt that no template renders."""
     has_pdfs: bool = False
     client_messages: Sequence[Message] = ()
+    """The messages as the request has them."""
     warning: str = ""
+    """For the client."""
 
     @classmethod
     def of_plain(cls, token_ids: list[int]) -> "Chat":

@@ -23,19 +23,19 @@ def is_file_id(url: str) -> bool:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """The source of an image or video, and its options. The *url* of an image may be a file's id.
-
-    *field* is the place of *url* in the request, such as `messages[0].content[1].image_url.url`, and *limits* are the
-    places of limits of this one alone. A caller in this process may give the encoded *content* itself, which the
-    request's memory counts already. A video may have the URLs of its *frames* instead of its own.
-    """
+    """The source of an image or video, and its options."""
 
     field: str
+    """The place of *url* in the request, such as `messages[0].content[1].image_url.url`."""
     url: str
+    """An image's may be a file's id."""
     options: ImageOptions | VideoOptions
     content: bytes | None = None
+    """The encoded bytes, from a caller in this process. The request's memory counts them already."""
     limits: tuple[str, ...] = ()
+    """The places of limits of this one alone."""
     frames: tuple[str, ...] = ()
+    """The URLs of a video's frames, in place of its own."""
 
     @property
     def num_fetched_frames(self) -> int:

@@ -41,19 +41,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Part:
-    """One prompt of a request. *params* has no messages, so that images are dropped as soon as they are decoded.
-
-    *salt* separates its caches from those of other tenants. The answer keeps *rules*, and must match *answer_grammar*.
-    All parts of a request share both. *priority* is that of the request, 0 if the server serves none.
-    """
+    """One prompt of a request."""
 
     params: ChatRequest
+    """Without messages, so that images are dropped as soon as they are decoded."""
     chat: Chat
     served: ServedModel
     salt: bytes
+    """Separates its caches from those of other tenants."""
     rules: TokenRules
+    """The answer keeps them. All parts of a request share them, and *answer_grammar*."""
     answer_grammar: AnswerGrammar | None = None
+    """The answer must match it."""
     priority: int = 0
+    """That of the request; 0 if the server serves none."""
 
 
 @dataclass(frozen=True)

@@ -60,11 +60,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Request:
-    """One call of a *tenant*, over HTTP or from Python.
-
-    *account* is charged for it. *memory* counts its body, then its encoded images; *lifetime_memory* counts what stays
-    until its end and what waits for its client. *client* is the unit of fair sharing: the tenant, or an address if
-    there are no API keys.
+    """One call of a tenant, over HTTP or from Python.
 
         with Request.begin(limits, account, client) as request:
             async with request.turn(len(body)):
@@ -76,10 +72,14 @@ class Request:
     """
 
     account: Account
+    """What is charged for it."""
     tenant: Tenant
     client: Hashable
+    """Who shares fairly with others: the tenant, or an address if there are no API keys."""
     memory: Reservation
+    """Counts its body, then its encoded images."""
     lifetime_memory: Reservation
+    """Counts what stays until its end, and what waits for its client."""
     limits: Limits
 
     @classmethod

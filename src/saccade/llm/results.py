@@ -16,27 +16,28 @@ from saccade.gateway.output.logprobs import PromptLogprob
 
 @dataclass(frozen=True)
 class ChatResult:
-    """The answer to one conversation, or the *error* that it failed with.
-
-    *text* to *message* are of the first of *choices*, which have the form of the API, as has *usage*.
-    *message* may be appended to the conversation. A call in *tool_calls* has an `id`, and a `function` with `name` and
-    `arguments`, JSON as text. *seconds* and *ttft_seconds* count from the call to the end and to the first token.
-    *warning* says which settings have no effect, as the API's header `x-saccade-warning` does.
-    """
+    """The answer to one conversation, or the error that it failed with."""
 
     text: str = ""
+    """Of the first of *choices*, like *reasoning*, *tool_calls*, *finish_reason* and *message*."""
     reasoning: str = ""
     tool_calls: Sequence[ToolCall] = ()
+    """Each has an `id`, and a `function` with `name` and `arguments`, JSON as text."""
     finish_reason: str = "error"
     message: AnswerMessage | None = None
+    """May be appended to the conversation."""
     choices: Sequence[Choice] = ()
+    """In the form of the API, like *usage*."""
     usage: Usage | None = None
     prompt_token_ids: Sequence[int] = ()
     prompt_logprobs: Sequence[Mapping[str, PromptLogprob] | None] = ()
     ttft_seconds: float | None = None
+    """From the call to the first token."""
     seconds: float = 0.0
+    """From the call to the end."""
     error: SaccadeError | None = None
     warning: str = ""
+    """Which settings have no effect, as in the API's header `x-saccade-warning`."""
 
     @classmethod
     def of(
@@ -66,12 +67,13 @@ class ChatResult:
 
 @dataclass(frozen=True)
 class Delta:
-    """What a stream adds to the choice *index*. The last delta has the *usage* and the *warning*, and nothing else."""
+    """What a stream adds to a choice. The last delta has usage and warning, and nothing else."""
 
     text: str = ""
     reasoning: str = ""
     tool_calls: Sequence[ToolCall] = ()
     index: int = 0
+    """The choice's."""
     finish_reason: str | None = None
     usage: Usage | None = None
     warning: str = ""

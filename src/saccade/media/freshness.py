@@ -17,31 +17,30 @@ HEADERS = (*_TIMES, "etag", "last-modified", "vary")
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """The lifetime in an answer's headers: *max_age_seconds* overrides *expires*, in Unix seconds.
-
-    With *is_asked_for* (no-cache) both are ignored: the answer is revalidated before every use.
-    """
+    """The lifetime in an answer's headers."""
 
     max_age_seconds: float | None = None
+    """Overrides *expires*."""
     expires: float | None = None
+    """In seconds since 1970."""
     is_asked_for: bool = False
+    """no-cache: the answer is revalidated before every use, whatever the other two say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """How an answer may be reused.
-
-    For *fresh_seconds* after its arrival it may be used without a request; after that it must be revalidated. *url* is
-    the URL after redirects, and the only one to which *validator* may be sent: another server could use the same tag
-    for another image. *validator* is the name and value of a conditional request header. A 304 answer inherits
-    *lifetime*.
-    """
+    """How an answer may be reused."""
 
     url: str
+    """The URL after redirects, and the only one to which *validator* may be sent: another server could use the same tag
+    for another image."""
     fresh_seconds: float = 0.0
+    """How long after its arrival it may be used without a request. Then it must be revalidated."""
     validator: tuple[str, str] | None = None
+    """Name and value of the header of a conditional request."""
     is_forbidden: bool = False
     lifetime: Lifetime = Lifetime()
+    """What a 304 answer inherits."""
 
     @property
     def is_storable(self) -> bool:

@@ -76,12 +76,14 @@ SERVED_VIDEOS = {"MP4 video": "video/mp4", "MOV video": "video/quicktime", "WebM
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """The header of an image. *width* and *height* are pixels as stored; *orientation* is Exif's number, 1 to 8."""
+    """The header of an image."""
 
     format: str
     width: int
+    """Pixels as stored, like *height*."""
     height: int
     orientation: int = 1
+    """Exif's number, 1 to 8."""
 
     @property
     def upright(self) -> tuple[int, int]:

@@ -18,52 +18,57 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's answer to Describe.
-
-    *fingerprint* (32 bytes) names model and weights for block keys; *shm_namespace* equals a gateway's own exactly when
-    both see the same /dev/shm and, on our own wire, run as the same user. *max_model_len* and *block_size* count
-    tokens. *dtype* is the network's, and its KV cache's unless *kv_cache_dtype* names another. *pixel_dtype* is uint8
-    on our own wire; on others it is the dtype of the normalised values that the worker takes.
-    *takes_resets*: the worker knows the command ResetCaches. *takes_grammars*: it acts on SamplingParams.grammar.
-    *takes_thinking_budgets*: the worker acts on SamplingParams.thinking_budget.
-    *aliases* are other names of the model. The names of attention backends are empty if the worker does not report
-    them.
-    *resumes_at_states*: the model has recurrent layers, so prompts resume only at the keys of StateStored events; the
-    worker keeps up to *num_state_checkpoints* of them.
-    *window*: the number of tokens that a token sees in some layers, which have *num_window_blocks* of their own; 0
-    without such layers.
-    *kv_transfer_address*, host:port, is where decode workers get KV state from a prefill worker.
-    *weights* (32 bytes) names the weights without the files; b"" if the worker does not report it.
-    *note* is a sentence for people: what they must know about the model's answers, "" for nothing.
-    """
+    """A worker's answer to Describe."""
 
     model: str
+    """Its first name."""
     fingerprint: bytes
+    """32 bytes that name model and weights for block keys."""
     files: ModelFiles
     max_model_len: Positive
+    """Tokens of a prompt and its answer."""
     max_num_seqs: Positive
+    """Sequences that it computes at a time."""
     block_size: Positive
+    """Tokens of a KV block."""
     num_blocks: Count
+    """KV blocks of the layers that attend to all tokens."""
     dtype: str
+    """The network's, and its KV cache's unless *kv_cache_dtype* names another."""
     device: str
     shm_namespace: str
+    """Equals a gateway's own if both see the same /dev/shm and, on our own wire, run as the same user; else it
+    differs."""
     version: str
     pixel_dtype: str = "uint8"
+    """uint8 on our own wire; on others the dtype of the normalised values that the worker takes."""
     takes_resets: bool = False
+    """Whether it knows the command ResetCaches."""
     enable_prefix_caching: bool | None = None
     gpu_memory_utilization: float | None = None
     aliases: tuple[str, ...] = ()
+    """Other names of the model."""
     attention_backend: str = ""
+    """"" if the worker does not report it; *mm_encoder_attn_backend* alike."""
     mm_encoder_attn_backend: str = ""
     resumes_at_states: bool = False
+    """Whether the model has recurrent layers, so that prompts resume only at the keys of StateStored events."""
     num_state_checkpoints: Count = 0
+    """How many of these states the worker keeps at most."""
     backend_reasons: tuple[str, ...] = ()
     kv_cache_dtype: str = ""
     role: Role = "both"
     kv_transfer_address: str | None = None
+    """host:port from which decode workers get KV state of a prefill worker."""
     weights: bytes = b""
+    """32 bytes that name the weights without the files; b"" if the worker does not report it."""
     takes_grammars: bool = False
+    """Whether it acts on SamplingParams.grammar."""
     takes_thinking_budgets: bool = False
+    """Whether it acts on SamplingParams.thinking_budget."""
     window: Count = 0
+    """The number of tokens that a token sees in some layers; 0 without such layers."""
     num_window_blocks: Count = 0
+    """KV blocks of these layers."""
     note: str = ""
+    """A sentence for people: what they must know about the model's answers. "" for nothing."""

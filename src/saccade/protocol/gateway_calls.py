@@ -15,31 +15,31 @@ Overlaps = list[tuple[int, bool]]
 
 
 class FindOverlaps(msgspec.Struct, frozen=True, array_like=True, tag="find-overlaps"):
-    """Look up how much of a prompt each of *targets* holds: a worker's name and the index of its keys in *keys*.
-
-    *keys* are (fingerprint, block size, the keys of the prompt's blocks). Answered by Overlaps.
-    """
+    """Look up how much of a prompt workers hold. Answered by Overlaps."""
 
     targets: list[tuple[str, int]]
+    """Each a worker's name, and the index of its keys in *keys*."""
     keys: list[tuple[bytes, int, list[bytes]]]
+    """Each a fingerprint, a block size, and the keys of the prompt's blocks."""
 
 
 class FeedState(msgspec.Struct):
-    """What is known of a worker's caches. *reason* says why it is nothing; "" while the worker's feed is followed.
-
-    *exactness* is that of the worker's kind. It holds *num_blocks*, and recurrent states at *num_states* boundaries.
-    *num_lost* counts feeds that were lost, for instance by a gap, and requested again. *num_orphans* counts blocks that
-    were dropped because the worker does not hold their parents.
-    """
+    """What is known of a worker's caches."""
 
     reason: str = ""
+    """Why it is nothing; "" while the worker's feed is followed."""
     exactness: Exactness = NOTHING
+    """That of the worker's kind."""
     num_blocks: int = 0
+    """Blocks that it holds."""
     num_states: int = 0
+    """Boundaries at which it holds recurrent states."""
     num_events: int = 0
     num_snapshots: int = 0
     num_lost: int = 0
+    """Feeds that were lost, for instance by a gap, and requested again."""
     num_orphans: int = 0
+    """Blocks that were dropped because the worker does not hold their parents."""
 
 
 class ShowKnown(msgspec.Struct, frozen=True, array_like=True, tag="show-known"):
@@ -88,23 +88,25 @@ def total(kind: type[S], values: Sequence[S]) -> S:
 
 
 class RequestError(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that was refused or failed; *message* contains nothing that its client sent.
-
-    *time* is its arrival, in seconds since 1970. With *status* 200 its stream broke off. *field* and *message* are ""
-    if there is nothing to say. *worker* is None if it reached none, *tenant* "" without a keys file.
-    """
+    """A request that was refused or failed."""
 
     time: float
+    """Of its arrival, in seconds since 1970."""
     request_id: str
     method: str
     route: str
     status: int
+    """200 if its stream broke off."""
     code: str
     field: str
+    """"" if there is nothing to say, like *message*."""
     message: str
+    """Without anything that its client sent."""
     model: str | None
     worker: str | None
+    """None if it reached none."""
     tenant: str
+    """"" without a keys file."""
 
 
 class Work(msgspec.Struct, frozen=True):

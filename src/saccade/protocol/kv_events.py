@@ -21,19 +21,19 @@ class MediaPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class BlockStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="stored"):
-    """A full block became reusable under *key* (16 bytes); *parent* is the key before it, the root's for a first block.
-
-    *is_first* says that *parent* is a root. If it is False, a reader must know *parent* as a stored block already; a
-    worker that does not know leaves it True. The key was computed from *token_ids* and *media*
-    (saccade.identity.blocks). Both are empty unless the worker was started with --kv-events-token-ids: they are the
-    prompts of every tenant, and routing needs keys only.
-    """
+    """A full block became reusable."""
 
     key: Digest
+    """16 bytes (saccade.identity.blocks)."""
     parent: Digest
+    """The key of the block before it; for a first block, the root's."""
     token_ids: list[int]
+    """What the key was computed from, with *media*. Both are empty without --kv-events-token-ids: they are the prompts
+    of every tenant, and routing needs keys only."""
     media: list[MediaPlace] = []
     is_first: bool = True
+    """Whether *parent* is a root. If it is False, a reader must know *parent* as a stored block. A worker that does not
+    know leaves it True."""
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="removed"):

@@ -17,25 +17,29 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The shape of one image or video for the model, computed from its header.
-
-    *grid* counts patches as (frames, rows, columns). *pixel_shape* and *pixel_dtype* describe the patches on the wire:
-    uint8, or on wires that are not ours float32 or bfloat16. *original_size* is the upright image's (height, width), if
-    the engine's half needs it. *prompt* replaces the image in the prompt: texts, each one special token or plain, and
-    counts of placeholders, which add up to *num_tokens*; empty without text. *frames* are the indices of a video's
-    frames that the model sees, *seconds_per_group* the time from one group of frames to the next; an image has neither.
-    """
+    """The shape of one image or video for the model, computed from its header."""
 
     resized_height: int
+    """Pixels."""
     resized_width: int
+    """Pixels."""
     grid: tuple[int, int, int]
+    """Patches as (frames, rows, columns)."""
     num_tokens: int
+    """Placeholders in the prompt."""
     pixel_shape: tuple[int, ...]
+    """Of the patches on the wire."""
     pixel_dtype: str = "uint8"
+    """uint8, or on wires that are not ours float32 or bfloat16."""
     original_size: tuple[int, int] | None = None
+    """The upright image's (height, width) in pixels, if the engine needs it."""
     prompt: tuple[str | int, ...] = ()
+    """What replaces the image in the prompt: texts, each one special token or plain, and counts of placeholders, which
+    add up to *num_tokens*. Empty without text."""
     frames: tuple[int, ...] = ()
+    """Indices of a video's frames that the model sees; empty for an image."""
     seconds_per_group: float | None = None
+    """The time from one group of a video's frames to the next."""
 
     @property
     def num_pixel_bytes(self) -> int:
@@ -44,42 +48,44 @@ class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VideoHeader(msgspec.Struct, frozen=True, array_like=True):
-    """The header of a video: *num_frames* at *fps* frames a second on average; *width* and *height* are upright.
-
-    If a client has sampled its frames, it has only those with *indices*.
-    """
+    """The header of a video."""
 
     num_frames: int
     fps: float
+    """Frames a second, on average."""
     width: int
+    """Upright pixels, as *height*."""
     height: int
     indices: tuple[int, ...] = ()
+    """If a client has sampled the frames, only these are there."""
 
 
 class SlotRef(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of pixels in shared memory: a segment's name, the generation in its header, the bytes used."""
+    """A place of pixels in shared memory."""
 
     name: str
+    """The segment's."""
     generation: int
+    """The number in the segment's header when the pixels were written."""
     nbytes: int
+    """How many bytes of the segment are used."""
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One image or video of a prompt.
-
-    Pixels are in *slot* or *inline*; with neither, the worker is believed to hold the image.
-
-    *spans* are in prompt order and do not overlap; their lengths sum to the item's token count. An image has one, or
-    one per view in families that write text between its views. A video has one, or one per group of frames if the
-    prompt has times between them. *seconds_per_group* is the time from one group to the next, if positions need it.
-    *content_hash* is 32 bytes over encoded bytes and the processor's fingerprint.
-    """
+    """One image or video of a prompt. Without pixels, the worker is believed to hold its encoder output."""
 
     modality: str
+    """"image" or "video"."""
     content_hash: bytes
+    """32 bytes over the encoded bytes and the processor's fingerprint."""
     grid: tuple[int, int, int]
+    """Patches as (frames, rows, columns)."""
     spans: tuple[Span, ...]
+    """Its placeholders, in the order of the prompt and without overlap. An image has one span, or one for each view if
+    the family writes text between views. A video has one, or one for each group of frames if times stand between
+    them."""
     pixel_shape: tuple[int, ...]
+    """As in ImageLayout, like *pixel_dtype*, *original_size* and *seconds_per_group*."""
     pixel_dtype: str = "uint8"
     original_size: tuple[int, int] | None = None
     seconds_per_group: float | None = None

@@ -8,18 +8,19 @@ from saccade.protocol.request import EngineRequest, SamplingParams
 
 @dataclass(frozen=True)
 class RequestTraits:
-    """A request for *num_samples* answers to *num_tokens* tokens, of the tenant with *salt*.
-
-    *sampling* None stands for defaults. *needs_token_ids* says why a worker that takes only chats cannot serve the
-    request; None if it can.
-    """
+    """What decides whether a worker can serve a request."""
 
     num_tokens: int
+    """Of the prompt."""
     sampling: SamplingParams | None = None
+    """None for defaults."""
     num_samples: int = 1
+    """Answers."""
     has_images: bool = False
     salt: bytes = b""
+    """The tenant's."""
     needs_token_ids: RequestError | None = None
+    """Why a worker that takes only chats cannot serve it; None if it can."""
 
     @classmethod
     def of(cls, request: EngineRequest) -> "RequestTraits":

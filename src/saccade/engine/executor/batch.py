@@ -105,34 +105,37 @@ def _changed(tables: Ints, change: TableChange) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step. *sample_rows* int64 [R] are the tokens after which it draws, *drawing* the row of each draw.
-
-    With *has_proposals*, a row may draw several times. *media_rows* int64 [U] are the tokens that *media* replace.
-    *starts* has the start of each row's chunk. *windowed* is the layout of layers with a window.
-    """
+    """One step, as tensors."""
 
     input_ids: torch.Tensor
+    """int64 [N]."""
     positions: torch.Tensor
     layout: PagedLayout
     starts: Mapping[int, int]
+    """The start of each row's chunk among the N tokens."""
     sample_rows: torch.Tensor
+    """int64 [R]: the tokens after which it draws."""
     drawing: tuple[int, ...]
+    """The row of each draw."""
     drawing_on_device: torch.Tensor
     has_proposals: bool
+    """Whether a row may draw several times."""
     media_rows: torch.Tensor | None
+    """int64 [U]: the tokens that *media* replace."""
     media: tuple[MediaSlice, ...]
     windowed: PagedLayout | None = None
+    """The layout for layers with a window."""
 
 
 class _Seen(NamedTuple):
-    """What layers with a window see: sequences from their first block on that a token of the step sees.
-
-    *contexts* [S] count tokens, *tables* [S, M] are their blocks. *horizons* [N] as in PagedLayout.
-    """
+    """What layers with a window see: sequences from the first block on that a token of the step sees."""
 
     tables: Ints
+    """int64 [S, M]: their blocks."""
     contexts: Ints
+    """int64 [S]: their tokens."""
     horizons: Ints
+    """int64 [N], as in PagedLayout."""
 
 
 def build_batch(

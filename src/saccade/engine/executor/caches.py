@@ -31,19 +31,22 @@ class BlockFormat(NamedTuple):
 
 @dataclass(frozen=True)
 class CacheSizes:
-    """*rows* live states and *checkpoints* for each recurrent layer, *num_blocks* blocks for each other layer.
-
-    Layers with a window have *num_window_blocks*. In a step with proposals, *num_kept* states of each row are kept.
-    *num_padding* further rows and blocks follow, for rows that belong to no sequence (executor.decode_graphs).
-    """
+    """How much the caches of the layers hold."""
 
     num_blocks: int
+    """Of each layer with blocks that attends to all tokens."""
     block_size: int
+    """Tokens of a block."""
     num_rows: int
+    """Live states of each recurrent layer."""
     num_checkpoints: int
+    """Checkpoints of each recurrent layer."""
     num_padding: int = 0
+    """Further rows and blocks, for rows that belong to no sequence (executor.decode_graphs)."""
     num_kept: int = 0
+    """States of each row that a step with proposals keeps."""
     num_window_blocks: int = 0
+    """Blocks of each layer with a window."""
 
     def trail_rows(self, rows: Index, numbers: Index) -> Index:
         """Return the rows with the states of *rows* after their first tokens; *numbers* are those tokens', from 0."""

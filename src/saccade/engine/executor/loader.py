@@ -37,21 +37,21 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A loaded network on its device, also as a torch *module*, with its names and fingerprint.
-
-    *num_parameters* counts values of this rank: with more than one of *ranks*, the network holds its part of the
-    weights. *kv_scales* are the checkpoint's scales of cached keys and values, by layer. *weights_digest* names the
-    weights without the files.
-    """
+    """A loaded network on its device."""
 
     network: Network
     module: nn.Module
+    """The network as torch knows it."""
     files: ModelFiles
     fingerprint: bytes
+    """32 bytes that name files and weights."""
     num_parameters: int
+    """Values of this rank: one of several *ranks* holds its part of the weights."""
     ranks: Ranks = ALONE
     kv_scales: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    """The checkpoint's scales of cached keys and values, by layer."""
     weights_digest: bytes = b""
+    """32 bytes that name the weights without the files."""
 
 
 def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -> LoadedModel:

@@ -12,21 +12,25 @@ from saccade.protocol.media import ImageLayout, VideoHeader
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """An encoded image or video of a request; *video* is the header of a video.
-
-    *field* is its place in the request, such as `messages[0].content[1].image_url.url`, and *limits* are the places of
-    limits of this one alone. *num_pixels* is of one frame. The images of a PDF share its bytes; each is one *page*.
-    """
+    """An encoded image or video of a request."""
 
     field: str
+    """Its place in the request, such as `messages[0].content[1].image_url.url`."""
     encoded: bytes
+    """The file's bytes, which the images of a PDF share."""
     num_pixels: int
+    """Of one frame."""
     content_hash: bytes
+    """32 bytes."""
     layout: ImageLayout
     settings: Mapping[str, Any]
+    """Those of the family's Layout."""
     video: VideoHeader | None = None
+    """The header of a video."""
     page: PdfPage | None = None
+    """The page of a PDF."""
     limits: tuple[str, ...] = ()
+    """The places of limits of this one alone."""
 
 
 def num_encoded_bytes(images: Sequence[EncodedImage]) -> int:

@@ -54,19 +54,20 @@ _ANY: Final = msgspec.json.Decoder()
 
 @dataclass(frozen=True)
 class MediaOptions:
-    """*limits* has those of `min_pixels`, `max_pixels`, `max_soft_tokens` and the resized sides that are set.
-
-    *video_limits* has `min_frames`, `max_frames` and `total_pixels`, *sampling* `num_frames` or `fps`; *times* are for
-    frames that the client has sampled. *paths* are those of limits that stand in one part of a message; the limits of
-    pixels *of_frame* among them hold for each frame of a video, as qwen-vl-utils reads them.
-    """
+    """The limits and the sampling of a request's images and videos."""
 
     limits: Mapping[str, int] = field(default_factory=dict)
+    """Those of `min_pixels`, `max_pixels`, `max_soft_tokens` and the resized sides that are set."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    """`num_frames` or `fps`."""
     times: FrameTimes = NO_TIMES
+    """For frames that the client has sampled."""
     video_limits: Mapping[str, int] = field(default_factory=dict)
+    """`min_frames`, `max_frames` and `total_pixels`."""
     paths: tuple[str, ...] = ()
+    """The places of limits that stand in one part of a message."""
     of_frame: frozenset[str] = frozenset()
+    """Limits of pixels that hold for each frame of a video, as qwen-vl-utils reads them."""
 
     def of_images(self, detail: Detail = "auto") -> ImageOptions:
         """Return the options of an image of *detail*."""

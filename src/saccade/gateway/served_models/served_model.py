@@ -76,21 +76,20 @@ DECLARED: Final = Parsers()
 
 
 class Placeholders(NamedTuple):
-    """The placeholders of media in a model's prompts: the token id of an *image*, and those of a video.
-
-    *image* is None for a model that reads text only.
-
-    A template writes the placeholder for an image, or the token *template_mark* if there is one; then *image_token* is
-    the placeholder. It writes *video_tokens* for a video. Its placeholder is the token *video* with the id *video_id*,
-    which is None for a model without videos.
-    """
+    """The placeholders of media in a model's prompts."""
 
     image: int | None
+    """The id of an image's placeholder; None for a model that reads text only."""
     video_id: int | None = None
+    """The id of *video*; None for a model without videos."""
     video: str = ""
+    """The token that is a video's placeholder."""
     video_tokens: tuple[str, ...] = ()
+    """What a template writes for a video."""
     template_mark: str | None = None
+    """What a template writes for an image, if it is not the placeholder."""
     image_token: str = ""
+    """The placeholder then."""
 
     @property
     def ids(self) -> frozenset[int]:
@@ -177,34 +176,35 @@ class VideoSide:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Everything that requests for one model need. *files_digest* covers the files that determine pixels.
-
-    *scope* names its tokenizer in caches of token ids.
-
-    *tokenizer_file* is the name of *tokenizer*'s file. *markup* is that of answers with tags of several tokens.
-    *videos* is None for a model that takes no videos. The template may be the operator's instead of the model's own.
-    *note* is what its workers note about its answers, for people.
-    """
+    """Everything that requests for one model need."""
 
     name: str
     family: str
     declaration: Family
     tokenizer: Tokenizer
     tokenizer_file: str
+    """The name of *tokenizer*'s file."""
     template: ChatTemplate
+    """The model's own, or the operator's."""
     placeholder_token_id: int | None
     layout: Layout
     files_digest: bytes
+    """Covers the files that determine pixels."""
     defaults: GenerationDefaults
     markup: Markup | None
+    """Of answers with tags of several tokens."""
     reasoning: ReasoningTokens | None
     tool_calls: ToolCallTokens | None
     max_model_len: int
     created: int
+    """Seconds since 1970."""
     videos: VideoSide | None = None
+    """None for a model that takes no videos."""
     has_own_template: bool = True
     note: str = ""
+    """What its workers note about its answers, for people."""
     scope: bytes = field(default_factory=partial(secrets.token_bytes, 16))
+    """Names its tokenizer in caches of token ids."""
 
     @classmethod
     def from_files(

@@ -53,11 +53,8 @@ _STEP: Final = re.compile(r"\.?([^.\[\]]+)|\[[0-9]{1,6}\]")
 class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="event", tag="request"):
     """One request. The code that serves the request fills in its line.
 
-    It contains nothing that a user sent but *request_id*, which people send in order to find the line.
-    *status* is 499 if the client left before the answer began. *code*, *field* and *reason* say why a request was
-    refused or, with status 200, why its stream broke off. *is_warned*: the client's answer has an x-saccade-warning.
-    The fields from *id* to *ttft_seconds* belong to chats; *images* counts videos too. *tenant* is a name in the keys
-    file.
+    It contains nothing that a user sent but *request_id*, which people send in order to find the line. The fields from
+    *id* to *ttft_seconds* belong to chats.
     """
 
     timestamp: datetime
@@ -66,21 +63,26 @@ class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="e
     method: str
     route: str
     status: int
+    """499 if the client left before the answer began."""
     seconds: float
     tenant: str = ""
+    """A name in the keys file."""
     id: str | None = None
     model: str | None = None
     worker: str | None = None
     images: int | None = None
+    """Images and videos."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     finish_reasons: list[str] | None = None
     ttft_seconds: float | None = None
     code: str | None = None
+    """Why the request was refused or, with status 200, why its stream broke off; *field* and *reason* say more."""
     field: str = ""
     reason: str = ""
     is_warned: bool = False
+    """Whether the client's answer has an x-saccade-warning."""
 
 
 def span_attributes(line: RequestLine) -> dict[str, Any]:

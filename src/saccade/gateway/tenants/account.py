@@ -43,17 +43,18 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Tenant:
-    """Who sends a request.
-
-    *id* identifies the tenant, whatever key it uses. *salt* separates caches; tenants of one *group* share it. A tenant
-    of *priority* 2 gets twice the share of the queue of one with priority 1. Only tenants of a keys file have a *name*.
-    """
+    """Who sends a request."""
 
     id: bytes = b""
+    """The same for all keys of the tenant."""
     salt: bytes = b""
+    """Separates caches."""
     name: str = ""
+    """Only tenants of a keys file have one."""
     group: str = ""
+    """Tenants of one group share a salt."""
     priority: int = 1
+    """A tenant of priority 2 gets twice the share of the queue of one with priority 1."""
     limits: Limits = NO_LIMITS
 
 

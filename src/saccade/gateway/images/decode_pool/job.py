@@ -40,25 +40,27 @@ class PdfJob(msgspec.Struct, frozen=True, array_like=True, tag="pdf"):
 
 
 class PixelJob(msgspec.Struct, frozen=True, array_like=True, tag="pixels"):
-    """Decode *encoded* and write the patches of *layout* to *slot*, or send them back if there is no slot.
-
-    *encoded* is an image, a video with the header *video*, or a PDF of which *page* is decoded. Those come from a
-    VideoHeaderJob or a PdfJob. If the job *allows_gaps*, a page may lack letters that no font has. The slot's
-    descriptor is sent along; its name only serves in messages.
-
-    *family* is a folder of saccade.models; *settings* are its Layout's. *layout* is of the upright image.
-    """
+    """Decode an image and write its patches."""
 
     encoded: bytes
+    """An image, a video or a PDF."""
     family: str
+    """A folder of saccade.models."""
     settings: dict[str, Any]
+    """Those of the family's Layout."""
     layout: ImageLayout
+    """Of the upright image."""
     limits: ImageLimits
     video_limits: VideoLimits
     video: VideoHeader | None = None
+    """The header of a video, from a VideoHeaderJob."""
     page: PdfPage | None = None
+    """The page of a PDF to decode, from a PdfJob."""
     allows_gaps: bool = False
+    """Whether a page may lack letters that no font has."""
     slot: SlotRef | None = None
+    """Where the patches go; None to send them back. The slot's descriptor is sent along, and its name is for messages
+    only."""
 
     @property
     def medium(self) -> str:
@@ -84,17 +86,19 @@ class StageSeconds(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ImageAnswer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """The patches are in the job's slot or in *inline*; with *failure* there are none.
-
-    A VideoHeaderJob is answered by *video_header*, a PdfJob by *pages*. A page that not *is_whole* lacks letters.
-    """
+    """The answer to a job."""
 
     seconds: StageSeconds = StageSeconds()
     inline: bytes | None = None
+    """The patches; None if they are in the job's slot."""
     failure: Failure | None = None
+    """Why there are none."""
     video_header: VideoHeader | None = None
+    """For a VideoHeaderJob."""
     pages: list[PdfPage] | None = None
+    """For a PdfJob."""
     is_whole: bool = True
+    """False for a page that lacks letters."""
 
 
 class Confinement(msgspec.Struct, frozen=True, array_like=True):

@@ -83,13 +83,17 @@ class ProcessYielded(Exception):
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """Patches in *slot*, or in *inline* if shared memory is full. *waited_seconds* is the time in the queue."""
+    """The patches of an image."""
 
     slot: SlotRef | None
+    """None if shared memory is full."""
     inline: bytes | None
+    """The patches then."""
     num_bytes: int
     seconds: StageSeconds
+    """The stages in the decode process."""
     waited_seconds: float
+    """The time in the queue."""
 
 
 class DecodePool:
