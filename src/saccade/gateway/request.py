@@ -72,7 +72,7 @@ class Request:
     """
 
     account: Account
-    """What is charged for it."""
+    """The tenant's, which requests, tokens and bytes are charged to."""
     tenant: Tenant
     client: Hashable
     """Who shares fairly with others: the tenant, or an address if there are no API keys."""

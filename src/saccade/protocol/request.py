@@ -62,7 +62,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     """None draws a fresh one."""
     min_tokens: int = 0
-    """No stop id is drawn before so many tokens."""
+    """No stop id is drawn before the answer has this number of tokens."""
     stop_token_ids: tuple[int, ...] = ()
     """The model's end-of-sequence ids too, unless the client asked to ignore them."""
     num_logprobs: int | None = None
@@ -96,7 +96,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     num_samples: int = 1
     """How many answers are drawn, each with deltas under its index. Prompt and images are computed once."""
     num_at_once: int | msgspec.UnsetType = msgspec.UNSET
-    """At most so many of them are computed at a time, however many rows are free."""
+    """How many of them are computed at a time at most, however many rows are free."""
     priority: int | msgspec.UnsetType = msgspec.UNSET
     """Of the requests that wait, one with a lower number begins first. Of those that run, one with a higher number is
     preempted first."""

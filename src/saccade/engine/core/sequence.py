@@ -46,9 +46,9 @@ class BlockTable:
     blocks: "array[int]" = field(default_factory=lambda: array("q"))
     """Entry i is the block of tokens [i * block_size, (i + 1) * block_size)."""
     num_passed: int = 0
-    """The first so many entries name blocks that were given back."""
+    """How many entries at the start name blocks that were given back."""
     num_sent: int = 0
-    """Executors know the first so many entries."""
+    """How many entries at the start the executors know."""
     replaced: list[int] = field(default_factory=list)
     """Indices of entries that were exchanged, which executors do not know yet."""
 

@@ -72,7 +72,7 @@ class StateSave(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A copy of a row's recurrent states to a checkpoint."""
 
     num_tokens: int
-    """The states are those after so many tokens of the chunk."""
+    """How many tokens of the chunk come before the states."""
     checkpoint: int
 
 
@@ -92,7 +92,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     draws: bool = False
     """Whether the step samples a token after the last one."""
     num_proposed: int = 0
-    """The last so many tokens are proposals, which may be wrong: the step samples a token after each of them, and after
+    """How many tokens at the end are proposals, which may be wrong: the step samples a token after each of them, and after
     the token before them."""
     saves: tuple[StateSave, ...] = ()
     """In order of their tokens."""
