@@ -16,7 +16,7 @@ class _Value(NamedTuple, Generic[V]):
 
 
 class ByteLru(Generic[K, V]):
-    """Values by key, of *budget_bytes* together; a put that exceeds the budget drops the least recently used.
+    """Values by key, *budget_bytes* together at most: a put that exceeds them drops the least recently used values.
 
     Keys for which *is_pinned* is true stay, even if they alone exceed the budget; after one is unpinned call trim().
     *on_drop* is called with every key and value that is dropped, but not popped or replaced. Iteration yields keys, the
@@ -96,7 +96,7 @@ class ByteLru(Generic[K, V]):
 
 
 class TenantLru(Generic[K, V]):
-    """Values of each tenant by key, of *budget_bytes* together.
+    """Each tenant's values by key, *budget_bytes* together at most.
 
     If there is no room, the tenant that holds most loses its least recently used value.
     """

@@ -32,11 +32,16 @@ FAULTS: Mapping[type[Exception], tuple[str, str]] = {
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One request. *started* is in seconds since the run began, other times are in ms since the request was sent.
+    """One request. Times are in ms since it was sent.
 
-    *text_ms* has the arrival of each event with text or reasoning, *last_ms* that of the last event of a choice,
-    *end_ms* the end of the answer. *cached_tokens* is None if the server does not report it, *finish_reason* if the
-    answer did not end. *error* is a kind of error, *example* what the server answered.
+    - started: seconds since the run began.
+    - text_ms: when each event with text or reasoning came.
+    - last_ms: when the last event of a choice came.
+    - end_ms: when the answer ended.
+    - cached_tokens: None if the server does not report them.
+    - finish_reason: None if the answer did not end.
+    - error: a kind of error.
+    - example: the server's answer then.
     """
 
     conversation: int

@@ -33,7 +33,7 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 class Answers(NamedTuple):
-    """The answers without errors of one run: [answers, TTFT .. IS_GOOD] in ms, and the gaps between texts of each."""
+    """A run's answers without errors: [answers, TTFT .. IS_GOOD] in ms, and the gaps between each answer's texts."""
 
     table: Floats
     gaps: Sequence[Floats]

@@ -26,10 +26,12 @@ Histograms = Mapping[str, tuple[float, float]]
 
 
 class Run(msgspec.Struct, frozen=True):
-    """The records of one run, whose first request and last answer are *wall_seconds* apart.
+    """The records of one run.
 
-    *side* is 0 for the first server, 1 for the second. *client_cpu* is the CPU time of this process over
-    *wall_seconds*; *stages* is by how much the histograms of the server's /metrics grew.
+    - side: 0 for the first server, 1 for the second.
+    - wall_seconds: from the first request to the last answer.
+    - client_cpu: the CPU time of this process over *wall_seconds*.
+    - stages: how much the histograms in the server's /metrics grew.
     """
 
     load: Load

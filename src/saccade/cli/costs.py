@@ -18,10 +18,12 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 
 @dataclass(frozen=True)
 class ImageCost:
-    """The cost of one image: *num_tokens* in the prompt, *num_patches* for the vision encoder, and bytes.
+    """The cost of one image.
 
-    *kv_bytes* are in the KV cache, *encoder_bytes* in the encoder cache. *checkpoint_bytes* are those of one checkpoint
-    of recurrent states, 0 for a model that has none.
+    - num_tokens: in the prompt.
+    - num_patches: for the vision encoder.
+    - kv_bytes, encoder_bytes: in the KV cache and in the encoder cache.
+    - checkpoint_bytes: of one checkpoint of recurrent states; 0 for a model that has none.
     """
 
     num_tokens: int

@@ -1,4 +1,4 @@
-"""`saccade eval`: how right a server's answers are."""
+"""`saccade eval`: score a server's answers."""
 
 import msgspec
 import uvloop

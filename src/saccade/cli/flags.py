@@ -1,4 +1,4 @@
-"""What the commands make of settings. A flag that means the same as one of `vllm serve` has its name."""
+"""The flags of commands, from settings. A flag that means the same as one of `vllm serve` has its name."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What a model gets for a message with images, made by the gateway's own code, for `saccade inspect`."""
+"""The model's input for a message with images, for `saccade inspect`. The gateway's own code makes it."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What `saccade bench`, `saccade eval` and `saccade batch` have in common: files that they write, and tables."""
+"""The files and tables that `saccade bench`, `saccade eval` and `saccade batch` write."""
 
 import contextlib
 import sys

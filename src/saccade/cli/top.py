@@ -1,4 +1,4 @@
-"""`saccade top`: a board of what happens at a gateway now, in the terminal."""
+"""`saccade top`: a gateway's workers, load and errors, live in the terminal."""
 
 import contextlib
 import time

@@ -68,7 +68,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a recorded segment. *config* has the resolved device, dtype, threads and number of blocks."""
+    """A segment's settings. *config* has the resolved device, dtype, threads and number of blocks."""
 
     format: int = FORMAT
     machine: Machine

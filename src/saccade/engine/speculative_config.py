@@ -1,4 +1,4 @@
-"""What --speculative-config requests."""
+"""The value of --speculative-config."""
 
 import json
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""Measure how right answers are: `tasks` of `rows`, asked by `ask`, with `scoring`, `report`, `page`; and `batch`."""
+"""Score a server's answers: `tasks` of `rows`, asked by `ask`, with `scoring`, `report`, `page`; and `batch`."""

@@ -1,7 +1,7 @@
-"""1000 questions in OCRBench's layout, with images that are drawn here: the same ones at every call, without files.
+"""1000 questions in OCRBench's layout, with images drawn here: the same ones at every call, and no files.
 
-They have the ten kinds of OCRBench and their numbers. Handwriting is imitated, and there are no photographs: scores
-compare servers and settings with each other, and are no scores of OCRBench.
+Each of OCRBench's ten kinds has as many questions as there. Handwriting is imitated, and there are no photographs. So
+scores compare servers and settings with each other, and not with published scores.
 """
 
 import bisect

@@ -1,4 +1,4 @@
-"""The benchmarks by name: which columns they have, what follows a question, and the rule that scores its answers."""
+"""The benchmarks by name: their columns, the words after a question, and the rule that scores its answers."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence

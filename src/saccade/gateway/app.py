@@ -106,7 +106,7 @@ async def serve(
 async def connected(
     config: GatewayConfig, models: Mapping[str, ModelFiles] = NONE_GIVEN, logs: LogOutput | None = None
 ) -> AsyncIterator[Application]:
-    """Run a gateway's rooms while the block runs, connected to its workers; nothing listens. Raises StartupError."""
+    """Run a gateway while the block runs, connected to its workers; nothing listens. Raises StartupError."""
     pool = DecodePool(config)
     await pool.start()
     discard = partial(pool.release, reusable=False)

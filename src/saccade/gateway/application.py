@@ -1,4 +1,4 @@
-"""The gateway as one ASGI application: its rooms, put together."""
+"""The gateway as one ASGI application: its packages, put together."""
 
 import asyncio
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ from saccade.transport import lasting_task
 
 
 class Application:
-    """The rooms of a gateway; *asgi* is what a server calls. A caller in Python uses *pipeline*.
+    """The packages of a gateway, put together. A server calls *asgi*, a caller in Python *pipeline*.
 
     *limits* are what all requests share, *metrics* what is measured, *memory* what clients can fill, *model_registry*
     has the served models, and *routing* the workers. *siblings* are the processes that share the port.

@@ -1,4 +1,4 @@
-"""The settings of a gateway, each with its flag, its default and its help; the rooms of the gateway read them here."""
+"""The settings of a gateway, each with its flag, its default and its help."""
 
 import dataclasses
 import os

@@ -19,7 +19,7 @@ class MemoryPart:
 
 
 class MemoryParts(Collector):
-    """Metrics of the parts that the rooms of a gateway add. docs/security.md says what each counts."""
+    """Metrics of the memory that clients can fill, by part. docs/security.md says what each part counts."""
 
     def __init__(self) -> None:
         self._parts: list[MemoryPart] = []

@@ -71,7 +71,7 @@ class _WatcherGroup:
 class CacheFeed:
     """The watchers of one engine's caches, by number. Not thread-safe.
 
-    Most models have no *states*: checkpoints of recurrent layers, or the blocks of layers with a window.
+    *states* are the checkpoints of recurrent layers, or the blocks of layers with a window; most models have neither.
     """
 
     def __init__(

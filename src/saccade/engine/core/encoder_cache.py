@@ -1,4 +1,4 @@
-"""Track which images' features executors hold, by content, under a byte budget. Executors hold the tensors, by id.
+"""Which images' features the executors hold, by content and within a byte budget. They hold the tensors, by id.
 
 Room is made before an image is encoded, since its size is known in advance. An unfinished prefill pins the entries that
 it still needs; the others are evicted, least recently used first. Pinned entries and entries that are being encoded may

@@ -1,7 +1,7 @@
 """Compile the grammars of requests in the background, and give each answer a matcher. No torch.
 
-One thread compiles, so that neither a step nor another request waits for the interpreter's lock or for a core. A
-request waits in the scheduler, parked, until its grammar is compiled.
+One thread compiles, so that neither a step nor another request waits for the interpreter's lock or for a core. Until then
+its request is parked in the scheduler.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,8 +39,8 @@ class _LoadedVocabulary(NamedTuple):
 class Grammars:
     """Compiled grammars. *read_vocabulary* reads the model's tokens, on the thread; it may raise StartupError.
 
-    Tokens have ids below *vocab_size*, the number of logits; the sampler removes the ids of *never_drawn*. Requests of
-    *pending* wait for their grammar.
+    *vocab_size* is the number of logits. The sampler removes the ids of *never_drawn*. Requests in *pending* wait for
+    their grammars.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 The samples of a request share an image: one slot and one copy of its bytes. Without a pin, a cache may drop the encoder
 output at any time. A slot is read only when its image is about to be encoded. Its bytes are then kept until the request
-ends, because a preempted sequence may have to encode the image again. For the same reason, a slot that was never read
-goes back to the gateway only when the request ends. In both cases the slot's name is released exactly once.
+ends, because a preempted sequence may have to encode the image again. For the same reason a slot that was never read
+goes back to the gateway when the request ends. Either way, its name is released exactly once.
 """
 
 from enum import Enum, auto
@@ -34,10 +34,12 @@ class Until(Enum):
 
 
 class RequestImage:
-    """One image of a request. *end* is the index after its last token; *param* names the image in errors.
+    """One image of a request.
 
-    *pins* are (index of a sample, until when); EncoderCache sets and removes them. With *is_requested*, the gateway was
-    asked for the pixels, and every sample waits for its answer.
+    - end: the index after its last token.
+    - param: names the image in errors.
+    - pins: (index of a sample, until when); EncoderCache sets and removes them.
+    - is_requested: whether the gateway was asked for the pixels, so that every sample waits for its answer.
     """
 
     __slots__ = ("_inline", "_slot", "end", "is_requested", "key", "param", "pins")

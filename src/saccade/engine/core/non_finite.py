@@ -1,4 +1,4 @@
-"""Requests whose values are not finite: the words of their error, and their line in the log."""
+"""Requests for which the model computed NaN or infinity: their error, and their line in the log."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What the results of a step change: images are encoded, sequences get their tokens, and complete ones end.
+"""Apply a step's results: images are encoded, sequences get their tokens, and complete ones end.
 
 `scheduling` chose the work of the step.
 """

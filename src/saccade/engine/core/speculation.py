@@ -36,7 +36,7 @@ class Proposer(Protocol):
 
 @dataclass(slots=True)
 class _Account:
-    """The *credit* of a sequence for proposals; if it pauses, it *resumes_at* that number of tokens."""
+    """A sequence's *credit* for proposals. Without credit it gets none until it has *resumes_at* tokens."""
 
     credit: int = CREDIT
     resumes_at: int = 0

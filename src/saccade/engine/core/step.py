@@ -92,8 +92,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     draws: bool = False
     """Whether the step samples a token after the last one."""
     num_proposed: int = 0
-    """How many tokens at the end are proposals, which may be wrong: the step samples a token after each of them, and after
-    the token before them."""
+    """How many tokens at the end are proposals, which may be wrong: the step samples a token after each of them, and
+    after the token before them."""
     saves: tuple[StateSave, ...] = ()
     """In order of their tokens."""
 

@@ -1,4 +1,4 @@
-"""Find what a step computed of values that are not finite: NaN and infinities.
+"""Find the results of a step that are not finite: NaN and infinities.
 
 A sum is finite exactly if all summands are, below 3e38; and a sum over a row is the fastest reduction there is. The
 hidden states of every token are summed: what is not finite in a token's keys, values or recurrent states comes back in

@@ -19,7 +19,7 @@ Buffers = TypeVar("Buffers")
 
 
 class Captured(NamedTuple):
-    """A call that `replay` repeats; its result is then in *output*."""
+    """A call that `replay` repeats. *output* then has its result."""
 
     output: torch.Tensor
     replay: Callable[[], None]
@@ -69,7 +69,8 @@ class CudaCapture:
 class Graphs(Generic[Buffers]):
     """Captured calls by size. `make(size)` returns the buffers of a size's input, and the call that reads them.
 
-    *sizes* ascend. *flag* is what to start with if CUDA cannot capture a call.
+    *sizes* ascend. If CUDA cannot capture a call, the error names *flag*, which turns
+    graphs off.
     """
 
     def __init__(

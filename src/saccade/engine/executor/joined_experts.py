@@ -1,7 +1,7 @@
-"""Which way round a checkpoint has the matrices of all experts of a layer.
+"""Which way round a checkpoint stores the experts' matrices of a layer.
 
-The release of a family stores them as [experts, inputs, outputs] or as [experts, outputs, inputs], and what tools write
-may be the other way round. Shapes tell both apart, but for a square matrix. A layer has two matrices, of which one at
+A release stores them as [experts, inputs, outputs] or as [experts, outputs, inputs]. Tools may write them the other way
+round. Shapes tell both apart, but for a square matrix. A layer has two matrices, of which one at
 most is square: [2I, H] and [H, I].
 """
 

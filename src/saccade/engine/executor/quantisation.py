@@ -1,4 +1,4 @@
-"""Which format each module of a checkpoint may have, by the module's name."""
+"""The format that each module of a checkpoint may have, by the module's name."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping

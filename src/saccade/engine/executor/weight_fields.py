@@ -1,4 +1,4 @@
-"""The weight that a tensor of a checkpoint belongs to, and its part of it, by the tensor's name."""
+"""Find the weight that a checkpoint's tensor belongs to, and which part of it the tensor is, by the tensor's name."""
 
 import re
 from collections.abc import Mapping, Sequence
