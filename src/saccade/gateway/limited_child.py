@@ -28,10 +28,13 @@ class ChildLimits(msgspec.Struct, frozen=True):
 
 
 class Ending(NamedTuple):
-    """How a child ended: its *output*, its exit *status*, negative for a signal, and whether it ended *in_time*.
+    """How a child ended.
 
-    *was_killed*: by something else, such as the kernel if the machine has no memory left. The child's own limits end it
-    by other signals, so its task is not the cause.
+    - output: what it wrote to standard output.
+    - status: its exit status; negative for a signal.
+    - in_time: whether it ended within its time.
+    - was_killed: whether something else ended it, such as the kernel when the machine's memory was full. The child's
+      own limits end it by other signals, so its task is not the cause.
     """
 
     output: bytes

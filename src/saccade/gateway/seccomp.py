@@ -101,7 +101,7 @@ class Instruction(NamedTuple):
 
 @dataclass(frozen=True)
 class Among:
-    """Half an argument of a call is one of *values*. The kernel reads numbers of 32 bits from the lower half."""
+    """One half of a call's argument is among *values*. The kernel reads 32-bit numbers from the lower half."""
 
     argument: int
     values: tuple[int, ...]
@@ -116,7 +116,7 @@ class Among:
 
 @dataclass(frozen=True)
 class Without:
-    """The lower half of an argument has none of *bits*."""
+    """None of *bits* is set in the lower half of an argument."""
 
     argument: int
     bits: int

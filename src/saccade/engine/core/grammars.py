@@ -1,7 +1,7 @@
 """Compile the grammars of requests in the background, and give each answer a matcher. No torch.
 
-One thread compiles, so that neither a step nor another request waits for the interpreter's lock or for a core. Until then
-its request is parked in the scheduler.
+One thread compiles, so that neither a step nor another request waits for the interpreter's lock or for a core. A
+request is parked in the scheduler until its grammar is compiled.
 """
 
 from collections.abc import Callable, Iterable

@@ -23,7 +23,7 @@ MAX_SECONDS_PER_GROUP = 86_400
 
 @dataclass(frozen=True)
 class MediaMemory:
-    """Bounds of memory: *num_patches* of an image or frame, *num_bytes* of an item's features, *itemsize* of a value."""
+    """Bounds of memory: *num_patches* of an image or frame, *num_bytes* of its features, *itemsize* of a value."""
 
     num_patches: int
     num_bytes: int

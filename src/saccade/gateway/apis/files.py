@@ -32,7 +32,7 @@ CONTENT_HEADERS = {"content-disposition": "attachment", "x-content-type-options"
 
 
 class FileList(Struct, frozen=True):
-    """Files of one tenant; *has_more* if others follow *last_id*."""
+    """Files of one tenant. *has_more* says whether others follow *last_id*."""
 
     data: list[FileObject]
     first_id: str | None

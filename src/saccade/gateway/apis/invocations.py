@@ -1,4 +1,4 @@
-"""POST /invocations, the one path that SageMaker calls: the body says to which API it belongs."""
+"""POST /invocations, the only path that SageMaker calls: the body tells which API it is for."""
 
 from collections.abc import Collection, Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""From files of text in parts to text: the file's name, then what is in it. A prompt has it like any other text."""
+"""From text files in a message's parts to text: a file's name, then its content."""
 
 import re
 from collections.abc import Sequence

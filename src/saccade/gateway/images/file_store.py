@@ -57,11 +57,14 @@ def file_id(tenant: bytes, content: bytes) -> str:
 
 
 class FileStore:
-    """The files of all tenants, *budget_bytes* together, 0 for none; each is kept *keep_seconds* at most.
+    """The files of all tenants. No method finds a file of another tenant.
 
-    If there is no room, the tenant with the most bytes loses its oldest file. *clock* returns seconds that only grow:
-    when somebody sets the time of day, no file goes, and none stays for years.
-    No method finds a file of another tenant.
+    - budget_bytes: bound of all files together; 0 for none.
+    - keep_seconds: how long a file is kept at most.
+    - clock: returns seconds that only grow. So a change of the time of day neither drops a file nor keeps one for
+      years.
+
+    If there is no room, the tenant with the most bytes loses its oldest file.
     """
 
     def __init__(self, budget_bytes: int, keep_seconds: int, clock: Callable[[], float] = time.monotonic) -> None:

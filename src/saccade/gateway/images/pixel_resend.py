@@ -16,10 +16,10 @@ from saccade.protocol.request import MediaPixels
 
 
 class PixelResend:
-    """The encoded images that a request sent by hash, kept while its worker may ask for their pixels.
+    """The encoded images that a request sent by hash, while its worker may ask for their pixels.
 
     *request* counts the encoded images, and the pixels until *resources* closes. With *keeps_all* it also counts the
-    other images, which the caller keeps for another worker until this one answers.
+    other images: the caller keeps them for another worker until this one answers.
     """
 
     def __init__(

@@ -12,9 +12,9 @@ from saccade.protocol.media import Span
 
 @dataclass(frozen=True)
 class PromptImages:
-    """The images of one prompt: the tokens of images[i] lie in the spans of spans[i].
+    """The images of one prompt: spans[i] are the placeholders of images[i].
 
-    Images with a content hash in *held_hashes* are sent without pixels: the worker should hold their encoder outputs.
+    The worker should hold the encoder outputs of *held_hashes*, so these images are sent without pixels.
     """
 
     images: tuple[EncodedImage, ...] = ()

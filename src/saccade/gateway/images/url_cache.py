@@ -33,9 +33,12 @@ class _Entry:
 
 
 class UrlCache:
-    """Encoded images by (salt, URL): an LRU cache of *capacity_bytes*; 0 turns it off.
+    """Encoded images by (salt, URL), least recently used first to go.
 
-    *clock* returns seconds. *num_hits* counts fresh images; stale ones that need revalidation count as *num_misses*.
+    - capacity_bytes: 0 turns it off.
+    - clock: returns seconds.
+    - num_hits: how often a fresh image was found.
+    - num_misses: how often none was, or one that must be revalidated.
     """
 
     def __init__(self, capacity_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:

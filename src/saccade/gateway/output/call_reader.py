@@ -1,4 +1,4 @@
-"""What all readers of calls have in common: the calls and pieces that they yield, and the content around them."""
+"""The base of all readers of calls: the calls and pieces that they yield, and the content around these."""
 
 import secrets
 from abc import ABC, abstractmethod
@@ -54,10 +54,13 @@ Piece = Sequence[int] | str | GeneratedCall
 
 @dataclass(eq=False)
 class CallReader(ABC):
-    """Separates the tokens of one answer. Unless *many* calls are allowed, the answer ends with its first call.
+    """Separates the calls of one answer from its content.
 
-    It may call *functions*. The chat has *num_earlier* calls already. The text of the content goes through *separator*.
-    The answer *is_cut* if it ended within a call.
+    - functions: those that the answer may call.
+    - many: whether several calls are allowed; else the answer ends with its first call.
+    - num_earlier: how many calls the chat has already.
+    - separator: what the content's text goes through.
+    - is_cut: whether the answer ended within a call.
     """
 
     tokens: ToolCallTokens

@@ -1,5 +1,5 @@
-"""Options of a request for all its images and videos, vLLM's `mm_processor_kwargs` and `media_io_kwargs`; the same for
-one part of a message; and what the operator sets for requests that do not set it.
+"""Options of images and videos: a request's for all of them (vLLM's `mm_processor_kwargs` and `media_io_kwargs`), those
+of one part of a message, and the operator's for requests that set none.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""From parts of a message that hold an image, a file or a video to its source and its options."""
+"""From a message's part with an image, a file or a video to its source and its options."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Look for every text of a request in its prompt, so that no template leaves one out without a word."""
+"""Look for every text of a request in its prompt, so that no template leaves one out silently."""
 
 from collections.abc import Collection, Iterator, Sequence
 from json import dumps

@@ -18,11 +18,14 @@ _logger = structlog.get_logger(__name__)
 
 
 class ModelRegistry:
-    """The served models of *worker_pool*, built from its workers' descriptions; a model that cannot be built is logged.
+    """The served models of a pool of workers. A model that cannot be built is logged.
 
-    *parsers* are the operator's choice of parsers for answers. *model_files*, by model name, replace the files that the
-    workers send, and *chat_template* replaces the template in them. *unservable* gets the reason when all workers have
-    described their models and none can be built, unless one was served before.
+    - worker_pool: the workers whose descriptions models are built from.
+    - parsers: the operator's choice of parsers for answers.
+    - model_files: replace the files that workers send, by model name.
+    - chat_template: replaces the template in the files.
+    - unservable: called with the reason when all workers have described their models and none can be built, unless one
+      was served before.
     """
 
     def __init__(

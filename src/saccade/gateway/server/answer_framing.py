@@ -1,4 +1,4 @@
-"""How an answer is framed and written: what uvicorn, which knows HTTP/1.1 only, leaves to its user."""
+"""Frame and write an answer, beyond what uvicorn does: it knows HTTP/1.1 only."""
 
 import asyncio
 from collections.abc import Callable

@@ -47,7 +47,7 @@ TOO_MUCH_FRAMING = "The request has too many bytes besides its body: send larger
 
 
 class Places(Protocol):
-    """What a connection asks the account of all connections, which has the *limits*."""
+    """The account of all connections, as one of them sees it."""
 
     limits: ConnectionLimits
 

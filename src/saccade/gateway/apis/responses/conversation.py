@@ -102,9 +102,12 @@ class Conversation:
 
 @dataclass(frozen=True)
 class ReadResponse:
-    """The *chat* that a request continues, the client's *names* of its fields, its *tools*, and a *warning* or "".
+    """The chat that a request continues.
 
-    *num_known* of the chat's messages are not new.
+    - names: the client's names of the chat's fields.
+    - tools: those that the chat declares.
+    - warning: for the client; "" for none.
+    - num_known: how many of the chat's messages are not new.
     """
 
     chat: ChatRequest

@@ -15,7 +15,7 @@ MAX_WAITING_VIDEOS = 64
 
 
 class FileTime:
-    """The *seconds* that processes may still work on one PDF, whose pages are jobs of their own, of *total_seconds*."""
+    """How many *seconds*, of *total_seconds*, processes may still work on one PDF, whose pages are separate jobs."""
 
     def __init__(self, total_seconds: float) -> None:
         self.total_seconds = self.seconds = total_seconds
@@ -29,7 +29,7 @@ class FileTime:
 
 @dataclass(frozen=True)
 class Turn:
-    """A job's *process*; *turns* are its turns in the queues that it has passed. The job takes its *file_time*."""
+    """A job's *process*, its *turns* in the queues that it has passed, and the *file_time* that it uses up."""
 
     process: DecodeProcess
     turns: contextlib.ExitStack
@@ -37,11 +37,11 @@ class Turn:
 
 
 class DecodeQueue:
-    """Gives each job an idle process once the budget of decoded bytes has room for it, fairly between clients.
+    """Gives each job an idle process once the budget for decoded bytes has room for it. Clients take turns.
 
-    Slow jobs (videos, PDFs, and images that have shown to be slow) may take half a minute. So only *max_slow* processes
-    work on them, and other images overtake those that wait. Videos first wait for one another, up to
-    *video_wait_seconds*. *lost* is called with a process that died while idle.
+    Slow jobs (videos, PDFs, and images that turned out slow) may take half a minute. So only *max_slow* processes work
+    on them, and other images overtake those that wait. Videos first wait for one another, up to *video_wait_seconds*.
+    *lost* is called with a process that died while idle.
     """
 
     def __init__(
