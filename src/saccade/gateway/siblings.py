@@ -98,11 +98,12 @@ class _WithoutTenants(Collector):
 
 
 class Siblings:
-    """Answers the siblings of *member*, and queries them. A sibling that does not answer in time is left out.
+    """Answers a process's siblings, and queries them. One that does not answer in time is left out.
 
-    A process that is alone has no *member*, and answers for itself. *work*, *forget_media* and *usages* (by tenant) are
-    this process's own. *registry* has its metrics, *shared* those that are equal in every process, such as the engines'
-    reports.
+    - member: this process's number; a process that is alone has none, and answers for itself.
+    - work, forget_media, usages (by tenant): this process's own.
+    - registry: its metrics.
+    - shared: metrics that are equal in every process, such as the engines' reports.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class Siblings:
 
 
 class Indexer:
-    """Answers gateway processes at the Unix socket *path* from an index of *index_bytes* of *worker_pool*."""
+    """Answers gateway processes at the Unix socket *path*, from an index of the pool's caches with *index_bytes*."""
 
     def __init__(
         self, worker_pool: WorkerPool, path: Path, index_bytes: int = RoutingSettings.routing_index_bytes

@@ -4,7 +4,7 @@ A struct may say more than its fields in class variables:
 
 - *of_types* maps each value of its `type`, "" for none, to the fields that only such types have. Objects of other types
   are refused or left out as a whole, so nothing in them is named.
-- *without_effect* names fields that clients send and that change no answer. Nothing is named there if it is empty.
+- *without_effect* names fields that clients send and that change no answer. An empty one is not reported.
 """
 
 from collections.abc import Iterator, Mapping
@@ -89,7 +89,7 @@ def _struct_in(annotation: Any) -> type[Struct] | None:
 
 
 class UnknownFields:
-    """Finds the fields of bodies of one *kind* that it and the structs in it do not read."""
+    """Finds the fields in bodies that neither the struct *kind* nor the structs in it read."""
 
     def __init__(self, kind: type[Struct]) -> None:
         self._kind = kind

@@ -1,7 +1,8 @@
 """Dimensions and orientation of an AVIF image, from its boxes alone, and its Exif and XMP.
 
 Sources: ISO/IEC 14496-12 (boxes, pitm, iinf, iloc, iref), ISO/IEC 23008-12 (ispe, irot, imir, clap, ipma), AV1 Image
-File Format. Of an animation (brand avis) the primary item is used, as in a still image; a file without one is damaged.
+File Format. An animation (brand avis) is read by its primary item, as a still image is; without one, the file is
+damaged.
 """
 
 import struct

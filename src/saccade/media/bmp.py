@@ -1,8 +1,8 @@
 """Decode BMP in runs (RLE). In decode processes.
 
 Pillow's decoder of runs takes a step for each pixel that a short row lacks: minutes for a file of kilobytes. This one
-takes a step for each code. Of a run of four bits and an odd number of pixels that are written out, Pillow omits the
-last; here it counts, as the format says. Other BMPs are left to Pillow.
+takes a step for each code. When a file writes out an odd number of four-bit pixels, Pillow omits the last one; here it
+counts, as the format says. Other BMPs are left to Pillow.
 """
 
 import numpy as np

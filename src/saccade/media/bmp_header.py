@@ -1,7 +1,7 @@
 """Dimensions and coding of a BMP, from its headers, and the kinds of coding that are decoded.
 
 Sources: BITMAPFILEHEADER, BITMAPINFOHEADER, BITMAPV4HEADER and BITMAPV5HEADER (Windows GDI); Bitmap-File Formats of
-OS/2 2.0. If they leave a choice, it is that of Pillow 12.3 (BmpImagePlugin).
+OS/2 2.0. If they leave something open, it is as in Pillow 12.3 (BmpImagePlugin).
 """
 
 import struct
@@ -46,9 +46,13 @@ MASKS: dict[int, frozenset[tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class BmpHeader:
-    """What the headers say. *height* is positive; *is_top_down* says that the first row is the upper one.
+    """The content of the headers.
 
-    The palette has *colours* entries of *entry_bytes* from *palette* on, the pixels begin at *pixels*.
+    - height: positive.
+    - is_top_down: whether the first row is the upper one.
+    - palette: where the palette begins, in bytes from the file's begin.
+    - colours, entry_bytes: how many entries it has, and how long each is.
+    - pixels: where the pixels begin.
     """
 
     width: int

@@ -31,7 +31,10 @@ BAND_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Block:
-    """Outputs from *start* on are *weights* [outputs, inputs], float32 or float64, times the inputs from *first* on."""
+    """A part of a pass: outputs from *start* on are weights times inputs.
+
+    - first: the first of the inputs.
+    - weights: float32 or float64 [outputs, inputs]."""
 
     start: int
     first: int

@@ -1,4 +1,4 @@
-"""The two passes of a resize by cykooz-resizer, on four bytes a pixel. On x86-64 only."""
+"""The two passes of a resize, made by cykooz-resizer on four bytes a pixel. On x86-64 only."""
 
 import numpy as np
 import numpy.typing as npt

@@ -87,7 +87,9 @@ class FetchConfig:
 
 @dataclass(frozen=True)
 class Fetched:
-    """An encoded image and how it may be reused; *not_modified*: *encoded* is empty, the known image is valid."""
+    """An encoded image, and how it may be reused. If *not_modified*, the image that is known stays valid, and *encoded*
+    is empty.
+    """
 
     encoded: bytes
     reuse: Reuse
@@ -99,7 +101,7 @@ async def _without_bound(nbytes: int) -> None:
 
 
 class _Holding:
-    """The bytes that one fetch may keep. It awaits *hold* for more, and pauses *deadline* meanwhile."""
+    """The bytes that one fetch may keep. To get more it awaits *hold*, and pauses *deadline* meanwhile."""
 
     def __init__(self, hold: Callable[[int], Awaitable[None]], deadline: asyncio.Timeout) -> None:
         self._hold = hold

@@ -139,7 +139,7 @@ class Renderer:
 
 
 class Drawing(NamedTuple):
-    """A page as RGB [height, width, 3], uint8; not *is_whole* if letters that no font has are omitted."""
+    """A page as RGB, uint8 [height, width, 3]. It *is_whole* unless it lacks letters that no font has."""
 
     image: npt.NDArray[np.uint8]
     is_whole: bool

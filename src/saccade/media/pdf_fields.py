@@ -30,7 +30,7 @@ DEFAULT_FONT_SIZE = 12
 
 
 class Value(NamedTuple):
-    """What a field or a free text, an annotation of a page by its *number*, says and PDFium has to write."""
+    """The text of a field or of a free text, which PDFium has to write. *number* is the annotation's place on its page."""
 
     number: int
     text: str

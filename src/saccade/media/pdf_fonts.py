@@ -64,7 +64,7 @@ EXTRA = (
 
 
 class PdfFontSettings(msgspec.Struct, frozen=True):
-    """The operator's *folder* of fonts; *allows_gaps* if a page is drawn without the letters that no font has."""
+    """The operator's *folder* of fonts. With *allows_gaps*, a page is drawn without the letters that no font has."""
 
     folder: str | None = None
     allows_gaps: bool = False
@@ -77,7 +77,11 @@ class PdfFontSettings(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Font:
-    """A face at *offset* in *data*, an OpenType collection. *letters* are the code points that it can draw."""
+    """A face in an OpenType file.
+
+    - data: the file's bytes, perhaps of several faces.
+    - offset: where the face begins in them.
+    - letters: the code points that it can draw."""
 
     family: str
     data: bytes

@@ -1,7 +1,7 @@
-"""What PDFium asks for if the font of a text is not in the file, and what it gets: memory, never a font of the machine.
+"""Fonts for PDFium when a text's font is not in the file: from memory, never the machine's.
 
-At first PDFium gets nothing, and draws with its own fonts: they have Latin letters and symbols. A page with others is
-drawn again with fonts that have them.
+At first PDFium gets none, and draws with its own fonts, which have Latin letters and symbols. A page with other letters
+is drawn again with fonts that have them.
 """
 
 import ctypes
@@ -30,9 +30,10 @@ CALLBACKS = dict(pdfium.FPDF_SYSFONTINFO._fields_)
 
 @dataclass
 class PageFonts:
-    """What PDFium gets on one page: one of *fonts*, which are none at first.
+    """The fonts that PDFium gets on one page.
 
-    *needed* are letters by plain name of a font, none for those that PDFium's own font draws. A survey has one font.
+    - fonts: none at first; a survey has one.
+    - needed: letters by the plain name of their font, without those that PDFium's own font draws.
     """
 
     fonts: Sequence[Font] = ()

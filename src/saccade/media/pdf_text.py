@@ -1,4 +1,4 @@
-"""Letters of a page of a PDF that PDFium cannot draw: their font is not in the file, and no other font has them."""
+"""Find the letters of a PDF's page that PDFium cannot draw: their font is not in the file, and no other font has them."""
 
 import ctypes
 import sys
@@ -40,7 +40,9 @@ UNSEEN = pdfium.FPDF_ANNOT_FLAG_HIDDEN | pdfium.FPDF_ANNOT_FLAG_NOVIEW
 
 @dataclass
 class Letters:
-    """Letters in one font that is not in the file, by code points; if *has_unnamed*, some have numbers only."""
+    """A page's letters in one font that is not in the file, as code points. If it *has_unnamed*, some have only
+    numbers.
+    """
 
     drawn: set[int] = field(default_factory=set)
     missing: set[int] = field(default_factory=set)
@@ -54,9 +56,8 @@ class Letters:
 
 @dataclass(frozen=True)
 class PageText:
-    """The visible letters of a page *by_font* of the fonts that are not in the file.
-
-    If it *has_flat_text*, without extent, some letters are left out.
+    """A page's visible letters whose fonts are not in the file, *by_font*. If it *has_flat_text*, text without extent,
+    some letters are left out.
     """
 
     by_font: Mapping[str, Letters]

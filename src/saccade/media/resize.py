@@ -1,8 +1,8 @@
 """Resampling of uint8, bit for bit equal to torchvision's. In decode processes only.
 
-By cykooz-resizer, which has the arithmetic of torch and is as fast, but makes both passes in another order. So each
-pass is one call. It has no build for other processors than x86-64, and weights of fewer bits if an image shrinks
-strongly: then numpy resizes.
+cykooz-resizer does it with torch's arithmetic and as fast, but makes the two passes in another order, so each pass is
+one call. It has builds for x86-64 only, and its weights have fewer bits when an image shrinks strongly. In both cases
+numpy resizes.
 """
 
 import platform

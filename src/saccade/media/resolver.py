@@ -28,14 +28,14 @@ _NO_SORTING = 1 << 7  # ARES_AI_NOSORT; sorting opens a socket for every address
 
 @dataclass(frozen=True)
 class Records:
-    """The addresses of a name: IPv4, or, if it has none, IPv6; the least time to live among them, in seconds."""
+    """A name's addresses (IPv6 only if it has no IPv4), and the shortest time to live among them, in seconds."""
 
     addresses: tuple[str, ...]
     seconds_to_live: int
 
 
 class DnsResolver(AbstractResolver):
-    """Query the operating system's name servers, or *servers*, each as `127.0.0.1:53`."""
+    """Asks the system's name servers, or *servers*, each as `127.0.0.1:53`."""
 
     def __init__(self, servers: Iterable[str] = ()) -> None:
         self._servers = tuple(servers)

@@ -57,7 +57,7 @@ class Stream(Protocol):
 
 
 class _ZlibStream:
-    """A Stream over zlib's decompressor, which has other names for the same."""
+    """A Stream over zlib's decompressor, which names its methods differently."""
 
     def __init__(self, window_bits: int) -> None:
         self._object = zlib.decompressobj(window_bits)
@@ -78,7 +78,7 @@ class _ZlibStream:
 
 
 class _PlainStream:
-    """A Stream of bytes that are not compressed, and that only the body ends."""
+    """A Stream of bytes that are not compressed. It ends with the body."""
 
     eof, needs_input, unused_data = False, True, b""
 
@@ -155,7 +155,7 @@ def _unserved(message: str, reason: str) -> Coding:
 class EncodedBody:
     """A body that arrives in *coding*: feed() takes its pieces, each decode() is one step.
 
-    *has_more* is whether another step can do something before the next piece.
+    *has_more* says whether another step can decode something before the next piece.
     """
 
     def __init__(self, coding: Coding) -> None:

@@ -36,9 +36,10 @@ NO_ROOM = (
 
 
 class WholeResponse:
-    """A response that is sent when it is complete. *memory* counts it, and what its writers keep of it until then.
+    """A response that is sent when it is complete.
 
-    One that is longer than a piece ends with QueueFull if no memory is left while it grows.
+    *memory* counts it, and what its writers keep until then. If memory runs out while a response of more than one piece
+    grows, it ends with QueueFull.
     """
 
     def __init__(self, send: Send, memory: Reservation) -> None:

@@ -1,4 +1,4 @@
-"""Cuts what a client sends into requests, and settles what the parser of heads and chunks leaves to its user.
+"""Divides a client's bytes into requests, and decides what the parser of heads and chunks leaves open.
 
 The parser (llhttp, through httptools) sees the bytes of one request at a time, so what follows a request is read when
 its answer has been sent. A request that might end in more than one place is refused, and its connection ends.
@@ -56,7 +56,7 @@ def body_length(version: str, headers: Sequence[tuple[bytes, bytes]]) -> int | N
 class RequestReader:
     """Gives *connection*'s parser the head of a request, then its body; each read() stops at the end of either.
 
-    The connection, whose methods the parser calls, says by begin_body() and end_body() what it learns there.
+    The parser calls the connection's methods, and the connection calls begin_body() and end_body() in turn.
     """
 
     def __init__(self, connection: HttpToolsProtocol) -> None:

@@ -1,7 +1,7 @@
-"""Constraints of a request on its answer: a schema or grammar, and calls of tools.
+"""What a request demands of its answer: a schema or grammar, or calls of tools.
 
-A schema comes from OpenAI's `response_format`, or vLLM's `structured_outputs` or `guided_*`, or from what llama.cpp,
-TGI and SGLang have in their place; calls come from `tool_choice` and `strict` functions.
+A schema comes from OpenAI's `response_format`, vLLM's `structured_outputs` or `guided_*`, or the fields that llama.cpp,
+TGI and SGLang have instead. Calls come from `tool_choice` and `strict` functions.
 """
 
 import json

@@ -34,7 +34,7 @@ SAYS_NOTHING = (InternalError.code, DeadlineExceeded.code)
 
 @dataclass(frozen=True)
 class AnswerGrammar:
-    """The *grammar* of an answer, from the field *param*; it does not enforce the keywords at the places *dropped*."""
+    """The *grammar* of an answer, from the field *param*. It does not enforce the schema's keywords at *dropped*."""
 
     grammar: Grammar
     param: str
@@ -53,7 +53,7 @@ class AnswerGrammar:
 
 
 class RequestGrammars:
-    """Tries constraints, each in a child, a few at a time, fairly between clients, and caches the outcomes."""
+    """Tries constraints, each in a child and a few at a time, and caches the outcomes. Clients take turns."""
 
     def __init__(self, limits: ChildLimits = LIMITS) -> None:
         self._limits = limits

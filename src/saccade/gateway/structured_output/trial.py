@@ -49,7 +49,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Trial:
-    """The trial of *constraint* in a child; any thread may call kill() if nobody waits for the outcome."""
+    """The trial of *constraint* in a child. If nobody waits for the outcome any more, any thread may call kill()."""
 
     def __init__(self, constraint: Constraint, limits: ChildLimits) -> None:
         self._constraint = constraint

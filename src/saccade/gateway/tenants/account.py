@@ -26,7 +26,7 @@ REFILL_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a tenant per minute; None is no limit. *tokens* are of prompts and answers."""
+    """A tenant's limits per minute; None is no limit. *tokens* count prompts and answers."""
 
     requests: int | None = None
     tokens: int | None = None
@@ -98,7 +98,8 @@ def request_salt(salt: bytes, cache_salt: str | None) -> bytes:
 class TokenBucket:
     """At most *per_minute* units, which refill evenly within a minute; None is no limit. A new bucket is full.
 
-    A caller may spend more than the level: it then is negative, and the debt refills first. *clock* returns seconds.
+    A caller may spend more than there is: the level is then negative, and has to rise to 0 first. *clock* returns
+    seconds.
     """
 
     def __init__(self, per_minute: int | None, clock: Callable[[], float]) -> None:
@@ -146,7 +147,7 @@ class TokenBucket:
 
 
 class Account:
-    """The account of *tenant* at one of *num_processes* gateway processes, each with its share of the limits.
+    """A tenant's account at one gateway process. Each of *num_processes* has its share of the limits.
 
     A request is refused if a limit has nothing left, and else is charged in full: a prompt may be longer than the rest,
     and the tokens of an answer are known only as they are generated. The excess is deducted from the next minute.

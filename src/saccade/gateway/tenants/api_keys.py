@@ -38,12 +38,16 @@ def read_keys_file(file: WatchedFile, flags: Mapping[bytes, str]) -> KeyTable:
 
 
 class ApiKeyStore:
-    """The accounts of the tenants with *api_keys*, one each, and of those in the file at *path*.
+    """The accounts of all tenants, by their keys. Without keys, everybody shares one account. Raises StartupError.
 
-    Without both, everybody shares one account. *kind* names the keys in errors. *admin_keys* must not be in the file.
-    Each of *num_processes* gateway processes has its share of the limits. *named* are the accounts of the file's
-    tenants, by name; *everybody* is the account of requests without key. *fault* says why the current file is not used,
-    "" if it is. Raises StartupError.
+    - api_keys: keys of tenants that have an account each, without limits.
+    - path: the file of other tenants and their keys.
+    - admin_keys: keys that must not be in the file.
+    - kind: names the keys in errors.
+    - num_processes: the gateway processes that share the limits.
+    - named: the accounts of the file's tenants, by name.
+    - everybody: the account of requests without a key.
+    - fault: why the file, as it is now, is not used; "" if it is.
     """
 
     def __init__(
