@@ -22,8 +22,8 @@ FLUSH_SECONDS = 2.0
 class LineWriter:
     """Write whole lines to *descriptor*. write() never blocks; if the queue is full, it drops the line.
 
-    *tell_dropped* returns the line about a number of dropped lines. It is written when writing works again. A disk that
-    becomes full may cut a line; the next line begins on its own, so that a reader of JSON loses one only.
+    *tell_dropped* returns a line that says how many lines were dropped; it is written when writing works again. A full
+    disk may cut a line. The next line begins afresh, so a reader of JSON loses only one.
     """
 
     def __init__(self, descriptor: int, tell_dropped: Callable[[int], bytes], max_bytes: int = MAX_BYTES) -> None:
@@ -108,8 +108,8 @@ class LineWriter:
 class LogOutput:
     """The destination of a process's log lines, their least *level*, and whether it is a terminal.
 
-    *has_short_lines*: people read it, and requests have a short line at every level.
-    *num_lines* counts lines by the name of their level.
+    With *has_short_lines*, people read it, and each request has a short line at every level. *num_lines* counts lines
+    by the name of their level.
     """
 
     writer: LineWriter

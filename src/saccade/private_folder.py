@@ -1,4 +1,4 @@
-"""A folder for the files and sockets of one run of a program, which no other user may enter."""
+"""A folder for the files and sockets of one run. No other user may enter it."""
 
 import contextlib
 import tempfile

@@ -39,7 +39,7 @@ _SHORT_SECONDS = (0.0001, 0.00025, 0.0005, *_SECONDS[:10])
 
 
 class AnswerMetrics:
-    """Metrics of an answer, observed at its end for each of its samples."""
+    """Metrics of an answer, observed for each of its samples when it ends."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         histogram = partial(Histogram, labelnames=MODEL, registry=registry)

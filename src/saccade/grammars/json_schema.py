@@ -70,7 +70,7 @@ UNREACHED: Final = 2**31
 
 @dataclass
 class SupportedSchema:
-    """A schema that answers match; *dropped* are the places of keywords of the client's schema that it lacks."""
+    """A schema that answers match. *dropped* are the places of the client's keywords that it lacks."""
 
     schema: Schema
     dropped: list[str] = field(default_factory=list)

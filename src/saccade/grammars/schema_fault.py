@@ -1,7 +1,7 @@
 """Find why a JSON schema cannot be enforced: the keyword at fault, and those that it contradicts.
 
-A compiler only says that it failed, and some of what fails does no harm, such as an optional property that has no
-value. So the fault is what must go for the rest to compile.
+A compiler says only that it failed, and a part that fails may do no harm, such as an optional property without a value.
+So the fault is the part that must go for the rest to compile.
 """
 
 import re

@@ -18,7 +18,9 @@ MAX_SCHEMAS: Final = 10_000
 
 
 class Part(NamedTuple):
-    """A *schema* in another one: its *place* for people, and where its parent has it: a keyword, and a key or index."""
+    """A *schema* in another one: its *place* for people, and the keyword, and key or index, under which its parent has
+    it.
+    """
 
     place: str
     keyword: str

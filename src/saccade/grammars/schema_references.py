@@ -1,6 +1,6 @@
-"""References within a JSON schema, as JSON pointers from its root; then nothing needs its identifiers.
+"""Turn the references within a JSON schema into JSON pointers from its root, so that nothing needs its identifiers.
 
-`$id` gives a schema a URI, to which the references in it are relative, and `$anchor` a name (JSON Schema 2020-12,
+`$id` gives a schema a URI, to which the references in it are relative. `$anchor` gives it a name (JSON Schema 2020-12,
 section 8.2). Draft 4 has `id` for both, drafts 6 and 7 have `$id`. No schema is fetched.
 """
 

@@ -15,7 +15,9 @@ INT64 = "l" if array("l").itemsize == 8 else "q"
 
 
 class MediaRun(NamedTuple):
-    """Placeholder tokens [start, start + length) of a prompt, for an item's tokens [offset, offset + length)."""
+    """The part of a prompt that shows an item: *length* placeholders from *start*, beginning at the item's token
+    *offset*.
+    """
 
     start: int
     length: int
@@ -24,7 +26,7 @@ class MediaRun(NamedTuple):
 
 
 class MediaOverlap(NamedTuple):
-    """Tokens [start, start + length) of a block, for an image's tokens from *offset* on."""
+    """The part of a block that shows an image: *length* tokens from *start*, from the image's token *offset* on."""
 
     content_hash: bytes
     start: int

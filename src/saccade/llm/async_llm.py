@@ -1,4 +1,4 @@
-"""AsyncLLM: a gateway's rooms in the caller's event loop, and a worker with its engine as a child. Nothing listens.
+"""AsyncLLM: a gateway in the caller's event loop, and a worker with its engine as a child. Nothing listens.
 
 The engine has its own processes, so it neither takes the caller down with it nor waits for the interpreter's lock.
 """

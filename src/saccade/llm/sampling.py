@@ -18,8 +18,8 @@ class SamplingParams(AnswerFields, frozen=True, kw_only=True):
 
         SamplingParams(temperature=0, max_tokens=128, stop=["."])
 
-    *logprobs* may be a number, as in vLLM: of the most likely tokens to return for each position. Raises InvalidValue
-    for a value that no model takes.
+    *logprobs* may be a number, as in vLLM: how many of the likeliest tokens to return for each position. Raises
+    InvalidValue for a value that no model takes.
     """
 
     logprobs: bool | int | None = None
@@ -45,7 +45,7 @@ class SamplingParams(AnswerFields, frozen=True, kw_only=True):
 
 
 class ChatOptions(TypedDict, total=False):
-    """Other fields of POST /v1/chat/completions; docs/api.md explains them."""
+    """Other fields of POST /v1/chat/completions; docs/api/chat.md explains them."""
 
     tools: Sequence[Mapping[str, Any]]
     tool_choice: str | Mapping[str, Any]

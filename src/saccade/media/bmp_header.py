@@ -50,9 +50,9 @@ class BmpHeader:
 
     - height: positive.
     - is_top_down: whether the first row is the upper one.
-    - palette: where the palette begins, in bytes from the file's begin.
+    - palette: the palette's place, in bytes from the file's begin.
     - colours, entry_bytes: how many entries it has, and how long each is.
-    - pixels: where the pixels begin.
+    - pixels: the place of the pixels, alike.
     """
 
     width: int

@@ -30,7 +30,7 @@ DEFAULT_FONT_SIZE = 12
 
 
 class Value(NamedTuple):
-    """The text of a field or of a free text, which PDFium has to write. *number* is the annotation's place on its page."""
+    """The text of a field or a free text, for PDFium to write. *number* is the annotation's place on its page."""
 
     number: int
     text: str

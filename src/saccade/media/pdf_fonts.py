@@ -80,7 +80,7 @@ class Font:
     """A face in an OpenType file.
 
     - data: the file's bytes, perhaps of several faces.
-    - offset: where the face begins in them.
+    - offset: the face's place in them.
     - letters: the code points that it can draw."""
 
     family: str

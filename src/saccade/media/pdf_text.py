@@ -1,4 +1,4 @@
-"""Find the letters of a PDF's page that PDFium cannot draw: their font is not in the file, and no other font has them."""
+"""Find the letters on a PDF's page that PDFium cannot draw: neither the file nor another font has them."""
 
 import ctypes
 import sys

@@ -7,10 +7,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """The messages of a request as chat templates take them, and its images, encoded as they came.
+    """The messages of a request, as chat templates take them, and its images, encoded as they came.
 
-    images[i] belongs to the i-th part that is no text, as media[i] of the EngineRequest does. *switches* are the
-    template's variables that the request sets.
+    - images: entry i belongs to the i-th part that is no text, like media[i] of the EngineRequest.
+    - switches: the template's variables that the request sets.
     """
 
     messages: tuple[Mapping[str, Any], ...]

@@ -52,7 +52,7 @@ class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class EngineProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
-    """Loading goes on: *stage* in words, *done* of *total* (0 of 0 if it cannot be counted)."""
+    """Loading goes on: *done* of *total* units of the *stage*, a phrase; 0 of 0 if it cannot be counted."""
 
     stage: str
     done: int = 0
@@ -66,9 +66,9 @@ class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 class EngineStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """The encoded StepFrames of a step by connection. The engine sends one at least once a second, even when idle.
+    """A step's encoded StepFrames, by connection. The engine sends one at least once a second, even when idle.
 
-    *iteration* grows by one per loop iteration, idle ones too; an engine whose iteration stands still counts as hung.
+    *iteration* counts the loop's iterations, idle ones too. An engine hangs if it stands still.
     """
 
     iteration: int

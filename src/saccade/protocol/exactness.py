@@ -11,10 +11,14 @@ LEVELS: tuple[Level, ...] = ("NONE", "TEXT_PREFIX", "DEGRADED", "EXACT")
 
 
 class Exactness(msgspec.Struct, frozen=True):
-    """EXACT: every block of a prompt; TEXT_PREFIX: blocks before the first image; NONE: nothing.
+    """Which blocks of a prompt a gateway knows, and why not all.
 
-    DEGRADED: reported blocks are identified exactly, but reports do not cover all that the worker holds, or all that
-    decides what it can reuse. *reason* says why the level is not EXACT.
+    - EXACT: every block.
+    - DEGRADED: reported blocks for certain. The worker may hold more, or reuse less.
+    - TEXT_PREFIX: blocks before the first image.
+    - NONE: no block.
+
+    *reason* says why the level is not EXACT.
     """
 
     level: Level

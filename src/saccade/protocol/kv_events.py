@@ -12,7 +12,7 @@ Digest = Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
 class MediaPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Tokens [start, start + length) of a block show item tokens from *offset* on of an image."""
+    """The part of a block that shows an image: *length* tokens from *start*, from the image's token *offset* on."""
 
     content_hash: Digest
     start: int
@@ -43,7 +43,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
 
 
 class StateStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="state-stored"):
-    """More that prompts with the same beginning need to resume after block *key* is held.
+    """The worker holds what a prompt needs, besides its blocks, to resume after block *key*.
 
     In a model with recurrent layers (Description.resumes_at_states) it is their states after the block: a prompt can
     resume only at such a key. In a model of layers with a window (Description.window) it is the block of those layers:
@@ -54,7 +54,7 @@ class StateStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="s
 
 
 class StateRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="state-removed"):
-    """What StateStored reported was dropped."""
+    """The worker has dropped what StateStored reported."""
 
     key: Digest
 

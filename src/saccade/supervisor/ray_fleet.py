@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ReplicaSpec:
-    """What a replica is: the words after `saccade worker`, without its address, and what it needs of its node.
+    """A replica: the words after `saccade worker`, without its address, and the resources of its node that it needs.
 
-    *stop_seconds* are from SIGTERM until it is killed.
+    It is killed *stop_seconds* after SIGTERM.
     """
 
     arguments: tuple[str, ...]

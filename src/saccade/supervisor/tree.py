@@ -29,11 +29,12 @@ EXIT_NOT_STARTED = 126
 
 @dataclasses.dataclass(frozen=True)
 class ChildSpec:
-    """What to start, and how long it may take to end after SIGTERM. *environment* None means ours.
+    """A program to start, and how long it may take to end after SIGTERM.
 
-    *error_codes* are the exit codes before which the program prints its own error. *ends_with_previous*: it gets
-    SIGTERM together with the program before it, not after that has ended. At the socket *beats_at* the program runs a
-    local_calls.CallServer on the event loop that does its work.
+    - environment: None for ours.
+    - error_codes: exit codes with which the program has printed its own error.
+    - ends_with_previous: whether it gets SIGTERM together with the program before it, or when that has ended.
+    - beats_at: a socket at which the program runs a local_calls.CallServer, on the event loop that does its work.
     """
 
     name: str

@@ -40,11 +40,13 @@ _RESULT = {**RESULT, "content": _PROBE}
 class ChatTemplate:
     """One checkpoint's chat template.
 
-    *special_tokens* are the strings that become single ids if the template writes them; *variables* are bos_token and
-    the like. For a template that takes only strings, content becomes one string with the *image_tag* in place of each
-    image. A template that takes only lists is detected, and strings are passed to it as lists. *tool_variables* makes
-    the variables for tools, by default `tools`. Raises StartupError if the source is not a template, or exceeds a
-    rendering's limits for one short message.
+    - special_tokens: strings that become single ids if the template writes them.
+    - variables: bos_token and the like.
+    - image_tag: for a template that takes only strings; content becomes one string with a tag in place of each image.
+    - tool_variables: makes the variables for tools, by default `tools`.
+
+    A template that takes only lists is detected, and gets strings as lists. Raises StartupError if the source is not a
+    template, or exceeds a rendering's limits for one short message.
     """
 
     def __init__(

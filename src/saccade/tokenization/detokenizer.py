@@ -58,9 +58,11 @@ class StopMatch:
 
 @dataclass(frozen=True)
 class TextRules:
-    """Which part of an answer is shown. *stop* strings end it, once it has more than *min_tokens* tokens.
+    """Which part of an answer is shown.
 
-    The stop string itself is shown only with *shows_stop*, and special tokens only with *shows_special*.
+    - stop: strings that end it, once it has more than *min_tokens* tokens.
+    - shows_stop: whether the stop string itself is shown.
+    - shows_special: whether special tokens are.
     """
 
     stop: tuple[str, ...] = ()

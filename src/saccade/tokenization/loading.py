@@ -17,10 +17,11 @@ from saccade.tokenization.tokenizer_json import JsonTokenizer
 class TokenizerNeeds:
     """A family's requirements on its tokenizer.
 
-    The token for images is that of *placeholder_token_id*, or *placeholder* if the id is None; it is special, also if
-    the files do not say so. A model that reads text only has none. *tiktoken_pattern* splits text before a
-    tiktoken.model encodes it. With *split_at_images* every stretch of text between two *image_tag*s is tokenised
-    separately.
+    - placeholder_token_id, placeholder: the token for images, by its id, or by its text if the id is None. It is
+      special, even if the files do not say so. A model that reads text only has none.
+    - tiktoken_pattern: splits text before a tiktoken.model encodes it.
+    - split_at_images: whether each stretch of text between two image tags is tokenised separately.
+    - image_tag: what the template writes for an image.
     """
 
     placeholder: str

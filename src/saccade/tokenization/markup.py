@@ -50,7 +50,7 @@ class Markup(NamedTuple):
 class MarkupReader:
     """Reads the tags of one answer.
 
-    *num_tokens* is by how much the tokens so far exceed the ids that were returned for them.
+    *num_tokens* says how many more tokens there were so far than ids that were returned for them.
     """
 
     def __init__(self, markup: Markup, tokenizer: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""The messages and tools that chat templates are given."""
+"""The messages and tools that chat templates take."""
 
 from collections.abc import Mapping
 from typing import Any

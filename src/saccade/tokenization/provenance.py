@@ -98,7 +98,7 @@ Render = Callable[[Disguise], str]
 
 
 class Provenance:
-    """Split rendered prompts at the template's special tokens and at the gateway's image tags.
+    """Splits rendered prompts at the template's special tokens and the gateway's image tags.
 
     *words* are those that the template looks for.
     """

@@ -1,6 +1,6 @@
 """Jinja with a meter: it stops a template that loops for ever or builds a huge value.
 
-A template is a program from the model's folder, and it runs in the gateway. Every step that can repeat work or make a
+A template is a program from the model's folder, and runs in the gateway. Every step that can repeat work or make a
 larger value passes the meter: an iteration of a loop, a call, a filter, an operator, a comparison, a literal, a slice,
 an output. The meter counts processor time and the bytes of all values made. If one step can multiply a value
 (`'x' * 10**9`, `center`, `replace`, a format's width), the meter computes the size before the value is made.
