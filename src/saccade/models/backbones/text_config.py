@@ -19,6 +19,14 @@ from saccade.models.backbones.rope_scaling import (
 )
 from saccade.models.spec import NETWORK_DTYPE, HeadCut, KvSpec, Paged, Recurrent
 
+NORMALISED: Mapping[str, Any] = MappingProxyType({"norm_topk_prob": True})
+"""The reference of some decoders always normalises the weights of experts; vLLM does as the key says."""
+
+TIED: Mapping[str, Any] = MappingProxyType({"tie_word_embeddings": True})
+"""Of a top level that ties head and embedding unless config.json says otherwise: the default of some classes."""
+
+SHARED_WIDTH = "shared_expert_intermediate_size"
+
 
 class TextStyle(NamedTuple):
     """Properties of an architecture that config.json does not have, and the *defaults* of keys that it leaves out.
@@ -50,12 +58,6 @@ class TextStyle(NamedTuple):
         unknown = {ORIGINAL_LENGTH} - self.defaults.keys()
         return {**self.defaults, **{key: value for key, value in text.items() if key not in unknown}}
 
-
-NORMALISED: Mapping[str, Any] = MappingProxyType({"norm_topk_prob": True})
-"""The reference of some decoders always normalises the weights of experts; vLLM does as the key says."""
-
-TIED: Mapping[str, Any] = MappingProxyType({"tie_word_embeddings": True})
-"""Of a top level that ties head and embedding unless config.json says otherwise: the default of some classes."""
 
 PHI3 = TextStyle(text_defaults.PHI3, has_window=True)
 LLAMA = TextStyle(text_defaults.LLAMA)
@@ -256,9 +258,6 @@ def _mrope_section(text: Mapping[str, Any], style: TextStyle, num_pairs: int) ->
             return time, height, width
         case given:
             raise StartupError(f"config.json: `mrope_section` must be three whole numbers, not {given!r}.")
-
-
-SHARED_WIDTH = "shared_expert_intermediate_size"
 
 
 @dataclass(frozen=True)
