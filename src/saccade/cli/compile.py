@@ -12,8 +12,8 @@ from saccade.cli.screen import StartProgress, size
 from saccade.consoles import new_console
 from saccade.engine.config import EngineSettings
 from saccade.engine.installed import require_engine
+from saccade.log_setup import log_warnings
 from saccade.protocol.engine_ipc import EngineProgress
-from saccade.telemetry import log_warnings
 
 if TYPE_CHECKING:
     from saccade.engine.compilation import Stage
