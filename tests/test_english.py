@@ -1,6 +1,7 @@
 """Words and constructions that the project's English avoids: their counts only go down.
 
-`PYTHONPATH=tests/support/suite python tests/test_english.py` prints today's counts. A commit that removes some lowers the ceilings of its rows.
+`PYTHONPATH=tests/support/suite python tests/test_english.py` prints today's counts. A commit that removes some lowers the
+ceilings of its rows.
 """
 
 import ast
