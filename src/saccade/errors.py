@@ -53,11 +53,13 @@ MAX_CAUSE_CHARACTERS = 200
 class SaccadeError(Exception):
     """Base of all exceptions that Saccade raises.
 
-    A subclass names its *code* and its HTTP *status*, or has those of its base.
+    A subclass has a *code* and an HTTP *status* of its own, or those of its base.
 
-    *message* says what was wrong and what to do; *param* names the request's field, such as `messages[0].content[1]`.
-    *reason* is the log's sentence instead of *message*. Without it the log has *message* of a class that *is_logged*,
-    whose sentences hold numbers and the operator's names only; of other classes it has the code and the field.
+    - message: what was wrong, and what to do.
+    - param: the request's field, such as `messages[0].content[1]`.
+    - reason: the log's sentence in place of *message*.
+    - is_logged: whether the log has *message* if there is no *reason*: such sentences hold numbers and the operator's
+      names only. For other classes the log has the code and the field.
     """
 
     status: ClassVar[int] = 500

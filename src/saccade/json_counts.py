@@ -1,6 +1,6 @@
 """Counts the values of JSON before objects are made of it.
 
-Each count stops soon after *most*, and takes a text in stretches: other threads run between two of them.
+Each count stops soon after *most*. It reads a text in stretches, between which other threads run.
 """
 
 from collections.abc import Iterator

@@ -17,7 +17,7 @@ LIMIT_NAMES = ("ttft", "tpot", "e2el")
 
 
 class Load(NamedTuple):
-    """Some clients that wait for their answers ("concurrency"), or requests a second ("request rate")."""
+    """A number of clients that wait for their answers ("concurrency"), or of requests a second ("request rate")."""
 
     kind: str
     value: float

@@ -1,4 +1,4 @@
-"""Which requests may begin, be read and work now: a count of those in flight, and turns."""
+"""Decide which requests may begin, be read and do long work now: by a count of those in flight, and by turns."""
 
 import asyncio
 import contextlib

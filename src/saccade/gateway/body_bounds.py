@@ -1,4 +1,4 @@
-"""The bounds of a request's JSON, which are checked before values are made of it.
+"""The bounds of a request's JSON, which are checked before it is decoded.
 
 msgspec holds the interpreter's lock while it decodes, so a thread does not help: a body that could take long is refused
 by its bytes. Four figures bound the work: the bytes outside data: URLs, and among them the number of JSON strings,

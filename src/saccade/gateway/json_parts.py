@@ -1,4 +1,4 @@
-"""JSON in parts: what is long in an answer is encoded while it grows, and is never joined or copied as a whole."""
+"""JSON in parts: the long parts of an answer are encoded while they grow, and never joined or copied as a whole."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The gateway processes that share a port: their queries, so that each can answer for all, and the indexer they share.
+"""Queries between the gateway processes that share a port, so that each answers for all, and their common indexer.
 
 On their page of metrics every sample has the label `gateway_process`, and nothing is summed. A process that does not
 answer is missing from the page; a sum would fall and rise again, which Prometheus would treat as a restart.

@@ -1,4 +1,4 @@
-"""The images and videos that a conversation from Python contains as objects, instead of as URLs."""
+"""Images and videos that a conversation from Python holds as objects, not as URLs."""
 
 import io
 from collections.abc import Iterable, Mapping

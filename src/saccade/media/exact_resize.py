@@ -1,4 +1,4 @@
-"""The resize of the reference processors by numpy: exact for every size, on every processor, but not fast.
+"""The reference processors' resize in numpy: exact for every size and on every processor, but not fast.
 
 Torch resizes uint8 with whole numbers: weights are computed in double precision, multiplied by a power of two and
 rounded, so that the largest one fits into 16 bits; a pass sums products and rounds to uint8 (torch 2.13,

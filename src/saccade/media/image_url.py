@@ -63,7 +63,8 @@ class UrlReader:
     """Parse URLs of at most *max_characters* that name an allowed host.
 
     *allowed_domains* are exact names or `*.suffix`, which does not include the suffix itself; an empty list allows all.
-    *refusals* logs names that are not allowed. If the server *reads_files*, a path's message says how to name one.
+    *refusals* logs names that are not allowed. If the server *reads_files*, the error about a path says how to name a
+    file.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Fonts for text of PDFs whose own font is not in the file: those of the extra `fonts`, and a folder of the operator.
+"""Fonts for a PDF's text whose own font is not in the file: from the extra `fonts`, and from a folder of the operator.
 
 A page must look the same on every machine, so the machine's own fonts are never used. Source of the tables that are
 read here: OpenType 1.9.1, "Organization of an OpenType Font", "cmap" and "name".

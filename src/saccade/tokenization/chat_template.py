@@ -1,6 +1,6 @@
 """Render messages with the checkpoint's chat template.
 
-Its text and the users' text are told apart by rendering the chat again with users' text in disguise (provenance.py).
+To tell its text from the users', the chat is rendered again with the users' text in disguise (provenance.py).
 """
 
 import json

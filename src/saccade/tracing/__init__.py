@@ -1,1 +1,1 @@
-"""Traces of requests for OpenTelemetry: trace notes stages, tracer decides which requests, otlp sends the spans."""
+"""Traces of requests for OpenTelemetry: `trace` notes stages, `tracer` chooses requests, `otlp` sends spans."""

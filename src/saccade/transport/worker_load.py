@@ -1,4 +1,4 @@
-"""What a gateway keeps of the load that a worker reports."""
+"""The part of a worker's reported load that a gateway keeps."""
 
 import math
 

@@ -73,7 +73,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step to execute, and the sequences of the tokens and log probabilities in its output, in the output's order.
+    """A step to execute, and the sequences that the tokens and log probabilities in its output belong to, in order.
 
     *owners* are those of the chunks. A sequence is in *drawing* once for each of its draws.
     """

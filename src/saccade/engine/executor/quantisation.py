@@ -16,7 +16,8 @@ REGEX = "re:"
 class ModuleList:
     """The modules with a name in *names*, or one that *expression* matches from its start.
 
-    A name includes the modules within it, and may lack its first parts, for lists relative to the text model.
+    A name stands for all modules within it. It may lack its first parts, since some lists are relative to the text
+    model.
     """
 
     names: frozenset[str] = frozenset()

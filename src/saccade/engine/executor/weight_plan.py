@@ -1,8 +1,8 @@
 """Match the tensors of a checkpoint, by the headers of its files, to a network's parameters.
 
 Every tensor fills a parameter, or has the values that the network or the format computes itself, or the family or the
-format declares it as not needed. Every parameter is filled once. All faults are reported together. Of values, only
-those are read that stand for something else: biases that only the checkpoint has, and tensors that follow from others.
+format declares it as not needed. Every parameter is filled once. All faults are reported together. It reads the values
+of two kinds of tensors only: biases that only the checkpoint has, and tensors that follow from others.
 """
 
 from collections import Counter, defaultdict

@@ -10,7 +10,7 @@ Key = tuple[bytes, bytes, str]
 
 
 class ProcessorCache:
-    """An LRU cache of at most *budget_bytes* of patches in slots of *pool*; 0 keeps nothing.
+    """Patches in slots of *pool*, *budget_bytes* at most; the least recently used go first. 0 keeps none.
 
     Every image that get() returns holds one reference to its slot, which pool.release() drops.
     """

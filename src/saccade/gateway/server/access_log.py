@@ -170,7 +170,7 @@ class AccessLog:
 
 
 class LogMetrics(Collector):
-    """Metrics of log lines: how many were dropped, and how many were logged at each level, without requests'."""
+    """Metrics of log lines: how many were dropped, and how many each level has. Lines of requests do not count."""
 
     def __init__(self, output: LogOutput) -> None:
         self._output = output

@@ -1,7 +1,7 @@
 """One transfer's connection: messages with a code that only the holders of the transfer's key can compute.
 
 The source, which is the prefill worker, sends a nonce of 16 bytes. The destination answers with the transfer's name and
-a nonce of its own, and everything after that is messages:
+a nonce of its own. After that only messages follow:
 
     u32 bytes of the head, u64 bytes of the content, head (msgpack), content, code of 16 bytes
 

@@ -36,8 +36,8 @@ class TransferConfig:
 class KvTransfers:
     """The transfers of one engine, by their keys. Call it from the engine's thread.
 
-    *address* is where decode workers connect, None for a decode worker. The file descriptor wake_fd is readable while
-    events() has something new. Raises StartupError if it cannot listen on *bind*.
+    Decode workers connect to *address*; it is None for a decode worker itself. The file descriptor wake_fd is readable
+    while events() has something new. Raises StartupError if it cannot listen on *bind*.
     """
 
     def __init__(self, config: TransferConfig) -> None:

@@ -1,5 +1,7 @@
-"""The other ranks of rank 0: start their processes, send each the same commands, end with any of them. Rank 0 computes
-in the engine's process: one rank needs no further process, and no tokens cross a process border before the front.
+"""Start the other ranks' processes, send each the same commands, and end with any of them.
+
+Rank 0 computes in the engine's process. So one rank needs no further process, and no tokens cross a process border
+before the front.
 """
 
 import contextlib

@@ -75,14 +75,15 @@ Job = SizeJob | PixelJob
 
 
 class StageSeconds(msgspec.Struct, frozen=True, array_like=True):
-    """Wall-clock seconds: bytes to RGB; resize and patches, straight into the slot; opening and sealing the slot.
-
-    A video's frames are decoded one at a time while patches are written; *decode* then includes both.
-    """
+    """Wall-clock seconds of a job's stages."""
 
     decode: float = 0.0
+    """From bytes to RGB. A video's frames are decoded one at a time while patches are written, so for a video this
+    includes *preprocess*."""
     preprocess: float = 0.0
+    """Resizing, and writing patches straight into the slot."""
     write: float = 0.0
+    """Opening and sealing the slot."""
 
 
 class ImageAnswer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
