@@ -17,20 +17,17 @@ from saccade.engine.gpu_devices import has_gpu
 from saccade.engine.installed import require_engine
 from saccade.errors import InvalidValue, QueueFull, RequestError, SaccadeError, StartupError, WorkerUnavailable
 from saccade.gateway.apis.chat.reader import parse_chat
-from saccade.gateway.apis.chat.wire import ChatCompletion
-from saccade.gateway.apis.chat.writer import ChatCompletionObject
 from saccade.gateway.apis.chat_endpoint import FieldNames, warning_of
 from saccade.gateway.app import connected
 from saccade.gateway.application import Application
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.image_source import ImageSource
-from saccade.gateway.json_parts import TURN_BYTES, joined
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import Chunk
 from saccade.gateway.request import COPIES, Request
 from saccade.gateway.tenants.account import EVERYBODY, Account
 from saccade.llm.conversation import Source, load, num_bytes, read_messages
-from saccade.llm.results import ChatResult, Delta, Deltas
+from saccade.llm.results import ChatResult, Delta, Deltas, complete
 from saccade.llm.sampling import ChatOptions, SamplingParams, response_format_of
 from saccade.llm.settings import read_settings
 from saccade.log_setup import log_warnings
@@ -128,13 +125,9 @@ class AsyncLLM:
             try:
                 async with self._places:
                     answer, warning = await self._generate(messages, sampling_params, options, chunks.append)
-                writer = ChatCompletionObject(answer)
-                for chunk in chunks:
-                    writer.take(chunk)
                 begun_at = [choice.first_token_at for choice in answer.choices if choice.first_token_at]
                 ttft_seconds = min(begun_at) - start if begun_at else None
-                body = b"".join(joined(await writer.end(), TURN_BYTES))
-                completion = msgspec.json.decode(body, type=ChatCompletion)
+                completion = await complete(answer, chunks)
                 return ChatResult.of(completion, ttft_seconds, time.perf_counter() - start, warning)
             except QueueFull:
                 # Large images may fill a limit before all places are taken. Other chats end, and give it back.

@@ -1,14 +1,18 @@
 """What chats from Python return: a result for a whole answer, deltas for a streamed one."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from saccade.errors import SaccadeError
 from saccade.gateway.apis.chat.wire import AnswerMessage, ChatCompletion, Choice, ToolCall
+from saccade.gateway.apis.chat.writer import ChatCompletionObject
 from saccade.gateway.chat_request import CalledFunction
-from saccade.gateway.output.answer import Usage
+from saccade.gateway.json_parts import TURN_BYTES, joined
+from saccade.gateway.output.answer import Answer, Usage
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
 from saccade.gateway.output.choice import Chunk
 from saccade.gateway.output.logprobs import PromptLogprob
@@ -93,3 +97,11 @@ class Deltas:
         self._pieces[chunk.choice.index] = pieces[num_whole:]
         calls = [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in joined_calls(pieces)]
         return Delta(chunk.content, chunk.reasoning, calls, chunk.choice.index, chunk.choice.finish_reason)
+
+
+async def complete(answer: Answer, chunks: Iterable[Chunk]) -> ChatCompletion:
+    """Return the whole *answer* of *chunks* as the API has it."""
+    writer = ChatCompletionObject(answer)
+    for chunk in chunks:
+        writer.take(chunk)
+    return msgspec.json.decode(b"".join(joined(await writer.end(), TURN_BYTES)), type=ChatCompletion)
