@@ -1,12 +1,12 @@
-"""The memory that bodies and answers may take together: one budget, and the reservations of requests."""
+"""The memory that bodies and answers may take together."""
 
 import asyncio
 from collections import Counter, deque
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Self
 
 from saccade.errors import BodyTooLarge, QueueFull
+from saccade.gateway.reservation import Reservation
 
 NO_ROOM = "Other requests hold all memory for bodies and answers; try again shortly."
 
@@ -37,7 +37,7 @@ class ByteBudget:
         self._client_bytes: Counter[Hashable] = Counter()
         self._waiting: deque[_Waiter] = deque()
 
-    def reservation(self, client: Hashable = None) -> "Reservation":
+    def reservation(self, client: Hashable = None) -> Reservation:
         """Return an empty reservation for a request of *client*."""
         return Reservation(self, client)
 
@@ -115,52 +115,3 @@ class ByteBudget:
                 self._waiting.remove(waiter)
                 self.take(waiter.client, waiter.nbytes)
                 waiter.granted.set_result(None)
-
-
-class Reservation:
-    """The bytes of one request. A context manager that releases all bytes at its end."""
-
-    def __init__(self, budget: ByteBudget, client: Hashable) -> None:
-        self.num_bytes = 0
-        self.client = client
-        self._budget = budget
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.keep(0)
-
-    async def grow(self, nbytes: int) -> None:
-        """Reserve *nbytes* more, waiting for room. Raises QueueFull."""
-        await self._budget.reserve(self.client, nbytes, self.num_bytes)
-        self.num_bytes += nbytes
-
-    def claim(self, nbytes: int) -> None:
-        """Reserve *nbytes* more without waiting. Raises QueueFull and BodyTooLarge."""
-        self._budget.claim(self.client, nbytes)
-        self.num_bytes += nbytes
-
-    @property
-    def is_over(self) -> bool:
-        """Whether more bytes are taken than the budget allows, so that grow() would wait."""
-        return self._budget.is_over(self.client)
-
-    def take(self, nbytes: int) -> None:
-        """Count *nbytes* more that are already in memory, such as those of a shared fetch."""
-        self._budget.take(self.client, nbytes)
-        self.num_bytes += nbytes
-
-    def count(self, nbytes: int) -> None:
-        """Count *nbytes* more that are already in memory, or fewer if negative."""
-        if nbytes > 0:
-            self.take(nbytes)
-        else:
-            self.keep(self.num_bytes + nbytes)
-
-    def keep(self, nbytes: int) -> None:
-        """Release all but *nbytes*."""
-        surplus = self.num_bytes - nbytes
-        if surplus > 0:
-            self.num_bytes = nbytes
-            self._budget.give_back(self.client, surplus)

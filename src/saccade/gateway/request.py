@@ -9,9 +9,10 @@ from typing import Self
 from saccade.fair_queue import FairQueue
 from saccade.gateway.admission import LARGE_BODY_BYTES, Admission
 from saccade.gateway.body_bounds import num_value_bytes
-from saccade.gateway.byte_budget import ByteBudget, Reservation
+from saccade.gateway.byte_budget import ByteBudget
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.memory_parts import MemoryPart
+from saccade.gateway.reservation import Reservation
 from saccade.gateway.tenants.account import Account, Tenant
 from saccade.gateway.work_threads import WorkThreads
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from saccade.gateway.admission import Admission
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.collect import ImageCollector
 from saccade.gateway.images.decode_pool.pool import DecodePool
@@ -28,8 +27,8 @@ class Media:
     *memory_parts* are its caches and its files. Raises StartupError if a setting is wrong.
     """
 
-    def __init__(self, config: GatewayConfig, pool: DecodePool, admission: Admission, metrics: Metrics) -> None:
-        self.threads = WorkThreads(admission)
+    def __init__(self, config: GatewayConfig, pool: DecodePool, threads: WorkThreads, metrics: Metrics) -> None:
+        self.threads = threads
         self._fetcher = Fetcher(config.fetch)
         self._cache = ProcessorCache(pool, config.image_cache_bytes)
         self._urls = UrlCache(config.url_cache_bytes)

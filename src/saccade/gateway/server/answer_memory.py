@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from saccade.gateway.byte_budget import Reservation
 from saccade.gateway.json_parts import TURN_BYTES
+from saccade.gateway.reservation import Reservation
 
 PIECE_BYTES = 64 << 10
 """A longer answer is counted. The others fit into the kernel's buffer of a connection."""

@@ -12,9 +12,9 @@ from starlette.types import Receive, Scope
 
 from saccade.errors import BodyTooLarge
 from saccade.gateway.admission import LARGE_BODY_BYTES
-from saccade.gateway.byte_budget import Reservation
 from saccade.gateway.config import ServerSettings
 from saccade.gateway.request import COPIES, Limits, Request
+from saccade.gateway.reservation import Reservation
 from saccade.gateway.server.client_address import TrustedProxies
 from saccade.gateway.server.connection import CONNECTION, Connection
 from saccade.gateway.server.content_coding import OUTPUT_BYTES, EncodedBody, coding_of

@@ -9,8 +9,8 @@ import structlog
 from starlette.types import Send
 
 from saccade.errors import InternalError, QueueFull, SaccadeError
-from saccade.gateway.byte_budget import Reservation
 from saccade.gateway.json_parts import Part, joined, num_bytes, num_held_bytes
+from saccade.gateway.reservation import Reservation
 from saccade.gateway.server.answer_memory import PIECE_BYTES
 from saccade.gateway.server.connection import Connection
 from saccade.gateway.server.errors import UNFORESEEN, drop_tracebacks, json_head

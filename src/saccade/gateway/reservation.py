@@ -1,0 +1,72 @@
+"""The bytes of one request in a budget of all."""
+
+from collections.abc import Hashable
+from typing import Protocol, Self
+
+
+class Budget(Protocol):
+    """What reservations take bytes of."""
+
+    async def reserve(self, client: Hashable, nbytes: int, num_own: int) -> None:
+        """Wait for room, and take *nbytes* more for a request that has *num_own*. Raises QueueFull and BodyTooLarge."""
+
+    def claim(self, client: Hashable, nbytes: int) -> None:
+        """Take *nbytes* without waiting. Raises QueueFull and BodyTooLarge."""
+
+    def is_over(self, client: Hashable) -> bool:
+        """Whether *client*, or all clients together, hold more than they may."""
+
+    def take(self, client: Hashable, nbytes: int) -> None:
+        """Count *nbytes* at once, even if there is no room."""
+
+    def give_back(self, client: Hashable, nbytes: int) -> None:
+        """Release *nbytes*."""
+
+
+class Reservation:
+    """The bytes of one request. A context manager that releases all bytes at its end."""
+
+    def __init__(self, budget: Budget, client: Hashable) -> None:
+        self.num_bytes = 0
+        self.client = client
+        self._budget = budget
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.keep(0)
+
+    async def grow(self, nbytes: int) -> None:
+        """Reserve *nbytes* more, waiting for room. Raises QueueFull."""
+        await self._budget.reserve(self.client, nbytes, self.num_bytes)
+        self.num_bytes += nbytes
+
+    def claim(self, nbytes: int) -> None:
+        """Reserve *nbytes* more without waiting. Raises QueueFull and BodyTooLarge."""
+        self._budget.claim(self.client, nbytes)
+        self.num_bytes += nbytes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether more bytes are taken than the budget allows, so that grow() would wait."""
+        return self._budget.is_over(self.client)
+
+    def take(self, nbytes: int) -> None:
+        """Count *nbytes* more that are already in memory, such as those of a shared fetch."""
+        self._budget.take(self.client, nbytes)
+        self.num_bytes += nbytes
+
+    def count(self, nbytes: int) -> None:
+        """Count *nbytes* more that are already in memory, or fewer if negative."""
+        if nbytes > 0:
+            self.take(nbytes)
+        else:
+            self.keep(self.num_bytes + nbytes)
+
+    def keep(self, nbytes: int) -> None:
+        """Release all but *nbytes*."""
+        surplus = self.num_bytes - nbytes
+        if surplus > 0:
+            self.num_bytes = nbytes
+            self._budget.give_back(self.client, surplus)
