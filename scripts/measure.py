@@ -3,6 +3,7 @@
 Prints one line per budget and exits 1 where one is passed. Counted like this:
 function lines run from `def` to the last line, docstring included; branches are if, for, while, except, conditional
 expressions and match cases; parameters leave out self and cls, and functions that a compiler turns into a kernel (jit).
+Imports are modules of Saccade that a file imports; those of COMPOSING put a process together, and have no budget.
 Generated files (*_pb2*) are left out.
 """
 
@@ -17,6 +18,9 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.IfExp, ast.match_case)
 
 
+COMPOSING = ("engine/startup.py", "gateway/application.py")
+
+
 @dataclass
 class Shape:
     """Figures of a codebase, each with the place it was found."""
@@ -25,6 +29,7 @@ class Shape:
     function_lines: list[tuple[float, str]] = field(default_factory=list)
     branches: list[tuple[float, str]] = field(default_factory=list)
     parameters: list[tuple[float, str]] = field(default_factory=list)
+    imports: list[tuple[float, str]] = field(default_factory=list)
     undocumented: list[tuple[float, str]] = field(default_factory=list)
     asserts: list[tuple[float, str]] = field(default_factory=list)
 
@@ -54,6 +59,9 @@ def _measure_file(shape: Shape, path: Path) -> None:
     source = path.read_text()
     tree = ast.parse(source)
     shape.file_lines.append((source.count("\n"), str(path)))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    if not str(path).endswith(COMPOSING):
+        shape.imports.append((sum(module.startswith("saccade.") for module in imported), str(path)))
     shape.asserts += [(1, f"{path}:{node.lineno}") for node in ast.walk(tree) if isinstance(node, ast.Assert)]
     if ast.get_docstring(tree) is None:
         shape.undocumented.append((1, str(path)))
@@ -77,6 +85,7 @@ def _report(shape: Shape) -> bool:
         ("function lines max", *max(shape.function_lines), 80),
         ("branches max", *max(shape.branches), 15),
         ("parameters max", *max(shape.parameters), 8),
+        ("imports max", *max(shape.imports), 25),
         ("undocumented modules and classes", len(shape.undocumented), " ".join(p for _, p in shape.undocumented), 0),
         ("assert statements", len(shape.asserts), " ".join(p for _, p in shape.asserts), 0),
     ]

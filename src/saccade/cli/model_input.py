@@ -21,7 +21,6 @@ from saccade.gateway.prompt.draft import Draft, PromptDrafter
 from saccade.gateway.request import Limits, Request
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.tenants.account import EVERYBODY, Account
-from saccade.gateway.work_threads import WorkThreads
 from saccade.log_setup import log_warnings
 from saccade.media.decode import decode
 from saccade.media.header import SERVED_VIDEOS, ImageLimits, MediaLimits, other_format
@@ -99,7 +98,7 @@ async def draft_of(
     """
     config = GatewayConfig(media_limits=MediaLimits(images=len(encoded), videos=len(encoded)))
     limits, metrics = Limits.of(config), Metrics()
-    media = Media(config, pool or DecodePool(config), WorkThreads(limits.admission), metrics)
+    media = Media(config, pool or DecodePool(config), limits.work_threads(), metrics)
     prompts = PromptDrafter(config.media_limits, metrics, media.threads)
     parts = [_part(content) for content in encoded]
     message = ChatMessage("user", [*parts, ContentPart(type="text", text=question)])

@@ -27,7 +27,6 @@ from saccade.gateway.siblings import Siblings
 from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.gateway.tenants.report import TenantMetrics, TenantReport, tenant_reports
-from saccade.gateway.work_threads import WorkThreads
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.gateway.workers.report import RouteReport, route_report
 from saccade.gateway.workers.routing import Routing
@@ -68,7 +67,7 @@ class Application:
         self.routing = Routing(config, worker_pool, metrics.registry, of_engines)
         parsers = Parsers(config.tool_call_parser, config.reasoning_parser)
         self.model_registry = ModelRegistry(worker_pool, models, parsers, read_chat_template(config.chat_template))
-        self.media = Media(config, pool, WorkThreads(self.limits.admission), metrics)
+        self.media = Media(config, pool, self.limits.work_threads(), metrics)
         self.siblings = Siblings(
             config.member, self._work, self.media.forget, metrics.registry, of_engines, self._api_keys.usages
         )

@@ -48,6 +48,10 @@ class Limits:
             MemoryPart("pixels", self.pixels.capacity, lambda: self.pixels.weight),
         )
 
+    def work_threads(self) -> WorkThreads:
+        """Return threads for long work; short work takes turns with the requests."""
+        return WorkThreads(self.admission)
+
     @classmethod
     def of(cls, config: GatewayConfig) -> Self:
         """Return the limits of *config*, with nothing taken."""
