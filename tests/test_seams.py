@@ -13,8 +13,8 @@ ROOT = Path(saccade.__file__).parent
 DIVIDED = {
     "saccade": "what a package exports, and what it imports when that is asked for",
     "saccade.engine.executor.decode_graphs": "graphs, and why a model has none",
-    "saccade.engine.executor.ranks.peers": "the other ranks of a group, and the members that start them",
     "saccade.engine.gpu_devices": "whether there are GPUs, and how many",
+    "saccade.gateway.prompt.tools": "the tools of a chat: what it declares, and what a template takes of it",
     "saccade.log_setup": "the logs of programs that configure their lines, and of those that do not",
     "saccade.metric_registry": "a registry of families, and how a family is filled",
     "saccade.models.internvl.pixels": "the two media of a family, which are found by name",
@@ -31,6 +31,7 @@ DIVIDED = {
     "saccade.nn.cpu": "operations for one kind of device, each with its own caller",
     "saccade.nn.gpu": "operations for one kind of device, each with its own caller",
     "saccade.nn.ops": "operations of networks, each with its own caller",
+    "saccade.processes.parent_death": "a program that runs alone, and the command that starts it",
     "saccade.supervisor.tree": "a tree of processes, and how one of them says that it is ready",
     "saccade.transport.connectors.sglang_messages": "the messages of one protocol",
     "saccade.transport.connectors.smg_request": "the messages of one protocol",
@@ -41,6 +42,9 @@ DIVIDED = {
 
 REBUILT_NEXT = ("gateway/workers/", "routing/", "transport/connectors/", "transport/client", "transport/kv_feed")
 """Modules that will be written anew, and whose constants stay where they are until then."""
+
+MOST_ANNOTATION = 80
+"""Characters of a text that may be an annotation."""
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -70,12 +74,24 @@ def _bound(node: ast.stmt) -> set[str]:
 
 
 def _used(node: ast.AST) -> Iterator[str]:
-    """Yield the names that *node* refers to, those in annotations that are texts, too."""
-    for inner in ast.walk(node):
+    """Yield the names that *node* refers to, those in annotations that are texts, too. Docstrings refer to nothing."""
+    pending = [node]
+    while pending:
+        inner = pending.pop()
         if isinstance(inner, ast.Name):
             yield inner.id
-        elif isinstance(inner, ast.Constant) and isinstance(inner.value, str) and inner.value.isidentifier():
-            yield inner.value
+        elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+            yield from inner.value.replace("[", " ").split() if len(inner.value) < MOST_ANNOTATION else ()
+        if not (isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Constant)):
+            pending += ast.iter_child_nodes(inner)
+
+
+def _marks_a_module(node: ast.stmt) -> bool:
+    """Whether *node* defines a logger or a type variable, which every part of a module may use."""
+    match node:
+        case ast.Assign(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name))):
+            return name in ("getLogger", "get_logger", "TypeVar")
+    return False
 
 
 def _late_constants(module: ast.Module) -> Iterator[str]:
@@ -138,16 +154,10 @@ def _groups(module: ast.Module, uses: Iterable[set[str]]) -> list[set[str]]:
     for node in module.body:
         names = _bound(node)
         code |= names if isinstance(node, Definition) else set()
-        if names and not any(word in ast.unparse(node) for word in ("getLogger(", "get_logger(", "TypeVar(")):
+        if names and not _marks_a_module(node):
             groups.append(names)
     for node in module.body:
-        words = {*_used(node)} | {
-            word
-            for inner in ast.walk(node)
-            if isinstance(inner, ast.Constant) and isinstance(inner.value, str)
-            for word in inner.value.replace("[", " ").split()
-        }
-        join(_bound(node) | words)
+        join({*_bound(node), *_used(node)})
     for names in uses:
         join(names)
     return [group for group in groups if group & code]

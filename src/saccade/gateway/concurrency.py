@@ -1,47 +1,12 @@
-"""Concurrent steps that all end if one fails, and work that several requests share, such as a fetch."""
+"""Concurrent steps that all end if one fails."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
 
 from saccade.transport import lasting_task
 
-K = TypeVar("K")
 T = TypeVar("T")
-
-
-@dataclass
-class _Flight(Generic[T]):
-    """Work under way, and how many requests wait for it."""
-
-    task: asyncio.Task[T]
-    num_waiting: int = 0
-
-
-class SingleFlight(Generic[K, T]):
-    """Work under way, by key. When the last request that waits for it leaves, the work is cancelled."""
-
-    def __init__(self) -> None:
-        self._flights: dict[K, _Flight[T]] = {}
-
-    def __contains__(self, key: K) -> bool:
-        """Whether a request waits for *key*, or has not yet received the result."""
-        return key in self._flights
-
-    async def join(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of *work*, or of the work under way for *key*. Raises what the work raises."""
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = _Flight(asyncio.create_task(work(), name="shared work"))
-        flight.num_waiting += 1
-        try:
-            return await asyncio.shield(flight.task)
-        finally:
-            flight.num_waiting -= 1
-            if flight.num_waiting == 0:
-                del self._flights[key]
-                flight.task.cancel()
 
 
 async def all_or_none(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -3,11 +3,11 @@
 from saccade.errors import (
     InvalidImageUrl,
 )
-from saccade.gateway.concurrency import SingleFlight
 from saccade.gateway.images.base64_text import decode_base64
 from saccade.gateway.images.url_cache import UrlCache
 from saccade.gateway.request import Request
 from saccade.gateway.reservation import Reservation
+from saccade.gateway.single_flight import SingleFlight
 from saccade.media.fetch import Fetcher
 from saccade.telemetry import Metrics
 

@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable
 
 from saccade.byte_lru import ByteLru
-from saccade.gateway.concurrency import SingleFlight
 from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
+from saccade.gateway.single_flight import SingleFlight
 
 Key = tuple[bytes, bytes, str]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from saccade.byte_lru import ByteLru
 from saccade.errors import DeadlineExceeded, InternalError, UnsupportedParameter, from_code
 from saccade.fair_queue import FairQueue
-from saccade.gateway.concurrency import SingleFlight
 from saccade.gateway.limited_child import ChildLimits
 from saccade.gateway.memory_parts import MemoryPart
+from saccade.gateway.single_flight import SingleFlight
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.trial import LIMITS, Outcome, Trial
 from saccade.protocol.request import Grammar
