@@ -271,7 +271,13 @@ class Pipeline:
         # worker of a pair has the pixels of none.
         resendable = media if placement.pair is None else media.all_by_hash()
         resend = PixelResend(
-            self.pixels, served.family, resendable, prompt.salt, request, resources, keeps_all=placement.can_retry
+            preparer=self.pixels,
+            family=served.family,
+            media=resendable,
+            salt=prompt.salt,
+            request=request,
+            resources=resources,
+            keeps_all=placement.can_retry,
         )
 
         def forget_images() -> None:
