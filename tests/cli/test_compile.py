@@ -51,6 +51,7 @@ class DeepGemm:
 
 def begin(config: EngineConfig, progress: Progress = lambda *_: None) -> SimpleNamespace:
     """saccade.engine.startup.start, as far as it compiles products."""
+    config.check()
     assert config.device in ("auto", "cuda")
     model = load_model(replace(config, device="cpu"), progress)
     execution = prepare(config, starts.on_gpu(model), progress)
@@ -110,9 +111,11 @@ def test_a_start_after_it_meets_its_kernels_and_compiles_nothing(
 
 
 def test_it_says_that_nothing_was_missing(
-    tiny_qwen3_vl: Path, deep_gemm: DeepGemm, capsys: pytest.CaptureFixture[str]
+    tiny_qwen3_vl: Path, deep_gemm: DeepGemm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["compile", str(tiny_qwen3_vl), *FLAGS, "--quantization", "fp8"]
+    """It records no steps, whatever the flags."""
+    recording = ["--record-steps", str(tmp_path / "steps"), "--record-pixels"]
+    words = ["compile", str(tiny_qwen3_vl), *FLAGS, "--quantization", "fp8", *recording]
     assert run(words) == 0
     assert "compiles nothing" in capsys.readouterr().out
     assert run(words) == 0

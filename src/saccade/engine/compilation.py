@@ -87,7 +87,7 @@ def compile_ahead(config: EngineConfig, progress: Progress) -> tuple[Description
     """
     refuse_without_gpu(config)
     log = StageLog(progress)
-    engine = start(dataclasses.replace(config, record_steps=None, device="cuda"), log)
+    engine = start(dataclasses.replace(config, record_steps=None, record_pixels=False, device="cuda"), log)
     log.end()
     engine.close()
     return engine.description, log.stages
