@@ -198,9 +198,9 @@ class AsyncLLM:
             await self._load(part.chat.images, sources, request)
             answers = list[Answer]()
 
-            def deliver(answer: Answer) -> _Taken:
+            def deliver(answer: Answer) -> _TokenSink:
                 answers.append(answer)
-                return _Taken(answer, take)
+                return _TokenSink(answer, take)
 
             await app.pipeline.answer(request, part, deliver)
         return answers[0], warning_of(part, FieldNames())
@@ -232,7 +232,7 @@ class AsyncLLM:
         )
 
 
-class _Taken:
+class _TokenSink:
     """Passes the chunks of *answer* to *take*, however fast they come."""
 
     def __init__(self, answer: Answer, take: Callable[[Chunk], None]) -> None:

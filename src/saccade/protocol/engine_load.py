@@ -75,7 +75,7 @@ class Sums(msgspec.Struct, kw_only=True):
     postprocess_seconds_total: float = 0.0
 
 
-class Load(Sums, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec freezes subclasses of what is not frozen
+class Load(Sums, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec freezes subclasses of mutable structs
     """A snapshot of an engine.
 
     *draining*: the worker finishes its requests and takes no new ones. *evicted_blocks_total* counts cached KV blocks
