@@ -16,7 +16,7 @@ from checkpoints.quantised import quantise
 from saccade.cli.flags import engine_config
 from saccade.cli.main import run
 from saccade.engine import compilation
-from saccade.engine.compilation import StageLog
+from saccade.engine.compile_ahead import StageLog
 from saccade.engine.config import EngineConfig, EngineSettings
 from saccade.engine.executor.execution import prepare
 from saccade.engine.executor.loader import load_model

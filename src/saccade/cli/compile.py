@@ -16,7 +16,7 @@ from saccade.log_setup import log_warnings
 from saccade.protocol.engine_ipc import EngineProgress
 
 if TYPE_CHECKING:
-    from saccade.engine.compilation import Stage
+    from saccade.engine.compile_ahead import Stage
     from saccade.protocol.description import Description
 
 PAGE = '"Compiling ahead" in docs/gpu.md says how to take these folders into an image.'
@@ -34,7 +34,7 @@ def compile(model: str | None = None, *, engine: EngineSettings = ENGINE) -> Non
         A folder in hub layout, or a hub id. Without it, the small model that ships with Saccade.
     """
     require_engine()
-    from saccade.engine.compilation import compile_ahead, needs_weights, refuse_without_gpu  # they import torch
+    from saccade.engine.compile_ahead import compile_ahead, needs_weights, refuse_without_gpu  # they import torch
 
     check_without_model(engine)
     refuse_without_gpu(engine)
