@@ -15,7 +15,7 @@ from checkpoints.quantised import quantise
 
 from saccade.cli.flags import engine_config
 from saccade.cli.main import run
-from saccade.engine import compilation
+from saccade.engine import compile_ahead
 from saccade.engine.compile_ahead import StageLog
 from saccade.engine.config import EngineConfig, EngineSettings
 from saccade.engine.executor.execution import prepare
@@ -26,7 +26,8 @@ from saccade.nn.backends.kernel_caches import kernel_caches
 from saccade.nn.formats.deep_gemm_keys import Weights, kernel_of
 
 HOPPER, NUM_SMS = (9, 0), 132
-FLAGS = ["--dtype", "bfloat16", "--max-num-batched-tokens", "300"]
+FLAGS = ["--dtype", "bfloat16", "--max-num-batched-tokens", "20000", "--encode-budget-patches", "256"]
+"""More tokens than a step has by default, and than patches: more tokens need other kernels."""
 
 
 class DeepGemm:
@@ -76,7 +77,7 @@ def deep_gemm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeepGemm:
     fp8 = import_module("saccade.nn.formats.flashinfer_fp8")
     monkeypatch.setattr(fp8, "fp8_blockscale_gemm_sm90", subject.product)
     starts.install(monkeypatch)
-    monkeypatch.setattr(compilation, "start", begin)
+    monkeypatch.setattr(compile_ahead, "start", begin)
     return subject
 
 
@@ -105,7 +106,8 @@ def test_a_start_after_it_meets_its_kernels_and_compiles_nothing(
     deep_gemm.compiled.clear()
     deep_gemm.met.clear()
     quantization = "fp8" if "--quantization" in flags else None
-    settings = EngineSettings(dtype="bfloat16", max_num_batched_tokens=300, quantization=quantization)
+    limits = {"max_num_batched_tokens": 20000, "encode_budget_patches": 256}
+    settings = EngineSettings(dtype="bfloat16", quantization=quantization, **limits)
     begin(engine_config(str(later), later, settings))
     assert (deep_gemm.met, deep_gemm.compiled) == (set(made), [])
 
@@ -151,6 +153,6 @@ def test_without_a_gpu_it_says_what_is_missing(
     flags: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(compilation, "find_toolkit", lambda: Toolkit(None, None, None, {}))
+    monkeypatch.setattr(compile_ahead, "find_toolkit", lambda: Toolkit(None, None, None, {}))
     assert run(["compile", *flags]) == 1
     assert sentence in capsys.readouterr().err

@@ -95,7 +95,7 @@ def shown_at_start(server: Server) -> str:
 
 def test_start_prints_stages_and_summary_and_no_line_of_a_library(reader: Server) -> None:
     stages, _, summary = shown_at_start(reader).partition("model      saccade-reader")
-    assert stages.splitlines()[-3:] == ["reading the model's files", "loading weights", "warming up"]
+    assert stages.splitlines()[-4:] == ["reading the model's files", "loading weights", "packing weights", "warming up"]
     assert "fork" not in stages
     assert "\ndevice     cpu, float32" in summary
     assert "\nattention  torch_sdpa (auto for float32 on cpu) " in summary

@@ -106,7 +106,8 @@ def defaults_of(generation: dict[str, Any], config: dict[str, Any]) -> Generatio
         ({"eos_token_id": [5, 7], "do_sample": False, "temperature": 0.7}, {}, (0.0, 1.0, 0, (5, 7))),
         ({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20}, {"eos_token_id": 0}, (0.7, 0.8, 20, (0,))),
         ({}, {"text_config": {"eos_token_id": 3}}, (1.0, 1.0, 0, (3,))),
-        ({}, {}, (1.0, 1.0, 0, ())),
+        ({}, {}, (1.0, 1.0, 0, (2,))),  # that of the class of texts
+        ({}, {"eos_token_id": None}, (1.0, 1.0, 0, ())),
     ],
 )
 def test_generation_defaults(generation: dict[str, Any], config: dict[str, Any], expected: tuple[Any, ...]) -> None:
