@@ -21,7 +21,8 @@ from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches, CacheSizes
 from saccade.models.files import parse_json, read_model_files
 from saccade.nn import ops
-from saccade.nn.experts import Experts, softmax_top_k
+from saccade.nn.experts import Experts
+from saccade.nn.ops import softmax_top_k
 
 sys.path += [str(ROOT / "tests"), *map(str, (ROOT / "tests" / "support").iterdir())]
 
@@ -70,7 +71,7 @@ class Layer:
 
     def choose(self, x_NH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the ids [N, K] and weights [N, K] of each token's experts."""
-        return softmax_top_k(functional.linear(x_NH, self.gate_EH), TOP_K, renormalise=True)
+        return softmax_top_k(functional.linear(x_NH, self.gate_EH), TOP_K, True)
 
     def __call__(self, x_NH: torch.Tensor) -> torch.Tensor:
         return self.experts(x_NH, *self.choose(x_NH))

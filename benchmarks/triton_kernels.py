@@ -19,16 +19,18 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from saccade.nn import gpu
+from saccade.nn import gpu, gpu_draws, grouped_experts
 from saccade.nn.backends.triton_attention import AttentionBackend, VisionAttentionBackend
 from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout, Scoring
 from saccade.nn.libraries import Unavailable, attempt
 from saccade.nn.ops import GELU_TANH, SILU
+from saccade.nn.rope import cos_sin_pairs
 
 CAPABILITIES = (80, 90, 100)
 KIB = 1 << 10
@@ -127,22 +129,35 @@ def decode(dtype: torch.dtype, heads: tuple[int, int, int], num_blocks: int, sco
     return backend.attend(q, (q, q), cache, context, scoring)
 
 
-def cached_heads(heads: tuple[int, int, int], num_pairs: int, weight: torch.dtype | None = None) -> object:
+def cached_heads(
+    heads: tuple[int, int, int], num_pairs: int, weight: torch.dtype | None = None, form: torch.dtype = BFLOAT16
+) -> object:
     """Launch the norm, if there is a *weight*, the rotation of *num_pairs* of channels, and the writes to the cache."""
     num_heads, num_kv_heads, size = heads
     qkv = torch.empty(NUM_TOKENS, num_heads + 2 * num_kv_heads, size, dtype=BFLOAT16)
     own = None if weight is None else torch.empty(num_heads + num_kv_heads, size, dtype=weight)
     cos, sin = torch.empty(2, NUM_TOKENS, 2 * num_pairs, dtype=BFLOAT16)
-    cache = KvCache(*torch.empty(2, 2, BLOCK_SIZE, num_kv_heads, size, dtype=BFLOAT16))
+    cache = KvCache(*torch.empty(2, 2, BLOCK_SIZE, num_kv_heads, size, dtype=form))
     slots = torch.zeros(NUM_TOKENS, dtype=torch.int64)
     return gpu.cached_heads(qkv, num_kv_heads, own, 1e-6, (cos, sin), cache, slots)
+
+
+def float_norm(size: int) -> object:
+    """Launch the norm of rows of *size*."""
+    return gpu.rms_norm(torch.empty(NUM_TOKENS, size, dtype=BFLOAT16), torch.empty(size), 1e-6)
+
+
+def gated_norm(num_heads: int, size: int) -> object:
+    """Launch the norm and gates after a delta rule."""
+    x = torch.empty(NUM_TOKENS, num_heads, size, dtype=BFLOAT16)
+    return gpu.gated_norm(x, x.flatten(1), torch.empty(size), 1e-6)
 
 
 def conv(length: int, num_channels: int = 8192) -> object:
     """Launch the convolution of one sequence with *length* tokens."""
     x = torch.empty(length, num_channels, dtype=BFLOAT16)
     states = torch.empty(2, 3, num_channels, dtype=BFLOAT16)
-    rows = torch.zeros(1, dtype=torch.int64)
+    rows = torch.zeros(1, dtype=torch.int32)
     return gpu.causal_conv(x, torch.empty(4, num_channels), states, rows, (length,), SILU)
 
 
@@ -177,11 +192,32 @@ def launches() -> Iterator[Launch]:
         norm = "no norm" if weight is None else f"norm in {_named(weight)}"
         name = f"heads, bfloat16, {heads[0]}/{heads[1]} heads of {heads[2]}, {num_pairs} pairs, {norm}"
         yield Launch(name, partial(cached_heads, heads, num_pairs, weight), weight is BFLOAT16)
+    call = partial(cached_heads, (32, 8, 128), 64, BFLOAT16, torch.float8_e4m3fn)
+    yield Launch("heads, bfloat16, 32/8 heads of 128, 64 pairs, norm in bfloat16, a cache in float8", call)
     for dtype in (BFLOAT16, FLOAT16):
         for activation, label in ((SILU, "SiLU"), (GELU_TANH, "GELU")):
             x = torch.empty(NUM_TOKENS, 2 * 12288, dtype=dtype)
             call = partial(gpu.gated_activation, x, activation)
             yield Launch(f"gated, {_named(dtype)}, {label}", call, (dtype, activation) == (BFLOAT16, SILU))
+    for size in (2048, 5120):
+        yield Launch(f"norm, bfloat16, rows of {size}", partial(float_norm, size), size == 2048)
+    yield Launch("norm, bfloat16, 32 heads of 128, gates", partial(gated_norm, 32, 128))
+    for heads, size in ((32, 72), (32, 128), (1, 64)):
+        x, rotation = (
+            torch.empty(NUM_TOKENS, heads, size, dtype=BFLOAT16),
+            cos_sin_pairs(torch.empty(NUM_TOKENS, size // 2)),
+        )
+        yield Launch(f"pairs, bfloat16, {heads} heads of {size}", partial(gpu.rotary_pairs, x, rotation), size == 72)
+    for num_experts in (128, 256):
+        call = partial(gpu.softmax_top_k, torch.empty(NUM_TOKENS, num_experts, dtype=BFLOAT16), 8, True)
+        yield Launch(f"choice, bfloat16, 8 of {num_experts} experts", call, num_experts == 128)
+    places = torch.zeros(NUM_TOKENS, 8, dtype=torch.int32)
+    ids, results = places.long(), torch.empty(places.numel(), 2048, dtype=BFLOAT16)
+    yield Launch("places, 8 of 128 experts", partial(grouped_experts.places_of, ids, 128), True)
+    yield Launch("rows, bfloat16, 8 of 2048", partial(grouped_experts.rows_at, places, results[:NUM_TOKENS]), True)
+    yield Launch("sum, bfloat16, 8 of 2048", partial(grouped_experts.sum_at, places, results, places.float()), True)
+    logits, greedy = torch.empty(NUM_TOKENS, 151936), torch.zeros(NUM_TOKENS, dtype=torch.int64)
+    yield Launch("draw, 151936 tokens", partial(gpu_draws.draw, logits, greedy, np.ones((5, NUM_TOKENS))), True)
     for length in (1, 2, 16, 40):
         yield Launch(f"conv, bfloat16, {length} token{'s' * (length > 1)}", partial(conv, length), length == 1)
 

@@ -24,7 +24,7 @@ from saccade.nn import ops
 from saccade.nn.backends import PLAIN, load_backend, load_vision_backend
 from saccade.nn.context import KvCache
 from saccade.nn.delta_rule import Gates
-from saccade.nn.rope import cos_sin
+from saccade.nn.rope import cos_sin, cos_sin_pairs
 
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """Largest difference, as a part of the largest value of plain PyTorch."""
@@ -60,6 +60,8 @@ def _result(operation: Callable[..., Any], arguments: tuple[Any, ...]) -> torch.
         return result
     if isinstance(result, ops.PackedLinear):
         return result.add_to(arguments[0].clone(), arguments[0])
+    if isinstance(result, tuple) and isinstance(result[1], torch.Tensor):
+        return torch.cat([part.flatten().double() for part in result])
     queries, own = result
     caches = [part for cache in arguments if isinstance(cache, KvCache) for part in (cache.keys, cache.values)]
     return torch.cat([part.flatten() for part in (queries, *own, *caches)])
@@ -130,6 +132,32 @@ def _gated_activation(device: torch.device, dtype: torch.dtype) -> tuple[Any, ..
     return torch.randn(TOKENS, 2 * WIDTH, generator=draw, device=device).to(dtype), ops.SILU
 
 
+def _rotary_pairs(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Queries and keys next to values, as in a vision encoder."""
+    draw = torch.Generator(device).manual_seed(0)
+    heads = torch.randn(TOKENS, 48, 72, generator=draw, device=device).to(dtype)
+    return heads[:, :32], cos_sin_pairs(torch.rand(TOKENS, 36, generator=draw, device=device) * 100)
+
+
+def _softmax_top_k(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Logits that differ, so that no two choices are right."""
+    scores = torch.arange(128, device=device).repeat(TOKENS, 1).roll(3, -1)
+    return (scores / 32).to(dtype), 8, True
+
+
+def _rms_norm(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
+    """With a weight in float32, which torch's own kernel does not take."""
+    draw = torch.Generator(device).manual_seed(0)
+    x = torch.randn(TOKENS, WIDTH, generator=draw, device=device).to(dtype)
+    return x, torch.rand(WIDTH, generator=draw, device=device), 1e-6
+
+
+def _gated_norm(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
+    draw = torch.Generator(device).manual_seed(0)
+    heads, gates = torch.randn(2, TOKENS, 4, 128, generator=draw, device=device).to(dtype)
+    return heads, gates.flatten(1), torch.rand(128, generator=draw, device=device), 1e-6
+
+
 def _pack_linear(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
     draw = torch.Generator(device).manual_seed(0)
     shapes = (WIDTH, WIDTH), (WIDTH,)
@@ -148,7 +176,19 @@ def _gated_delta_rule(device: torch.device, dtype: torch.dtype) -> tuple[Any, ..
     a, b = (torch.randn(sum(lengths), heads, generator=draw, device=device).to(dtype) for _ in range(2))
     rate, bias = torch.randn(2, heads, generator=draw, device=device)
     states = torch.zeros(len(lengths), heads, size, size, device=device)
-    return q, k, v, Gates(rate, bias, a, b), states, torch.arange(len(lengths), device=device), lengths
+    rows = torch.arange(len(lengths), dtype=torch.int32, device=device)
+    return q, k, v, Gates(rate, bias, a, b), states, rows, lengths
+
+
+def _single_tokens(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Heads and gates are parts of wider rows, as a layer has them."""
+    *tokens, _, _, _ = _gated_delta_rule(device, dtype)
+    q, k, v, gates = tokens
+    count, wide = 3, (q, k, v, gates.a_NH, gates.b_NH)
+    q, k, v, a, b = (part[:count].repeat(1, 2, *(1,) * (part.dim() - 2))[:, : part.shape[1]] for part in wide)
+    states = torch.zeros(count, *v.shape[1:], k.shape[-1], device=device)
+    rows = torch.arange(count, dtype=torch.int32, device=device)
+    return q, k, v, Gates(gates.rate_log_H, gates.bias_H, a, b), states, rows, (1,) * count
 
 
 def _proposals(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -160,7 +200,7 @@ def _proposals(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
     gates = Gates(gates.rate_log_H, gates.bias_H, gates.a_NH[own], gates.b_NH[own])
     states = torch.zeros(2 * length, *v.shape[1:], k.shape[-1], device=device)
     trail = torch.arange(2, 2 * length, device=device).view(2, length - 1)
-    trail = torch.cat((trail, rows.unsqueeze(1)), 1)
+    trail = torch.cat((trail, rows.long().unsqueeze(1)), 1)
     return q[own], k[own], v[own], gates, states, rows, (length,) * 2, trail
 
 
@@ -178,8 +218,13 @@ INPUTS: tuple[tuple[str, Callable[[torch.device, torch.dtype], tuple[Any, ...]]]
     ("experts", _experts),
     ("cached_heads", _cached_heads),
     ("gated_activation", _gated_activation),
+    ("rotary_pairs", _rotary_pairs),
+    ("softmax_top_k", _softmax_top_k),
+    ("rms_norm", _rms_norm),
+    ("gated_norm", _gated_norm),
     ("pack_linear", _pack_linear),
     ("gated_delta_rule", _gated_delta_rule),
+    ("gated_delta_rule", _single_tokens),
     ("gated_delta_rule", _proposals),
     ("causal_conv", _causal_conv),
 )

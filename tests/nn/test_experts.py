@@ -4,13 +4,15 @@ from typing import Any
 
 import pytest
 import torch
+from launches import Launches
 from tables import table
 from torch.nn import functional
 
 from saccade.errors import StartupError
-from saccade.nn import grouped_experts, ops
-from saccade.nn.experts import Experts, softmax_top_k
+from saccade.nn import gpu, grouped_experts, ops
+from saccade.nn.experts import Experts
 from saccade.nn.formats.quantised import QuantisedExperts
+from saccade.nn.ops import softmax_top_k
 from saccade.nn.parallel import Ranks
 
 EXPERTS, HIDDEN, INTERMEDIATE, TOP_K = 10, 24, 7, 3
@@ -33,7 +35,7 @@ def layer(num_experts: int = EXPERTS, ranks: Ranks | None = None) -> Experts:
 def routed(num_tokens: int, num_experts: int = EXPERTS) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     draw = torch.Generator().manual_seed(num_tokens)
     logits = torch.randn(num_tokens, num_experts, generator=draw)
-    return torch.randn(num_tokens, HIDDEN, generator=draw), *softmax_top_k(logits, TOP_K, renormalise=True)
+    return torch.randn(num_tokens, HIDDEN, generator=draw), *softmax_top_k(logits, TOP_K, True)
 
 
 def by_token(made: Experts, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -131,15 +133,16 @@ def test_only_asked_for_matrices_are_read() -> None:
 
 def test_softmax_top_k() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0, -1.0]])
-    ids, weights = softmax_top_k(logits, 2, renormalise=False)
+    ids, weights = softmax_top_k(logits, 2, False)
     assert ids.tolist() == [[1, 2]]
     torch.testing.assert_close(weights, logits.softmax(-1)[:, 1:3])
-    _, renormalised = softmax_top_k(logits.bfloat16(), 2, renormalise=True)
+    _, renormalised = softmax_top_k(logits.bfloat16(), 2, True)
     torch.testing.assert_close(renormalised, weights / weights.sum())
     assert renormalised.dtype == torch.float32
 
 
-@table("num_tokens", [1, 2, 50])
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")  # rows that nothing has written or reads
+@table("num_tokens", [1, 50])
 @table("first", [0, 3])
 def test_grouped_products_equal_the_plain_ones(num_tokens: int, first: int) -> None:
     """torch's grouped product runs on a CPU too. Experts below *first* are other ranks', and so are the last ones."""
@@ -156,13 +159,42 @@ def test_grouped_products_equal_the_plain_ones(num_tokens: int, first: int) -> N
     assert bool(grouped.isfinite().all())
 
 
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 def test_grouped_products_leave_the_host_alone() -> None:
-    """On meta tensors, which have no content to wait for."""
-    gate_up, down = torch.empty(6, 32, HIDDEN, device="meta"), torch.empty(6, HIDDEN, 16, device="meta")
-    x, ids, weights = (tensor.to("meta") for tensor in routed(5))
-    result = grouped_experts.experts(x.bfloat16(), gate_up.bfloat16(), down.bfloat16(), ids, weights)
-    assert result is not None
-    assert result.shape == (5, HIDDEN)
+    """No kernel but these is started: none reads a value back."""
+    draw = torch.Generator().manual_seed(0)
+    gate_up, down = (torch.randn(shape, generator=draw).bfloat16() for shape in ((6, 32, HIDDEN), (6, HIDDEN, 16)))
+    x, ids, weights = routed(5)
+    x, counter = x.bfloat16(), Launches()
+    with torch.no_grad(), counter:
+        grouped_experts.experts(x, gate_up, down, ids, weights)
+    products = ["_grouped_mm.default"] * 2
+    assert counter.names == ["places_kernel", "rows_kernel", *products, "gated_kernel", *products, "sum_kernel"]
+
+
+@table("dtype", [torch.float32, torch.bfloat16])
+@table(("num_experts", "num_chosen"), [(6, 2), (128, 8), (130, 3)])
+@table("renormalises", [True, False])
+def test_experts_are_chosen_in_one_launch(
+    renormalises: bool, num_experts: int, num_chosen: int, dtype: torch.dtype
+) -> None:
+    draw = torch.Generator().manual_seed(num_experts)
+    # All differ, also in bfloat16.
+    logits = torch.stack([torch.randperm(num_experts, generator=draw) for _ in range(3)]).to(dtype) / 16
+    found = gpu.softmax_top_k(logits, num_chosen, renormalises)
+    assert found is not None
+    expected = softmax_top_k(logits, num_chosen, renormalises)
+    assert torch.equal(found[0], expected[0])
+    torch.testing.assert_close(found[1], expected[1], atol=0, rtol=1e-5)
+
+
+def test_of_equal_experts_the_first_are_chosen() -> None:
+    found = gpu.softmax_top_k(torch.tensor([[0.0, 1.0, 0.0, 1.0, 1.0]]), 4, True)
+    assert found is not None
+    ids, weights = found
+    assert ids.tolist() == [[1, 3, 4, 0]]
+    torch.testing.assert_close(weights.sum(), torch.tensor(1.0))
+    assert gpu.softmax_top_k(torch.zeros(1, 2000), 2, True) is None
 
 
 def test_grouped_products_decline_what_they_cannot_take() -> None:

@@ -54,10 +54,11 @@ Layer = tuple[Callable[[], Any], int, int]
 LAYERS: Mapping[str, Layer] = MappingProxyType(
     {
         "Qwen3": (lambda: grouped_query(QWEN3), 0, 9),
-        "Qwen3 with experts": (lambda: grouped_query(QWEN3_MOE, **EXPERTS), 0, 39),
-        "Qwen3.5, delta net": (lambda: hybrid(HYBRID, {**DENSE, **STATES}), 0, 28),
-        "Qwen3.5, attention": (lambda: hybrid(HYBRID, {**DENSE, **STATES}), 1, 17),
-        "Qwen3.5 with experts, delta net": (lambda: hybrid(HYBRID_EXPERTS, HYBRID_MOE), 0, 67),
+        "Qwen3, a cache in FP8": (lambda: grouped_query(QWEN3), 0, 9),
+        "Qwen3 with experts": (lambda: grouped_query(QWEN3_MOE, **EXPERTS), 0, 17),
+        "Qwen3.5, delta net": (lambda: hybrid(HYBRID, {**DENSE, **STATES}), 0, 12),
+        "Qwen3.5, attention": (lambda: hybrid(HYBRID, {**DENSE, **STATES}), 1, 13),
+        "Qwen3.5 with experts, delta net": (lambda: hybrid(HYBRID_EXPERTS, HYBRID_MOE), 0, 27),
     }
 )
 """Decoders, the layer of each that is counted, and its number of kernels."""
@@ -71,7 +72,7 @@ def step(layer: DecoderLayer, cache_dtype: torch.dtype) -> ForwardContext:
     """Two decodes, of which one has a context."""
     layout = PagedLayout(
         torch.tensor([3, 8]), torch.tensor([[0], [2]]), torch.tensor([4, 1]), (1, 1), (4, 1), ROWS, BLOCK,
-        torch.arange(ROWS),
+        torch.arange(ROWS, dtype=torch.int32),
     )  # fmt: skip
     states = RecurrentState((torch.zeros(ROWS, 4, 128, 128), torch.zeros(ROWS, 3, 1024, dtype=BF16)), ())
     cache = KvCache(*torch.zeros(2, 5, BLOCK, 2, 16).to(cache_dtype), 0.5, 0.25)
@@ -92,7 +93,7 @@ def operations(monkeypatch: pytest.MonkeyPatch) -> Operations:
     return resolve("cuda", BF16, {**FASTER, **OF_STATES})
 
 
-def launched(layer: DecoderLayer, operations: Operations, cache_dtype: torch.dtype = BF16) -> list[str]:
+def launched(layer: DecoderLayer, operations: Operations, cache_dtype: torch.dtype) -> list[str]:
     """The kernels of *layer*; attention counts as one."""
     use_operations(layer, operations)
     context, counter = step(layer, cache_dtype), Launches()
@@ -116,5 +117,6 @@ def test_kernels_of_a_decode(name: str, most: int, operations: Operations) -> No
     for parameter in decoder.parameters():
         parameter.data = (drawn(*parameter.shape) * 0.1).to(parameter.dtype)
     finish(decoder)
-    found = launched(decoder.layers[index], operations)
+    form = torch.float8_e4m3fn if "FP8" in name else BF16
+    found = launched(decoder.layers[index], operations, form)
     assert len(found) == most, " ".join(found)

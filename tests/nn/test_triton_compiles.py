@@ -10,11 +10,24 @@ from pathlib import Path
 import pytest
 
 from benchmarks.triton_kernels import CAPABILITIES, MOST_SHARED, Figures, cell, launches
-from saccade.nn.backends import triton_kernels
+from saccade.nn.backends import triton_draws, triton_experts, triton_kernels
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "benchmarks" / "results" / "triton-kernels.md"
-MOST_SPILLED = {"packed": 1024, "decode": 64, "heads": 0, "gated": 0, "conv": 0}
+MOST_SPILLED = {
+    "packed": 1024,
+    "decode": 64,
+    "heads": 0,
+    "gated": 0,
+    "norm": 0,
+    "pairs": 0,
+    "conv": 0,
+    "choice": 0,
+    "places": 0,
+    "rows": 0,
+    "sum": 0,
+    "draw": 64,
+}
 """Bytes of a thread, by any release of Triton. Heads of 72 channels are not aligned, so a tower's load single numbers."""
 
 
@@ -32,7 +45,11 @@ def noted() -> tuple[str, dict[tuple[int, str], str]]:
 def test_the_page_has_a_row_for_every_launch_and_launches_reach_every_kernel() -> None:
     names = [launch.name for launch in launches()]
     assert set(noted()[1]) == {(capability, name) for capability in CAPABILITIES for name in names}
-    kernels = {name.removesuffix("_kernel") for name in vars(triton_kernels) if name.endswith("_kernel")}
+    kernels = {
+        name.removesuffix("_kernel")
+        for name in {**vars(triton_kernels), **vars(triton_experts), **vars(triton_draws)}
+        if name.endswith("_kernel")
+    }
     assert {name.partition(",")[0] for name in names} == kernels == set(MOST_SPILLED)
     assert {launch.name.partition(",")[0] for launch in launches() if launch.is_typical} == kernels
 

@@ -17,10 +17,10 @@ from saccade.nn import ops
 from saccade.nn.backends import torch_sdpa
 from saccade.nn.context import ForwardContext, KvCache, LatentCache, LayerCache, PackedLayout, PagedLayout
 from saccade.nn.delta_rule import delta_rule
-from saccade.nn.experts import softmax_top_k
 from saccade.nn.formats.fp8 import Fp8
 from saccade.nn.formats.nvfp4 import Nvfp4
 from saccade.nn.formats.quantised import QuantisedLinear, QuantisedWeight, Region
+from saccade.nn.ops import softmax_top_k
 from saccade.nn.rope import cos_sin, cos_sin_pairs, inverse_frequencies
 from saccade.protocol.request import SamplingParams
 
@@ -238,7 +238,7 @@ def test_experts(flashinfer: Library) -> None:
     x, logits = torch.randn(9, hidden).to(BF16), torch.randn(9, num_experts)
     gate_up = torch.randn(num_experts, 2 * width, hidden).to(BF16) * hidden**-0.5
     down = torch.randn(num_experts, hidden, width).to(BF16) * width**-0.5
-    ids, weights = softmax_top_k(logits, 3, renormalise=False)
+    ids, weights = softmax_top_k(logits, 3, False)
     routing = flashinfer.run(f"{TEMPLATES}.moe._default_routing_weights")
     their_weights, their_ids = routing(logits, None, 3, None)
     dense = torch.zeros(2, 9, num_experts)

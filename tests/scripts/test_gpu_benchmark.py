@@ -70,6 +70,7 @@ def test_a_part_that_dies_or_hangs_leaves_its_reason(tmp_path: Path, code: str, 
     assert program.has_failed([record]) == (outcome == BROKEN)
 
 
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")  # rows of experts that nothing reads
 def test_a_rehearsal_runs_every_part(tmp_path: Path) -> None:
     setting = Setting(REHEARSAL, tmp_path / "models")
     records = {part: program.run_part(part, setting, tmp_path / f"{part.name}.json", "a") for part in PARTS}

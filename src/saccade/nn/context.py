@@ -91,7 +91,7 @@ SCALED = Scoring()
 class Turn:
     """Tokens whose recurrent states are updated together: of each sequence those up to the next state to save.
 
-    *tokens* int64 are their places in the step, single ones first. *rows* int64 and *lengths* are those of the
+    *tokens* int64 are their places in the step, single ones first. *rows* int32 and *lengths* are those of the
     sequences. The states of *saved_rows* int64 go to *checkpoints* int64. With proposals, all S sequences have L
     tokens, and the state after each token goes to a row of *trail* int64 [S, L]: after the last, to the sequence's own.
     """
@@ -111,7 +111,7 @@ class PagedLayout:
     *slot_mapping* int64 [N] is each token's cache slot (block * block_size + offset); *block_tables* int64 [S, M] is
     padded with any valid block; *context_lengths* int64 [S] counts cached tokens, including this step's.
     *query_lengths* and *host_context_lengths* are the same numbers on the host, so that no backend waits for the
-    device. *rows* int64 [S] is the row of each sequence's recurrent states, which are updated in *turns* if there are
+    device. *rows* int32 [S] is the row of each sequence's recurrent states, which are updated in *turns* if there are
     any. *horizons* int64 [N] are for layers that look ahead: a token sees its sequence up to this index, exclusive:
     that after its image, or after itself. None if no token sees further than itself. Single tokens never do.
     """

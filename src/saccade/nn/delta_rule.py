@@ -5,8 +5,8 @@ Formulas: Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464 (the rule); Yang et
 (blocks of tokens at once, by the inverse of a triangular matrix).
 
 The tokens of a step are flat, sequence after sequence, those of a single token first; *lengths* are the sequences' and
-*rows* int64 [S] their states'. Shapes: N tokens, S sequences, R rows, T taps, C channels, K key heads, H value heads,
-D key width, W value width, L tokens of a sequence, B blocks of L tokens.
+*rows* int32 or int64 [S] their states'. Shapes: N tokens, S sequences, R rows, T taps, C channels, K key heads, H value
+heads, D key width, W value width, L tokens of a sequence, B blocks of L tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -57,6 +57,7 @@ def causal_conv(
     *taps_TC* is float32. *states* [R, T - 1, C] hold the last inputs of each sequence, zero before the first; they are
     updated.
     """
+    rows = rows.long()
     if trail is not None:
         num_taps = len(taps_TC)
         padded_SNC = torch.cat((states.index_select(0, rows), x_NC.unflatten(0, trail.shape)), 1)
@@ -108,7 +109,10 @@ def gated_delta_rule(
     lengths: tuple[int, ...],
     trail: Trail = None,
 ) -> torch.Tensor:
-    """Return `delta_rule` by *gates*, for keys and queries of length 1, the latter times D ** -0.5."""
+    """Return `delta_rule` by *gates*, for keys and queries of length 1, the latter times D ** -0.5.
+
+    Faster versions may return the result in the dtype of the values.
+    """
     q, k = _unit(q_NKD) * q_NKD.shape[-1] ** -0.5, _unit(k_NKD)
     tokens = q, k, v_NHW, gates.log_decay(), gates.b_NH.float().sigmoid()
     if trail is None:
@@ -142,6 +146,7 @@ def delta_rule(
     d is exp(log_decay_n), at most 1. H / K neighbouring value heads share a key head. *states* float32 [R, H, D, W]
     hold S of each sequence, zero before its first token; they are updated.
     """
+    rows = rows.long()
     num_singles, spans = split(lengths)
     group = v_NHW.shape[1] // k_NKD.shape[1]
     q_NHD, k_NHD = (tensor.float().repeat_interleave(group, 1) for tensor in (q_NKD, k_NKD))

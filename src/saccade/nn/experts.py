@@ -99,16 +99,7 @@ class Experts(Layer):
         """Return what the ranks sum to `forward`."""
         if self.packed is not None:
             return self.packed.apply(x_NH, expert_ids_NK, weights_NK)
-        own_ids_NK = expert_ids_NK - self.first
+        own_ids_NK = expert_ids_NK - self.first if self.first else expert_ids_NK
         gate_up: ExpertMatrices = self.quantised.get("gate_up_proj", self.gate_up_proj)
         down: ExpertMatrices = self.quantised.get("down_proj", self.down_proj)
         return self.ops.experts(x_NH, gate_up, down, own_ids_NK, weights_NK, self.activation)
-
-
-def softmax_top_k(logits_NE: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids int64 [N, K] and weights float32 [N, K] of the *top_k* experts, by the softmax of *logits_NE*.
-
-    With *renormalise* the weights of a token sum to 1. Source: transformers, modeling_qwen3_moe.py, Qwen3MoeTopKRouter.
-    """
-    weights_NK, expert_ids_NK = logits_NE.float().softmax(-1).topk(top_k, -1)
-    return expert_ids_NK, weights_NK / weights_NK.sum(-1, keepdim=True) if renormalise else weights_NK

@@ -1,16 +1,21 @@
 """Experts (saccade.nn.ops.experts) in bfloat16 on a GPU: two grouped products for all experts; the host does not wait.
 
-torch's grouped product takes rows that are sorted by group and the end of each group, on the device. Rows after the
-last group are not written, and hold anything. It needs rows of multiples of 16 bytes. Shapes: N tokens, E width, K
-experts of a token, M = N * K.
+torch's grouped product takes rows that are sorted by group and the end of each group, on the device. Triton makes them,
+and adds up the results. Rows after the last group are not written, and hold anything. The product needs rows of
+multiples of 16 bytes. Shapes: N tokens, E width, K experts of a token, M = N * K.
 """
 
 import torch
+import triton
 from torch.nn import functional
 
+from saccade.nn import gpu
+from saccade.nn.backends.triton_experts import places_kernel, rows_kernel, sum_kernel
 from saccade.nn.ops import SILU, Activation, ExpertMatrices, gated_activation
 
 ROW_BYTES = 16
+CHOICES, COLUMNS = 1024, 1024
+"""Choices that a program looks at together, and columns of a program."""
 
 
 def experts(
@@ -24,20 +29,45 @@ def experts(
     """Compute ops.experts. Return None for quantised matrices, and for rows that the grouped product refuses."""
     if not isinstance(gate_up, torch.Tensor) or not isinstance(down, torch.Tensor):
         return None
-    if any(matrices.shape[-1] * matrices.itemsize % ROW_BYTES for matrices in (gate_up, down)):
+    if x_NE.stride(1) != 1 or any(matrices.shape[-1] * matrices.itemsize % ROW_BYTES for matrices in (gate_up, down)):
         return None
-    num_experts, num_choices = len(gate_up), expert_ids_NK.shape[1]
-    ids_M = expert_ids_NK.flatten()
-    is_own_M = (ids_M >= 0) & (ids_M < num_experts)
-    # Choices of other ranks' experts come last, after all groups.
-    sorted_M, order_M = ids_M.masked_fill(~is_own_M, num_experts).sort(stable=True)
-    groups = torch.arange(num_experts, device=ids_M.device)
-    ends = torch.searchsorted(sorted_M, groups, right=True).int()
-    rows_ME = x_NE.index_select(0, order_M // num_choices)
-    gated = gated_activation(functional.grouped_mm(rows_ME, gate_up.transpose(1, 2), offs=ends), activation)
-    sorted_results_ME = functional.grouped_mm(gated, down.transpose(1, 2), offs=ends)
-    results_ME = torch.empty_like(sorted_results_ME).index_copy_(0, order_M, sorted_results_ME)
-    results_ME = results_ME.masked_fill_(~is_own_M.unsqueeze(1), 0)
-    shares_N1K = weights_NK.masked_fill(~is_own_M.view_as(weights_NK), 0).unsqueeze(1)
-    sum_N1E = shares_N1K.float() @ results_ME.view(len(x_NE), num_choices, -1).float()
-    return sum_N1E.squeeze(1).to(x_NE.dtype)
+    places_NK, ends = places_of(expert_ids_NK, len(gate_up))
+    rows_ME = rows_at(places_NK, x_NE)
+    gate_up_ME = functional.grouped_mm(rows_ME, gate_up.transpose(1, 2), offs=ends)
+    gated = gpu.gated_activation(gate_up_ME, activation)
+    if gated is None:
+        gated = gated_activation(gate_up_ME, activation)
+    results_ME = functional.grouped_mm(gated, down.transpose(1, 2), offs=ends)
+    return sum_at(places_NK, results_ME, weights_NK)
+
+
+def places_of(expert_ids_NK: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the row int32 [N, K] of each choice, sorted by expert, and the end int32 of each expert's rows.
+
+    A choice of another rank's expert has row -1.
+    """
+    places_NK = torch.empty(expert_ids_NK.shape, dtype=torch.int32, device=expert_ids_NK.device)
+    ends = torch.empty(num_experts, dtype=torch.int32, device=expert_ids_NK.device)
+    places_kernel[(num_experts,)](expert_ids_NK.contiguous(), places_NK, ends, places_NK.numel(), TILE=CHOICES)
+    return places_NK, ends
+
+
+def rows_at(places_NK: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
+    """Return [M, E], the row of *x_NE* at the place of each of its token's choices."""
+    width = x_NE.shape[1]
+    rows_ME = x_NE.new_empty(places_NK.numel(), width)
+    grid = len(rows_ME), triton.cdiv(width, COLUMNS)
+    sizes = {"CHOICES": places_NK.shape[1], "COLUMNS": COLUMNS}
+    rows_kernel[grid](x_NE, places_NK, rows_ME, width, x_NE.stride(0), **sizes)
+    return rows_ME
+
+
+def sum_at(places_NK: torch.Tensor, results_ME: torch.Tensor, weights_NK: torch.Tensor) -> torch.Tensor:
+    """Return [N, E], the sum of each token's weighted results, in float32 and rounded once."""
+    num_tokens, num_choices = places_NK.shape
+    width = results_ME.shape[1]
+    output_NE = results_ME.new_empty(num_tokens, width)
+    grid = num_tokens, triton.cdiv(width, COLUMNS)
+    sizes = {"CHOICES": num_choices, "COLUMNS": COLUMNS}
+    sum_kernel[grid](results_ME, places_NK, weights_NK.contiguous(), output_NE, width, **sizes)
+    return output_NE

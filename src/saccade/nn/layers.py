@@ -16,7 +16,7 @@ from saccade.nn.context import SCALED, ForwardContext, KvCache, Scoring
 from saccade.nn.formats.fp8 import rounded
 from saccade.nn.formats.quantised import Part, QuantisedLinear, kinds_of
 from saccade.nn.libraries import Unavailable, attempt, kernel
-from saccade.nn.ops import PLAIN, Activation, Operations, PackedLinear, PlainLinear, rms_norm
+from saccade.nn.ops import PLAIN, Activation, Operations, PackedLinear, PlainLinear
 from saccade.nn.parallel import ALONE, Ranks, Sharding, Split, shards_of
 
 LEAST_ROUNDED = 128
@@ -207,7 +207,7 @@ class RMSNorm(Layer):
 
     def forward(self, x_NE: torch.Tensor) -> torch.Tensor:
         """Normalise [N, size]."""
-        return rms_norm(x_NE, self.weight, self.eps)
+        return self.ops.rms_norm(x_NE, self.weight, self.eps)
 
 
 class FloatNorm(RMSNorm):
@@ -225,7 +225,7 @@ class FloatNorm(RMSNorm):
 
     def forward(self, x_NE: torch.Tensor) -> torch.Tensor:
         """Normalise [N, size]."""
-        return rms_norm(x_NE, self.scale, self.eps)
+        return self.ops.rms_norm(x_NE, self.scale, self.eps)
 
 
 class OffsetNorm(FloatNorm):

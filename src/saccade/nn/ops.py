@@ -124,6 +124,15 @@ def rms_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Te
     return functional.rms_norm(x_NE.to(weight_E.dtype), x_NE.shape[-1:], weight_E, eps).to(x_NE.dtype)
 
 
+def gated_norm(x_NHW: torch.Tensor, gate_NC: torch.Tensor, weight_W: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return `rms_norm` of each head times SiLU of its gates: [N, C], C = H * W, in the dtype of the gates.
+
+    All is computed in float32, which *weight_W* has, and rounded once. The heads may have the gates' dtype.
+    """
+    normed_NHW = rms_norm(x_NHW.float(), weight_W, eps)
+    return (normed_NHW.flatten(1) * functional.silu(gate_NC.float())).to(gate_NC.dtype)
+
+
 def rotary(x_NHD: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
     """Rotate the channel pairs (i, i + C) of each head by cosines and sines [N, 1, 2C]; other channels stay."""
     cos, sin = cos_sin
@@ -189,6 +198,15 @@ def normalise_pixels(
     return values_NCV.sub_(mean_C.unsqueeze(-1)).div_(std_C.unsqueeze(-1)).flatten(1).to(dtype)
 
 
+def softmax_top_k(logits_NE: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids int64 [N, K] and weights float32 [N, K] of the *top_k* experts, by the softmax of *logits_NE*.
+
+    With *renormalise* the weights of a token sum to 1. Source: transformers, modeling_qwen3_moe.py, Qwen3MoeTopKRouter.
+    """
+    weights_NK, expert_ids_NK = logits_NE.float().softmax(-1).topk(top_k, -1)
+    return expert_ids_NK, weights_NK / weights_NK.sum(-1, keepdim=True) if renormalise else weights_NK
+
+
 def experts(
     x_NE: torch.Tensor,
     gate_up: ExpertMatrices,
@@ -228,8 +246,11 @@ class Operations:
         [torch.Tensor, int, torch.Tensor | None, float, CosSin, KvCache, torch.Tensor],
         tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]],
     ] = cached_heads
+    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
+    gated_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor] = gated_norm
     rotary_pairs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = rotary_pairs
     gated_activation: Callable[[torch.Tensor, Activation], torch.Tensor] = gated_activation
+    softmax_top_k: Callable[[torch.Tensor, int, bool], tuple[torch.Tensor, torch.Tensor]] = softmax_top_k
     experts: Callable[
         [torch.Tensor, ExpertMatrices, ExpertMatrices, torch.Tensor, torch.Tensor, Activation], torch.Tensor
     ] = experts
@@ -251,7 +272,10 @@ FASTER: Mapping[tuple[str, str, torch.dtype], str] = MappingProxyType(
         ("experts", "cuda", torch.bfloat16): "saccade.nn.grouped_experts",
         **{
             (operation, "cuda", dtype): "saccade.nn.gpu"
-            for operation in ("pack_linear", "cached_heads", "causal_conv", "gated_activation")
+            for operation in (
+                *("pack_linear", "cached_heads", "rms_norm", "gated_norm", "causal_conv", "gated_activation"),
+                *("rotary_pairs", "softmax_top_k"),
+            )
             for dtype in (torch.float16, torch.bfloat16)
         },
     }

@@ -18,6 +18,12 @@ BF16 = torch.bfloat16
 WIDTH = 128
 
 
+def has_tokens(part: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Assert what a CuTe kernel asks of heads in bfloat16, which may be parts of wider rows: whole units of 16 bytes."""
+    assert (tuple(part.shape), part.dtype, part.stride(-1)) == (shape, BF16, 1)
+    assert all(place % 16 == 0 for place in (part.data_ptr(), *(2 * step for step in part.stride()[:-1])))
+
+
 def _unit(x: torch.Tensor) -> torch.Tensor:
     return (x.float() * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
@@ -66,13 +72,15 @@ def chunk_gated_delta_rule(
 def gated_delta_rule_decode_pretranspose(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: None, A_log: torch.Tensor, a: torch.Tensor,
     dt_bias: torch.Tensor, b: torch.Tensor, *, initial_state: torch.Tensor, initial_state_indices: torch.Tensor,
+    output: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     assert state is None
     count, heads = len(q), v.shape[2]
     for part, number in ((q, k.shape[2]), (k, k.shape[2]), (v, heads)):
-        has_form(part, (count, 1, number, WIDTH), BF16)
+        has_tokens(part, (count, 1, number, WIDTH))
     for gate in (a, b):
-        has_form(gate, (count, 1, heads), BF16)
+        assert (gate.shape, gate.dtype, gate.stride(-1)) == ((count, 1, heads), BF16, 1)
+    has_form(output, (count, 1, heads, WIDTH), BF16)
     has_form(A_log, (heads,), torch.float32)
     assert dt_bias.dtype in (torch.float32, BF16)
     has_form(initial_state_indices, (count,), torch.int32)
@@ -82,7 +90,7 @@ def gated_delta_rule_decode_pretranspose(
         _walked(_unit(q[row]), _unit(k[row]), v[row], decay[row], b[row].float().sigmoid(), initial_state[place])
         for row, place in enumerate(initial_state_indices.tolist())
     ]
-    return torch.stack(parts), initial_state
+    return output.copy_(torch.stack(parts)), initial_state
 
 
 def gated_delta_rule_mtp(

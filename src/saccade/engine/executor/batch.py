@@ -188,7 +188,7 @@ def build_batch(
         host_context_lengths=tuple(contexts.tolist()),
         num_decodes=num_decodes,
         block_size=block_size,
-        rows=on_device[9],
+        rows=on_device[9].int(),
         turns=() if sizes is None else tuple(_turns(chunks, starts, sizes, device)),
         horizons=on_device[10] if len(horizons) else None,
     )
@@ -266,7 +266,7 @@ def _turns(chunks: Ordered[Chunk], starts: Ints, sizes: CacheSizes, device: torc
         ]
         on_device = transfer((tokens, rows, *_columns(saves)), device)
         lengths = tuple(part.stop - part.first for part in parts)
-        yield Turn(on_device[0], on_device[1], lengths, *on_device[2:])
+        yield Turn(on_device[0], on_device[1].int(), lengths, *on_device[2:])
     for length, own in proposed.items():
         rows, firsts = _columns([(chunk.row, start) for chunk, start in own])
         numbers = np.arange(length)
@@ -280,7 +280,7 @@ def _turns(chunks: Ordered[Chunk], starts: Ints, sizes: CacheSizes, device: torc
         ]
         tokens = (firsts[:, None] + numbers).ravel()
         on_device = transfer((tokens, rows, *_columns(saves), trail), device)
-        yield Turn(on_device[0], on_device[1], (length,) * len(own), *on_device[2:])
+        yield Turn(on_device[0], on_device[1].int(), (length,) * len(own), *on_device[2:])
 
 
 def _columns(pairs: list[tuple[int, int]]) -> tuple[Ints, Ints]:

@@ -59,7 +59,7 @@ class _Context(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """The input of the largest graph, int64: ids and rows [B], positions [3, B].
+    """The input of the largest graph, int64: ids [B] and positions [3, B]; and int32: rows [B].
 
     *contexts* are that of layers that attend to all tokens and, if there are any, that of layers with a window.
     """
@@ -92,7 +92,7 @@ class DecodeGraphs:
         zeros = partial(torch.zeros, dtype=torch.int64, device=network.device)
         most = sizes.num_rows
         contexts = tuple(_Context(zeros(most), zeros(most), zeros(most, width), count) for width, count in pools)
-        self._buffers = _Buffers(zeros(most), zeros(3, most), zeros(most), contexts)
+        self._buffers = _Buffers(zeros(most), zeros(3, most), zeros(most, dtype=torch.int32), contexts)
 
     def run(self, batch: Batch) -> torch.Tensor | None:
         """Return the hidden states [n, E] of a step; None if the step must run without a graph."""

@@ -154,7 +154,7 @@ class Drafter:
         """Keep the last *hidden* state and position of each row, which lie one row after the other."""
         last = to_device(np.cumsum(lengths, dtype=np.int64) - 1, hidden.device)
         for live, values in zip(self._state.live, (hidden, positions.t().float()), strict=True):
-            live.index_copy_(0, rows, values.index_select(0, last))
+            live.index_copy_(0, rows.long(), values.index_select(0, last))
 
 
 def _last_draws(step: StepInput, drawn: list[int]) -> Iterator[_LastDraw]:

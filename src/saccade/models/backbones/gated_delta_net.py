@@ -7,13 +7,12 @@ C = 2 * K * D + H * W its channels.
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from saccade.models.backbones.text_config import DeltaNetConfig
 from saccade.nn.context import ForwardContext, RecurrentState
 from saccade.nn.delta_rule import Gates, RuleHeads, Trail
 from saccade.nn.layers import Layer, Linear, RMSNorm
-from saccade.nn.ops import SILU, CosSin, rms_norm
+from saccade.nn.ops import SILU, CosSin
 from saccade.nn.parallel import Ranks, Sharding, shards_of
 
 
@@ -77,13 +76,12 @@ class GatedDeltaNet(Layer):
             output_NHW = x_NE.new_empty((len(x_NE), len(self.A_log), self.value_width), dtype=torch.float32)
             for turn in layout.turns:
                 part = self._mix(qkv_NC[turn.tokens], ba_NH[turn.tokens], state, turn.rows, turn.lengths, turn.trail)
-                output_NHW.index_copy_(0, turn.tokens, part)
+                output_NHW.index_copy_(0, turn.tokens, part.float())
                 state.save(turn)
         else:
             output_NHW = self._mix(qkv_NC, ba_NH, state, layout.rows, layout.query_lengths)
-        normed = rms_norm(output_NHW.flatten(0, 1), self.norm_weight, self.norm.eps)
-        gated_NC = normed.view(len(x_NE), -1) * functional.silu(self.in_proj_z(x_NE).float())
-        return self.out_proj.add_to(residual_NE, gated_NC.to(x_NE.dtype))
+        gated_NC = self.ops.gated_norm(output_NHW, self.in_proj_z(x_NE), self.norm_weight, self.norm.eps)
+        return self.out_proj.add_to(residual_NE, gated_NC)
 
     def _mix(
         self,
@@ -94,7 +92,7 @@ class GatedDeltaNet(Layer):
         lengths: tuple[int, ...],
         trail: Trail = None,
     ) -> torch.Tensor:
-        """Return the rule's result for projected tokens, float32 [N, H, W]; update the live states of their *rows*."""
+        """Return `ops.gated_delta_rule` for projected tokens, [N, H, W]; update the live states of their *rows*."""
         states, inputs = state.live
         qkv_NC = self.ops.causal_conv(qkv_NC, self.conv1d.taps_TC, inputs, rows, lengths, SILU, trail)
         q_NC, k_NC, v_NC = qkv_NC.split_with_sizes(self.in_proj_qkv.partitions, -1)

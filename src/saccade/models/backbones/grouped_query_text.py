@@ -14,7 +14,7 @@ from torch import nn
 from saccade.models.backbones.decoder import DecoderLayer, GatedMlp, TextDecoder
 from saccade.models.backbones.text_config import ExpertsConfig, TextConfig
 from saccade.nn.context import ForwardContext, KvCache, Scoring
-from saccade.nn.experts import Experts, softmax_top_k
+from saccade.nn.experts import Experts
 from saccade.nn.layers import Attention, Layer, Linear, RMSNorm
 from saccade.nn.ops import CosSin
 from saccade.nn.parallel import ALONE, Ranks
@@ -87,7 +87,7 @@ class MixtureOfExperts(nn.Module):
 
     def choose(self, x_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids and weights [N, C] of each token's experts."""
-        return softmax_top_k(self.gate(x_NE), self.config.num_chosen, renormalise=self.config.normalised)
+        return self.experts.ops.softmax_top_k(self.gate(x_NE), self.config.num_chosen, self.config.normalised)
 
 
 def mlp_of(

@@ -13,7 +13,7 @@ from torch.nn import functional
 from saccade.models.backbones.decoder import GatedMlp, TextDecoder
 from saccade.models.gemma4.spec import GemmaExperts, GemmaText, LayerKind
 from saccade.nn.context import ForwardContext, KvCache, Scoring
-from saccade.nn.experts import Experts, softmax_top_k
+from saccade.nn.experts import Experts
 from saccade.nn.layers import Attention, Embedding, FloatNorm, Layer, Linear
 from saccade.nn.ops import GELU_TANH, CosSin, norm_rotary
 from saccade.nn.parallel import ALONE, Ranks
@@ -82,7 +82,7 @@ class GemmaAttention(Layer):
         return self.o_proj(self.attention.attend(rotated_NHD[:, :num_heads], own, context))  # type: ignore[no-any-return]
 
 
-class Router(nn.Module):
+class Router(Layer):
     """Chooses experts by the normalised and scaled input; each expert has a factor of its own."""
 
     def __init__(self, config: GemmaText, experts: GemmaExperts) -> None:
@@ -95,7 +95,7 @@ class Router(nn.Module):
     def forward(self, x_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids int64 [N, C] and weights float32 [N, C]."""
         logits = self.proj(normed(x_NE, self.eps) * self.scale * self.root)
-        ids_NC, weights_NC = softmax_top_k(logits, self.num_chosen, renormalise=True)
+        ids_NC, weights_NC = self.ops.softmax_top_k(logits, self.num_chosen, True)
         return ids_NC, weights_NC * self.per_expert_scale[ids_NC]
 
 

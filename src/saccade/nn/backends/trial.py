@@ -6,6 +6,7 @@ without a kernel. Shapes: H = 2 query heads, one key/value head.
 
 import dataclasses
 from collections.abc import Callable
+from math import prod
 from typing import TypeVar
 
 import structlog
@@ -135,12 +136,23 @@ def of_delta_rule(
             steps.append(((1 + number,) * count, torch.cat((others.expand(count, -1), rows), 1)))
     for done, (lengths, trail) in enumerate(steps):
         progress(done, len(steps))
-        shapes = (heads.num_key_heads, heads.key_width), (heads.num_value_heads, heads.value_width)
-        q, v = (torch.ones(sum(lengths), *shape, dtype=workload.dtype, device=device) for shape in shapes)
-        a, token = torch.zeros(heads.num_value_heads, device=device), v[..., 0]
-        rows = torch.arange(len(lengths), device=device)
-        operations.gated_delta_rule(q, q, v, Gates(a, a, token, token), states, rows, lengths, trail)
+        gate = torch.zeros(heads.num_value_heads, device=device)
+        q, k, v, b, a = _tokens(sum(lengths), heads, workload)
+        rows = torch.arange(len(lengths), dtype=torch.int32, device=device)
+        operations.gated_delta_rule(q, k, v, Gates(gate, gate, a, b), states, rows, lengths, trail)
     _wait(device)
+
+
+def _tokens(count: int, heads: RuleHeads, workload: Workload) -> tuple[torch.Tensor, ...]:
+    """Return queries, keys, values and gates of *count* tokens, as parts of wider rows, which a layer has them in."""
+    shapes = *((heads.num_key_heads, heads.key_width),) * 2, (heads.num_value_heads, heads.value_width)
+    widths = [prod(shape) for shape in shapes]
+    qkv, ba = (
+        torch.ones(count, width, dtype=workload.dtype, device=workload.device)
+        for width in (sum(widths), 2 * heads.num_value_heads)
+    )
+    parts = (part.unflatten(1, shape) for part, shape in zip(qkv.split(widths, 1), shapes, strict=True))
+    return *parts, *ba.chunk(2, 1)
 
 
 def of_tower(backend: VisionAttentionBackend, workload: Workload) -> None:

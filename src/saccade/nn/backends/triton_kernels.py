@@ -110,15 +110,24 @@ def decode_kernel(
     tl.store(at, (result / total[:, None]).to(output.dtype.element_ty), mask=is_head & is_value[None, :])
 
 
+@triton.jit
+def _rounded(x, scale, LARGEST: tl.constexpr):
+    """Divide by the scale, and clamp; what is not a number stays so."""
+    scaled = tl.maximum(tl.div_rn(x, scale), -LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(scaled, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+
+
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def heads_kernel(
-    qkv, weight, cos, sin, slots, rotated, keys, values, token_step, eps,
+    qkv, weight, cos, sin, slots, rotated, read_values, keys, values, token_step, eps, key_scale, value_scale,
     ROTATED: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
-    HAS_NORM: tl.constexpr,
+    HAS_NORM: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """Norm and rotate one of ROTATED query and key heads, and write keys and values to the cache.
 
-    Programs: (token, head). WIDTH is SIZE rounded up. HALF pairs of channels are rotated.
+    Programs: (token, head). WIDTH is SIZE rounded up. HALF pairs of channels are rotated. With LARGEST, the largest
+    number of the cache's format, keys and values are divided by their scales and rounded; *rotated* and *read_values*
+    get them as they are read.
     """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel = tl.arange(0, WIDTH)
@@ -138,13 +147,70 @@ def heads_kernel(
         x *= tl.load(cos + angle, mask=is_rotated, other=1.0).to(tl.float32)
         x += other * tl.load(sin + angle, mask=is_rotated, other=0.0).to(tl.float32)
         result = x.to(rotated.dtype.element_ty)
-        tl.store(rotated + (token * ROTATED + head) * SIZE + channel, result, mask=is_channel)
         key = head - (ROTATED - KV_HEADS)
         if key >= 0:
-            tl.store(keys + (slot * KV_HEADS + key) * SIZE + channel, result, mask=is_channel)
+            if LARGEST > 0:
+                # Rounded to the heads' format first, as without a kernel.
+                small = _rounded(result.to(tl.float32), key_scale, LARGEST).to(keys.dtype.element_ty)
+                result = (small.to(tl.float32) * key_scale).to(rotated.dtype.element_ty)
+                tl.store(keys + (slot * KV_HEADS + key) * SIZE + channel, small, mask=is_channel)
+            else:
+                tl.store(keys + (slot * KV_HEADS + key) * SIZE + channel, result, mask=is_channel)
+        tl.store(rotated + (token * ROTATED + head) * SIZE + channel, result, mask=is_channel)
     else:
         place = (slot * KV_HEADS + head - ROTATED) * SIZE + channel
-        tl.store(values + place, x.to(values.dtype.element_ty), mask=is_channel)
+        if LARGEST > 0:
+            small = _rounded(x, value_scale, LARGEST).to(values.dtype.element_ty)
+            read = (small.to(tl.float32) * value_scale).to(read_values.dtype.element_ty)
+            tl.store(read_values + (token * KV_HEADS + head - ROTATED) * SIZE + channel, read, mask=is_channel)
+            tl.store(values + place, small, mask=is_channel)
+        else:
+            tl.store(values + place, x.to(values.dtype.element_ty), mask=is_channel)
+
+
+@triton.jit
+def pairs_kernel(
+    x, cos_sin, output, num_heads, token_step, head_step,
+    PAIRS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Rotate the neighbouring channels of all heads of one token. Programs: (token, heads).
+
+    *cos_sin* float32 has cosine and sine for each of PAIRS; a program has HEADS heads, and WIDTH is PAIRS rounded up.
+    """
+    token, pair = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    is_pair = pair < PAIRS
+    is_here = (head < num_heads)[:, None] & is_pair[None, :]
+    cos = tl.load(cos_sin + (token * PAIRS + pair) * 2, mask=is_pair, other=0.0)[None, :]
+    sin = tl.load(cos_sin + (token * PAIRS + pair) * 2 + 1, mask=is_pair, other=0.0)[None, :]
+    place = x + token * token_step + head[:, None] * head_step + 2 * pair[None, :]
+    first = tl.load(place, mask=is_here, other=0.0).to(tl.float32)
+    second = tl.load(place + 1, mask=is_here, other=0.0).to(tl.float32)
+    at = output + (token * num_heads + head[:, None]) * 2 * PAIRS + 2 * pair[None, :]
+    tl.store(at, (first * cos - second * sin).to(output.dtype.element_ty), mask=is_here)
+    tl.store(at + 1, (first * sin + second * cos).to(output.dtype.element_ty), mask=is_here)
+
+
+@triton.jit
+def norm_kernel(
+    x, weight, gate, output, eps, x_step, gate_step,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, HAS_GATE: tl.constexpr,
+):  # fmt: skip
+    """Divide the SIZE numbers of a head by their root mean square, and scale them; multiply them by SiLU of its gates.
+
+    Programs: (token, head). The steps are between tokens; heads have no gap between them. WIDTH is SIZE rounded up.
+    """
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    channel = tl.arange(0, WIDTH)
+    is_channel = channel < SIZE
+    values = tl.load(x + token * x_step + head * SIZE + channel, mask=is_channel, other=0.0).to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(values * values, 0) / SIZE + eps)
+    result = values * scale * tl.load(weight + channel, mask=is_channel, other=0.0).to(tl.float32)
+    if HAS_GATE:
+        gates = tl.load(gate + token * gate_step + head * SIZE + channel, mask=is_channel, other=0.0).to(tl.float32)
+        result *= gates / (1 + tl.exp(tl.minimum(-gates, 80.0)))
+    place = output + (token * tl.num_programs(1) + head) * SIZE + channel
+    tl.store(place, result.to(output.dtype.element_ty), mask=is_channel)
 
 
 @triton.jit
@@ -176,7 +242,7 @@ def conv_kernel(
     column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     is_token, is_column = token < length, column < channels
     first = x + sequence * length * token_step
-    state = states + tl.load(rows + sequence) * (TAPS - 1) * channels
+    state = states + tl.load(rows + sequence).to(tl.int64) * (TAPS - 1) * channels
     total = tl.zeros((TOKENS, COLUMNS), dtype=tl.float32)
     for tap in tl.static_range(TAPS):
         source = token + tap - (TAPS - 1)
