@@ -17,7 +17,7 @@ from saccade.tokenization.tokenizer_json import JsonTokenizer
 
 
 class ImagewiseTokenizer(JsonTokenizer):
-    """A tokenizer.json whose BOS precedes every stretch of text, also an empty one; an image is one token.
+    """A tokenizer.json that puts a BOS before every stretch of text, even an empty one. Each image is one token.
 
     The gateway writes *tag* for images, as special segments. A tag becomes the token *placeholder*, an id or content,
     or no token if the vocabulary lacks it. Raises StartupError if a file is wrong.

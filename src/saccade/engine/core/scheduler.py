@@ -37,7 +37,7 @@ logger = structlog.get_logger(__name__)
 
 
 class Scheduler:
-    """The requests of an engine, and their sequences by what they wait for.
+    """An engine's requests, and their sequences, grouped by what each waits for.
 
     - requests: the samples of each request, by connection and request_id.
     - waiting: sequences without a row, by priority and arrival.

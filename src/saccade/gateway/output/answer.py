@@ -83,7 +83,7 @@ class Usage(Struct, frozen=True):
 class TokenCounts:
     """Sums of the tokens of *num_choices* choices. Only those that *changed* since the last sums are counted again.
 
-    So a usage for every chunk of n choices does not take n times n looks at choices.
+    So an answer with n choices that sends its usage with every chunk does not count n choices n times.
     """
 
     def __init__(self, num_choices: int) -> None:

@@ -302,7 +302,9 @@ class DeltaNetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HybridConfig(TextConfig):
-    """*full_attention* are the layers that attend to all tokens; each of the others has the state of *delta_net*.
+    """*full_attention* lists the layers that attend to all tokens.
+
+    Every other layer keeps a recurrent state, which *delta_net* describes.
 
     With experts, *intermediate_size* is the shared one's. With *drafts*, the network has the release's draft layer.
     """

@@ -70,7 +70,7 @@ class Tower3Config(MergingConfig):
 
 
 class FlatTowerConfig(Tower3Config):
-    """A tower without deepstack. The releases list no blocks, and the reference does not read the key."""
+    """A tower without deepstack. The releases leave the list of blocks empty, and the reference does not read it."""
 
     defaults: ClassVar[Mapping[str, Any]] = defaults.FLAT_TOWER
 
