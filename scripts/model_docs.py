@@ -50,7 +50,7 @@ every layer that the configuration quantises has a place in it:
 - Kimi: Kimi-K2.5, Kimi-K2.5-NVFP4, Kimi-K2.6-NVFP4, Kimi-K2.7-Code-NVFP4;
 - Gemma 4: gemma-4-26B-A4B, Gemma-4-26B-A4B-NVFP4, Gemma-4-31B-IT-NVFP4.
 
-It also compares token ids of the vocabularies of Qwen3 and Qwen3.6 with those of tiktoken. The names, shapes and formats of all 208,550 tensors of
+The same tests compare token ids from the vocabularies of Qwen3 and Qwen3.6 with those of tiktoken. The names, shapes and formats of all 208,550 tensors of
 Kimi-K2.5 are in `tests/conformance/test_release_headers.py`. GLM-4.5V, PaddleOCR-VL, InternVL3.5-8B, InternViT-6B and Mistral Small 3.1 have as
 many parameters as their names say. The tests of their networks write the configurations down. No weights of a release were loaded by a test: weights, layers and logits are those
 of tiny checkpoints in the releases' form.
