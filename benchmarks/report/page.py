@@ -27,8 +27,8 @@ table](#time-to-the-first-token)."""
 FLEET = """Four workers of a tiny Qwen3-VL with one gateway. 16 clients ask for 200 images about five times in a
 shuffle; rates are over the repeats. What is best follows from the lengths of the prompts: the last token is always
 computed, and only whole blocks are kept."""
-PEERS = """Two real vLLM workers with each gateway. Prompts about all images need 1.5 times the blocks of one worker.
-A repeat lands on the holder if its whole image is cached there."""
+PEERS = """Two real vLLM workers with each gateway. A repeat lands on the holder if its whole image is cached there.
+*blocks* is the size of each worker's cache."""
 
 
 def write_page(state: Mapping[str, Any], page: Path) -> None:
@@ -56,7 +56,7 @@ def _sections(state: Mapping[str, Any], images: Path) -> Iterator[str]:
         yield from _section("Routing over four workers", FLEET, [part], _fleet(part["rows"]))
     if "routing: two vLLM" in state:
         part = state["routing: two vLLM"]
-        yield from _section("Routing over two vLLM", PEERS, [part], _peers(part["rows"]))
+        yield from _section("Routing over two vLLM", f"{PEERS}\n{_needs(part)}", [part], _peers(part["rows"]))
     if gateway and ttft:
         yield from _section("Memory", MEMORY, (), _memory(_rows(gateway), _rows(ttft)))
 
@@ -184,6 +184,12 @@ def _fleet(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return _table(
         head, ([policies[row["part"]], str(row["repeats"]), *(f"{row[name]:.4f}" for name in names)] for row in rows)
     )
+
+
+def _needs(part: Mapping[str, Any]) -> str:
+    best = part["best possible cached tokens"]
+    facts = f"All images need {part['needed blocks']} blocks, and at best {best} of the tokens are cached."
+    return "\n".join([facts, *([part["remark"]] if "remark" in part else ())])
 
 
 def _peers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
