@@ -35,7 +35,6 @@ OUTSIDE = {"tie_word_embeddings", "model_type", "architectures", "dtype", "torch
 ROPE = ("rope_scaling", "rope_parameters")
 IN_ROPE = ("rope_theta", "partial_rotary_factor")
 """Keys that transformers moves into a section of their own."""
-ORIGINAL_LENGTH = "original_max_position_embeddings"
 
 
 class Section(NamedTuple):
@@ -237,31 +236,6 @@ def test_rotary_keys_that_are_left_out_have_the_defaults_of_the_class(name: str,
                 outcomes.append(reader.outcome(changed))
             if outcomes[0] != outcomes[1]:
                 wrong.append((section.name, key, *outcomes))
-    assert wrong == []
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_length_of_training_counts_beside_the_rotary_section_if_the_class_has_it(name: str, reader: Reader) -> None:
-    """Of these families, the class of Phi-3's text alone has the key."""
-    wrong = []
-    for section in sections(reader.config):
-        if section.name == "vision_config" or name.startswith("gemma") or name == "phi3_v":
-            continue
-        own = section.of(reader.config)
-        axes = {**(own.get(ROPE[0]) or {}), **(own.get(ROPE[1]) or {})}
-        yarn = {**axes, "rope_theta": 10_000.0, "rope_type": "yarn", "factor": 4.0}
-        for beside in ({}, {ORIGINAL_LENGTH: 512}):
-            given = {key: value for key, value in yarn.items() if key not in ("type", ORIGINAL_LENGTH)} | beside
-            keys = {"max_position_embeddings": 2048, ORIGINAL_LENGTH: 256, "rope_parameters": given}
-            expected = section.cls(**deepcopy(keys)).rope_parameters[ORIGINAL_LENGTH]
-            outcomes = []
-            for length, rope in ((256, given), (None, {**given, ORIGINAL_LENGTH: expected})):
-                changed = deepcopy(reader.config)
-                section.of(changed).pop(ROPE[0], None)
-                section.of(changed).update({**keys, ORIGINAL_LENGTH: length, "rope_parameters": rope})
-                outcomes.append(reader.outcome(changed).text.rope)
-            if outcomes[0] != outcomes[1]:
-                wrong.append((section.name, given, *outcomes))
     assert wrong == []
 
 

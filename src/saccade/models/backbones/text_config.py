@@ -10,7 +10,6 @@ from saccade.models.backbones import text_defaults
 from saccade.models.backbones.layer_types import FULL, LINEAR, check_has_full, check_window, layer_types
 from saccade.models.backbones.model_config import check_equal, choice, flag, integer, number, part, values_of
 from saccade.models.backbones.rope_scaling import (
-    ORIGINAL_LENGTH,
     Rope,
     longest,
     original_length,
@@ -49,15 +48,6 @@ class TextStyle(NamedTuple):
     rotary_factor: float | None = None
     scales_queries: bool = False
 
-    def filled(self, text: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the decoder's keys *text* with the defaults of those that are absent.
-
-        A length of training next to the rotary section counts only if the decoder's class has that key; transformers
-        ignores it otherwise.
-        """
-        unknown = {ORIGINAL_LENGTH} - self.defaults.keys()
-        return {**self.defaults, **{key: value for key, value in text.items() if key not in unknown}}
-
 
 PHI3 = TextStyle(text_defaults.PHI3, has_window=True)
 LLAMA = TextStyle(text_defaults.LLAMA)
@@ -95,7 +85,7 @@ class DecoderConfig:
 
         *max_model_len* is the length of the longest sequence to serve, None that of the model. See read_rope.
         """
-        text = style.filled(text)
+        text = {**style.defaults, **text}
         if text.get("rope_parameters") is None and "rope_parameters" in style.defaults:
             text["rope_parameters"] = style.defaults["rope_parameters"]
         check_equal(text, style.fixed)

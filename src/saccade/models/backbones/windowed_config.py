@@ -62,7 +62,7 @@ class WindowedConfig(DecoderConfig):
 
     @classmethod
     def read(cls, text: Mapping[str, Any], style: TextStyle = STYLE, max_model_len: int | None = None) -> Self:
-        text = style.filled(text)
+        text = {**style.defaults, **text}
         choice(text, "hidden_activation", (ACTIVATION,))
         return cls(style=style, **values_of(cls, text), **cls.more(text, style, max_model_len))
 
