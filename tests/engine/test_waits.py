@@ -28,7 +28,7 @@ from saccade.engine.executor.model_runner import ModelRunner
 from saccade.engine.executor.threads import Threads
 from saccade.models.files import read_model_files
 from saccade.models.spec import Latent
-from saccade.nn import gpu
+from saccade.nn import gpu, gpu_draws, grouped_experts
 from saccade.nn.backends import torch_sdpa, triton_attention
 from saccade.nn.layers import use_operations
 from saccade.nn.ops import resolve
@@ -45,7 +45,9 @@ FAMILIES = [
 ]
 KERNELS = {
     triton_attention: ("decode_kernel", "packed_kernel"),
-    gpu: ("heads_kernel", "gated_kernel", "conv_kernel"),
+    gpu: ("heads_kernel", "gated_kernel", "conv_kernel", "norm_kernel", "pairs_kernel", "choice_kernel"),
+    grouped_experts: ("places_kernel", "rows_kernel", "sum_kernel"),
+    gpu_draws: ("draw_kernel",),
 }
 DRAWS: dict[str, Any] = {
     "temperature": 0.7, "top_p": 0.5, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.5, "num_logprobs": 2,

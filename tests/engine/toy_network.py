@@ -161,7 +161,7 @@ class Network(nn.Module):
         live, previous = state.live
         outputs = []
         for number, span in enumerate(_spans(lengths)):
-            row = rows[number : number + 1]
+            row = rows[number : number + 1].long()
             memory_DD, last_E = live.index_select(0, row)[0], previous.index_select(0, row)[0]
             for token, x_E in enumerate(x_NE[span]):
                 pair = torch.cat((x_E, last_E))

@@ -7,6 +7,7 @@ an assertion.
 
 import inspect
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -331,6 +332,13 @@ def varlen_attn(*args: Any, **kwargs: Any) -> torch.Tensor:
     return torch.cat([reference(*part, causal=False, scale=given["scale"]) for part in parts]).view_as(q).to(q.dtype)
 
 
+def empty_library(name: str) -> ModuleType:
+    """Return a module that can be looked up as an installed one can."""
+    library = ModuleType(name)
+    library.__spec__ = ModuleSpec(name, None)
+    return library
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `flashinfer` importable, and have torch find a GPU. Backends that import flashinfer are imported anew."""
     headers = dict.fromkeys((compilers.FA3_HEADER, compilers.GEMM_HEADER), Path("/usr/include"))
@@ -339,7 +347,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(compilers, "find_toolkit", lambda: tools)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    library, cudnn, mla = (ModuleType(name) for name in ("flashinfer", "flashinfer.cudnn", "flashinfer.mla"))
+    library, cudnn, mla = map(empty_library, ("flashinfer", "flashinfer.cudnn", "flashinfer.mla"))
     for wrapper in (BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper):
         setattr(library, wrapper.__name__, wrapper)
     cudnn.cudnn_batch_prefill_with_kv_cache = cudnn_batch_prefill_with_kv_cache  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from published import has_form
+from published import empty_library, has_form
 from torch.nn import functional
 
 BF16 = torch.bfloat16
@@ -149,9 +149,9 @@ MODULES = {
 def install(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)) -> None:
     """Make these functions importable, and have torch find a GPU of *capability*."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
-    monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))
+    monkeypatch.setitem(sys.modules, "flashinfer", empty_library("flashinfer"))
     for name, functions in MODULES.items():
-        library: Any = ModuleType(name)
+        library: Any = empty_library(name)
         for function in functions:
             setattr(library, function.__name__, function)
         monkeypatch.setitem(sys.modules, name, library)

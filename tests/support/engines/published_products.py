@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from published import has_form
+from published import empty_library, has_form
 from references.formats import E2M1
 from torch.nn import functional
 
@@ -249,7 +249,7 @@ def install(
     monkeypatch.setattr("torch._convert_weight_to_int4pack", convert_weight_to_int4pack)
     monkeypatch.setattr("torch._weight_int4pack_mm", torch._weight_int4pack_mm_for_cpu)
     for name, functions in MODULES.items():
-        library: Any = ModuleType(name)
+        library: Any = empty_library(name)
         for function in functions:
             setattr(library, function.__name__, function)
         monkeypatch.setitem(sys.modules, name, library)
