@@ -1,5 +1,6 @@
 """`saccade inspect` shows what the server would do."""
 
+import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -143,10 +144,24 @@ def test_a_chat_that_cannot_be_shown_is_one_sentence(tmp_path: Path, capsys: pyt
 def test_refused_request_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], body: bytes, said: str
 ) -> None:
-    class Refusing(BaseHTTPRequestHandler):
+    assert inspect_by_gateway_that_answers(tmp_path, 400, body) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_route_of_an_earlier_gateway_has_no_weight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    worker = {"worker": "unix:/w", "chosen": True, "exactness": "EXACT", "exactness_reason": "", "overlap_blocks": 0}
+    worker |= {"num_blocks": 1, "cost": {"prompt_tokens": 20, "image_tokens": 0, "decode_blocks": 2, "total": 22}}
+    route = {"worker": "unix:/w", "reason": "the least cost", "model": "m", "prompt_tokens": 20, "images": []}
+    route |= {"policy": "cost", "candidates": [worker], "excluded": []}
+    assert inspect_by_gateway_that_answers(tmp_path, 200, json.dumps(route).encode()) == 0
+    assert "cost 22 = 1 x (20 prompt tokens + 0 image tokens) + 2 decode blocks" in capsys.readouterr().out
+
+
+def inspect_by_gateway_that_answers(folder: Path, status: int, body: bytes) -> int:
+    class Answering(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(400)
+            self.send_response(status)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -154,11 +169,11 @@ def test_refused_request_is_one_sentence(
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    (tmp_path / "chat.json").write_text("{}")
-    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+    (folder / "chat.json").write_text("{}")
+    with HTTPServer(("127.0.0.1", 0), Answering) as server:
         answering = threading.Thread(target=server.handle_request)
         answering.start()
         url = f"http://127.0.0.1:{server.server_port}"
-        assert run(["inspect", str(tmp_path / "chat.json"), "--gateway", url, "--admin-key", "operator"]) == 1
+        returned = run(["inspect", str(folder / "chat.json"), "--gateway", url, "--admin-key", "operator"])
         answering.join()
-    assert said in capsys.readouterr().err
+    return returned

@@ -51,6 +51,12 @@ def test_sizes_equal_the_reference(width: int, height: int) -> None:
         {"size": {"shortest_edge": 4000, "longest_edge": 90_000}, "min_pixels": 5000},
         {"size": {"shortest_edge": 4000}, "max_pixels": 60_000},
         {"size": {"min_pixels": 4000, "max_pixels": 90_000}, "min_pixels": 5000, "max_pixels": 60_000},
+        # The names in `size` differ, and neither counts.
+        {
+            "size": {"shortest_edge": 3136, "longest_edge": 90_000, "min_pixels": 3136, "max_pixels": 80_000},
+            "min_pixels": 5000,
+            "max_pixels": 60_000,
+        },
     ],
 )
 def test_limits_are_the_reference_processors(tmp_path: Path, spelling: dict[str, Any]) -> None:  # A3

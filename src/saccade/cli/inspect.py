@@ -194,8 +194,8 @@ def _show_keys(console: Console, folder: Path, images: Sequence[EncodedImage], d
     runs = media_runs(zip((image.content_hash for image in images), draft.spans, strict=True))
     try:
         weight_files(folder)
-    except StartupError:
-        console.print("block keys depend on the weights, which this folder does not have")
+    except StartupError as error:
+        console.print(f"block keys depend on the weights: {error}", highlight=False)
         return
     root = root_key(model_fingerprint(EngineConfig(str(folder), folder.name), read_model_files(folder)), b"")
     keys = block_keys(root, draft.token_ids, runs, BLOCK_SIZE)
@@ -233,8 +233,8 @@ def _lines(route: dict[str, Any]) -> Iterator[str]:
     yield f"policy    {route['policy']}"
     for one in route["candidates"]:
         why = f" ({one['exactness_reason']})" if one["exactness_reason"] else ""
-        cost = one["cost"]
-        total, weight = cost.pop("total"), cost.pop("recompute_weight")
+        cost, weight = one["cost"], one.get("recompute_weight", 1.0)  # gateways of earlier releases have none
+        total = cost.pop("total")
         prompt, image, *others = (f"{value:g} {name.replace('_', ' ')}" for name, value in cost.items())
         yield ""
         yield f"{one['worker']}{', chosen' if one['chosen'] else ''}"

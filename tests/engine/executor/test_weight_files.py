@@ -80,6 +80,13 @@ def test_a_whole_file_beside_shards_is_refused(tmp_path: Path, index: dict[str, 
         read(tmp_path)
 
 
+def test_a_whole_file_with_the_index_of_absent_shards_is_refused_by_their_name(tmp_path: Path) -> None:
+    """Nobody shall remove the only weights."""
+    folder_of(tmp_path, {"model.safetensors": {"a": torch.zeros(1)}}, {"a": A})
+    with pytest.raises(StartupError, match=rf"names {A}, which is not in .* is the whole model, remove .*index"):
+        read(tmp_path)
+
+
 @table("index", [{"a": "model.safetensors"}, {"a": "model.safetensors", "z": "mtp.safetensors"}, {}])
 def test_an_index_may_name_the_whole_file(tmp_path: Path, index: dict[str, str]) -> None:
     files = {"model.safetensors": {"a": torch.ones(1)}, "mtp.safetensors": {"z": torch.ones(1)}}

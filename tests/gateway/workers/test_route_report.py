@@ -73,7 +73,7 @@ async def test_overlaps_and_terms_of_each_candidate() -> None:
     for one in (a, b):
         made = one.cost["prompt_tokens"] + one.cost["image_tokens"]
         waits = sum(one.cost[name] for name in ("waiting_prefill_tokens", "decode_blocks", *FOREIGN))
-        assert one.cost["total"] == one.cost["recompute_weight"] * made + waits
+        assert one.cost["total"] == one.recompute_weight * made + waits
 
 
 @pytest.mark.parametrize(

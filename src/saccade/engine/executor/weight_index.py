@@ -44,6 +44,11 @@ def weight_files(folder: Path) -> list[Path]:
     if whole in shards or not whole.is_file():
         _check_present(folder, shards)
         return shards
+    if shards and not any(shard.is_file() for shard in shards):
+        raise StartupError(
+            f"{INDEX} names {shards[0].name}, which is not in {folder}. If {WEIGHTS} there is the whole model, remove "
+            f"{INDEX}."
+        )
     if shards:
         raise StartupError(
             f"{folder} holds {WEIGHTS} and also {shards[0].name} and its like. Which of them count is not known: "

@@ -118,8 +118,8 @@ class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that could take the prompt.
 
     The prompt has *num_blocks* reusable blocks. The worker has reported *overlap_blocks* of them, *overlap_tokens*
-    long; with pending requests it will hold *held_tokens*. *cost* has the terms and their *total*, in tokens, and what
-    one of the prompt's and its images' tokens weighs.
+    long; with pending requests it will hold *held_tokens*. *cost* has the terms and their *total*, in tokens; in it the
+    prompt's and its images' tokens count *recompute_weight* times.
     """
 
     worker: str
@@ -132,6 +132,7 @@ class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
     overlap_tokens: int
     held_tokens: int
     cost: Mapping[str, float]
+    recompute_weight: float
 
 
 class ExcludedWorker(msgspec.Struct, frozen=True):
@@ -203,12 +204,12 @@ def _candidate(candidate: Candidate, preview: Preview, cache_view: CacheView) ->
         overlap_tokens=candidate.overlap_tokens,
         held_tokens=candidate.held_tokens,
         cost=_terms(candidate),
+        recompute_weight=candidate.recompute_weight,
     )
 
 
 def _terms(candidate: Candidate) -> dict[str, float]:
     return {
-        "recompute_weight": candidate.recompute_weight,
         "prompt_tokens": candidate.prompt_tokens,
         "image_tokens": candidate.image_tokens,
         "waiting_prefill_tokens": candidate.work.prefill_tokens,

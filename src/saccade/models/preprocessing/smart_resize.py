@@ -5,7 +5,7 @@ The wire carries uint8 patches of one frame; the engine doubles the frame and no
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -110,20 +110,26 @@ def resolve(
 def _pixel_limits(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return min_pixels and max_pixels. These keys override `size`, which may use other names for them."""
     size = preprocessor.get("size")
-    within = defaults if size is None else _limits_of(size)
-    limits = {key: within.get(key) if preprocessor.get(key) is None else preprocessor[key] for key in EDGES}
+    above = {key: value for key in EDGES if (value := preprocessor.get(key)) is not None}
+    limits = {**dict.fromkeys(EDGES), **(defaults if size is None else _limits_of(size, above)), **above}
+    limits = {key: limits[key] for key in EDGES}
     if None in limits.values():
         raise _wrong_size(size)
     return limits
 
 
-def _limits_of(size: object) -> dict[str, Any]:
-    """Return the limits that `size` has, under either name. Raises StartupError for other keys."""
+def _limits_of(size: object, above: Container[str]) -> dict[str, Any]:
+    """Return the limits that `size` has, under either name. Raises StartupError for other keys.
+
+    Its two names of a limit may differ if the limit is among those *above*, which count.
+    """
     stated = {key: value for key, value in size.items() if value is not None} if isinstance(size, Mapping) else {"": 0}
     names = {name: key for key, edge in EDGES.items() for name in (key, edge)}
     limits: dict[str, Any] = {}
     for name, value in stated.items():
-        if name not in names or limits.setdefault(names[name], value) != value:
+        if name not in names:
+            raise _wrong_size(size)
+        if limits.setdefault(names[name], value) != value and names[name] not in above:
             raise _wrong_size(size)
     return limits
 
