@@ -140,7 +140,7 @@ def test_delta_rule(
     gates = Gates(0.1 * drawn(heads), drawn(heads), a, b)
     states = drawn(7, heads, width, width)
     before = states.clone()
-    rows = torch.tensor([2, 0])
+    rows = torch.tensor([2, 0], dtype=torch.int32)
     output = resolve("cuda", BF16, OF_STATES).gated_delta_rule(q, k, v, gates, states, rows, lengths, trail)
     unit_q, unit_k = (x * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
     borders = torch.tensor([0, *lengths]).cumsum(0).int()
@@ -149,5 +149,5 @@ def test_delta_rule(
         unit_q, unit_k, v, before[rows], gates.rate_log_H, a.float(), gates.bias_H, b.float(), borders, None
     )
     assert len(found) == 1
-    torch.testing.assert_close(output, expected.float(), atol=0.03, rtol=0.03)
+    torch.testing.assert_close(output.float(), expected.float(), atol=0.03, rtol=0.03)
     torch.testing.assert_close(states[rows], after, atol=0.03, rtol=0.03)
