@@ -111,8 +111,8 @@ def _pixel_limits(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any]) 
     """Return min_pixels and max_pixels. These keys override `size`, which may use other names for them."""
     size = preprocessor.get("size")
     above = {key: value for key in EDGES if (value := preprocessor.get(key)) is not None}
-    limits = {**dict.fromkeys(EDGES), **(defaults if size is None else _limits_of(size, above)), **above}
-    limits = {key: limits[key] for key in EDGES}
+    within = defaults if size is None else _limits_of(size, above)
+    limits = {key: above.get(key, within.get(key)) for key in EDGES}
     if None in limits.values():
         raise _wrong_size(size)
     return limits
