@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from parsed_sources import parsed_modules
 from tables import table
 
 from saccade.engine.installed import PACKAGES
+
+pytestmark = pytest.mark.guard
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -105,12 +108,10 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__") and name != "_"
 
 
-@cache
 def sources() -> dict[str, ast.Module]:
     """The modules of Saccade, by their path below `saccade`; what protoc writes is left out."""
     folder = ROOT / "src" / "saccade"
-    paths = (path for path in folder.rglob("*.py") if not path.name.endswith("_pb2.py"))
-    return {str(path.relative_to(folder)): ast.parse(path.read_text()) for path in paths}
+    return {str(path.relative_to(folder)): module for path, module in parsed_modules().items()}
 
 
 @cache

@@ -5,7 +5,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import yaml
+
+pytestmark = pytest.mark.guard
 
 PROJECT = Path(__file__).parents[1]
 

@@ -12,9 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from tables import table
 
 import saccade
+
+pytestmark = pytest.mark.guard
 
 SOURCE = Path(saccade.__file__).parent
 PROJECT = Path(__file__).parents[1]

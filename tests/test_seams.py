@@ -6,7 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+import pytest
+from parsed_sources import parsed_modules
+
 import saccade
+
+pytestmark = pytest.mark.guard
 
 ROOT = Path(saccade.__file__).parent
 
@@ -54,11 +59,8 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 def _modules() -> Mapping[str, ast.Module]:
     """Return the modules of Saccade by name, but for generated ones."""
     return {
-        ".".join(("saccade", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): ast.parse(
-            path.read_text()
-        )
-        for path in sorted(ROOT.rglob("*.py"))
-        if path.parent.name != "proto"
+        ".".join(("saccade", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): module
+        for path, module in parsed_modules().items()
     }
 
 

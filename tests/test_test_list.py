@@ -9,7 +9,10 @@ import re
 import tokenize
 from pathlib import Path
 
+import pytest
 from tables import table
+
+pytestmark = pytest.mark.guard
 
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "test-list.md"

@@ -20,6 +20,8 @@ from saccade.gateway.config import GatewayConfig
 from saccade.protocol.output import TokenDelta
 from saccade.tracing.tracer import TraceSettings
 
+pytestmark = pytest.mark.ci
+
 TEXT = "zqsecretqz"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

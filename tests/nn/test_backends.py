@@ -208,6 +208,7 @@ def test_missing_metadata_is_refused_before_the_launch() -> None:
         ForwardContext(torch.zeros(3, 1), layout, [], load_backend(AUTO), None)
 
 
+@pytest.mark.ci
 def test_a_cpu_does_without_torchs_compiler() -> None:
     """Its import takes half a second of every start."""
     program = "import sys, saccade.nn.backends.torch_sdpa; sys.exit('torch._dynamo' in sys.modules)"

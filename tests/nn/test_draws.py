@@ -38,6 +38,7 @@ KINDS: list[dict[str, float]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.ci
 @table("uniforms", [(0.0, 0.37), (0.83, 0.9999)])
 def test_draws_equal_the_plain_ones(uniforms: tuple[float, ...]) -> None:
     """With each cut and without; the plain draw is in float64."""
@@ -48,6 +49,7 @@ def test_draws_equal_the_plain_ones(uniforms: tuple[float, ...]) -> None:
     assert found.tolist() == draws.draw(x.clone(), greedy, own).tolist()
 
 
+@pytest.mark.ci
 def test_a_row_s_draw_does_not_depend_on_the_others() -> None:
     own = settings(*({**kind, "uniform": index / len(KINDS)} for index, kind in enumerate(KINDS)))
     x = logits(len(KINDS))

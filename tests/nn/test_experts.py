@@ -141,6 +141,7 @@ def test_softmax_top_k() -> None:
     assert renormalised.dtype == torch.float32
 
 
+@pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")  # rows that nothing has written or reads
 @table("num_tokens", [1, 50])
 @table("first", [0, 3])

@@ -312,6 +312,7 @@ async def test_a_batch_of_too_many_events_ends_the_feed() -> None:
             assert most_bytes() < 7 * BATCH_BYTES  # copies of the bytes; objects would take 50 times as much
 
 
+@pytest.mark.ci
 async def test_a_prompt_of_a_million_tokens_is_no_fault() -> None:
     context = dataclasses.replace(CONTEXT, max_blocks=1 << 20)
     long = Prompt(tuple(range(1 << 19)))
