@@ -18,11 +18,11 @@ from pathlib import Path
 
 import uvloop
 
+from saccade.connectors.native.client import WorkerClient
+from saccade.connectors.sink import SendPixels
 from saccade.errors import InternalError
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, SamplingParams
-from saccade.transport.client import WorkerClient
-from saccade.transport.sink import SendPixels
 from saccade.worker.engine_process import Timeouts
 from saccade.worker.service import WorkerConfig, WorkerFront
 

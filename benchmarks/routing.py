@@ -19,18 +19,18 @@ import msgspec
 import uvloop
 
 from benchmarks.measured import commit, machine
+from saccade.fleet.dispatch import Dispatcher
+from saccade.fleet.feed import CacheListener
+from saccade.fleet.index import BlockIndex, Partition
+from saccade.fleet.pool import WorkerPool
+from saccade.fleet.prompt import Prompt
+from saccade.fleet.router import Router
 from saccade.gateway.app import COLLECTOR_THRESHOLDS
-from saccade.gateway.workers.cache_listener import CacheListener
-from saccade.gateway.workers.dispatch import Dispatcher
-from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.prompt import Prompt
 from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.exactness import EXACT
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents
 from saccade.protocol.request_traits import RequestTraits
-from saccade.routing.index import BlockIndex, Partition
-from saccade.routing.router import Router
 
 BLOCK_SIZE = 16
 NUM_WORKERS = 16

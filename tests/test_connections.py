@@ -36,17 +36,17 @@ ALLOWED = {
         "secure_channel",
     },  # workers, whose addresses the operator gives
     # uses such a channel; a worker on this host, whose socket the operator names
-    "transport/client.py": {"grpc", "create_unix_connection"},
-    "transport/connectors/smg_client.py": {"grpc", "insecure_channel"},  # the same
-    "transport/connectors/smg_answer.py": {"grpc"},  # names of status codes
-    "transport/connectors/smg_kv_events.py": {"grpc"},  # reads from a client's channel
-    "transport/connectors/vllm_http.py": {"aiohttp"},  # workers, whose addresses the operator gives
-    "transport/connectors/vllm.py": {"aiohttp"},  # names of errors
-    "transport/connectors/event_publisher.py": {"zmq", "connect"},  # publishers that workers name
+    "connectors/native/client.py": {"grpc", "create_unix_connection"},
+    "connectors/smg/client.py": {"grpc", "insecure_channel"},  # the same
+    "connectors/smg/answer.py": {"grpc"},  # names of status codes
+    "connectors/smg/kv_events.py": {"grpc"},  # reads from a client's channel
+    "connectors/vllm/http.py": {"aiohttp"},  # workers, whose addresses the operator gives
+    "connectors/vllm/client.py": {"aiohttp"},  # names of errors
+    "connectors/events/publisher.py": {"zmq", "connect"},  # publishers that workers name
     "transport/kv_transfer/destination.py": {"open_connection"},  # a prefill worker, whose address the gateway gives
     "transport/grpc_calls.py": {"grpc", "create_connection"},  # workers, whose addresses the operator gives
     "transport/grpc_call.py": {"grpc"},  # names of status codes
-    "transport/kv_feed.py": {"grpc"},  # reads from a client's channel
+    "connectors/native/feed.py": {"grpc"},  # reads from a client's channel
     "transport/gateway_streams.py": {"grpc"},  # names of status codes
     "transport/server.py": {"grpc"},  # listens
     "transport/access.py": {"grpc"},  # refuses calls to the same

@@ -39,14 +39,14 @@ DIVIDED = {
     "saccade.nn.ops": "operations of networks, each with its own caller",
     "saccade.processes.parent_death": "a program that runs alone, and the command that starts it",
     "saccade.supervisor.tree": "a tree of processes, and how one of them says that it is ready",
-    "saccade.transport.connectors.sglang_messages": "the messages of one protocol",
-    "saccade.transport.connectors.smg_request": "the messages of one protocol",
-    "saccade.transport.connectors.vllm_messages": "the messages of one protocol",
+    "saccade.connectors.smg.sglang_messages": "the messages of one protocol",
+    "saccade.connectors.smg.request": "the messages of one protocol",
+    "saccade.connectors.vllm.messages": "the messages of one protocol",
     "saccade.transport.kv_transfer.channel": "a channel, and the key that opens it",
 }
 """Modules in several groups that neither refer to each other nor have an importer in common, and why they stay whole."""
 
-REBUILT_NEXT = ("gateway/workers/", "routing/", "transport/connectors/", "transport/client", "transport/kv_feed")
+REBUILT_NEXT = ("fleet/", "connectors/")
 """Modules that will be written anew, and whose constants stay where they are until then."""
 
 MOST_ANNOTATION = 80

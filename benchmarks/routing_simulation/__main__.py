@@ -14,7 +14,7 @@ from benchmarks.measured import commit
 from benchmarks.routing_simulation.fleet import Simulation
 from benchmarks.routing_simulation.traffic import KINDS, Traffic
 from benchmarks.routing_simulation.worker import SimulatedSequence
-from saccade.routing.policy import RECOMPUTE_WEIGHT, Policy
+from saccade.fleet.cost import RECOMPUTE_WEIGHT, Policy
 
 WEIGHTS = (1.0, 1.25, 1.5, 2.0, 3.0)
 SEEDS = (1, 2, 3)

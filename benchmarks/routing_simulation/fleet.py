@@ -8,11 +8,11 @@ from functools import partial
 from random import Random
 
 from benchmarks.routing_simulation.worker import BlockCache, Prompt, SimulatedSequence, Speed, Worker
+from saccade.fleet.cost import Policy
+from saccade.fleet.index import BlockIndex, Partition
+from saccade.fleet.lookup import LocalLookup, LookupTarget
+from saccade.fleet.router import Option, RoutedPrompt, Router
 from saccade.protocol.kv_events import KvEvent, KvEvents
-from saccade.routing.index import BlockIndex, Partition
-from saccade.routing.lookup import LocalLookup, LookupTarget
-from saccade.routing.policy import Policy
-from saccade.routing.router import Option, RoutedPrompt, Router
 
 EVENT_SECONDS = 0.005
 """From the end of a step until the gateway knows what the worker stored."""

@@ -7,7 +7,7 @@ from random import Random
 
 from benchmarks.routing_simulation.fleet import Fleet
 from benchmarks.routing_simulation.worker import Prompt, Speed
-from saccade.routing.router import RoutedImage
+from saccade.fleet.router import RoutedImage
 
 BLOCK_SIZE = 16
 NUM_IMAGES = 3

@@ -4,8 +4,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from saccade.fleet.router import Booking, RoutedImage
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent
-from saccade.routing.router import Booking, RoutedImage
 
 
 @dataclass(frozen=True)

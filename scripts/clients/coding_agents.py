@@ -16,8 +16,8 @@ from typing import Any
 import scripted
 from checkpoints import CHECKPOINTS
 
+from saccade.connectors.sink import Sink, Stream
 from saccade.protocol.request import EngineRequest
-from saccade.transport.sink import Sink, Stream
 
 PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
 """Has the settings of each agent, which the programs take from there."""

@@ -32,14 +32,14 @@ from saccade.cli.machine_checks import (
 )
 from saccade.cli.main import run
 from saccade.errors import StartupError
+from saccade.fleet.feed import CacheListener
+from saccade.fleet.index import BlockIndex
+from saccade.fleet.pool import WorkerPool
+from saccade.fleet.report import WorkerReport, worker_report
+from saccade.fleet.router import Router
 from saccade.gateway import app
 from saccade.gateway.confinement import MEASURES
 from saccade.gateway.server.access_log import AccessLog
-from saccade.gateway.workers.cache_listener import CacheListener
-from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.report import WorkerReport, worker_report
-from saccade.routing.index import BlockIndex
-from saccade.routing.router import Router
 from saccade.transport.credentials import NO_CREDENTIALS
 
 

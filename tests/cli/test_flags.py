@@ -10,7 +10,8 @@ import pytest
 from saccade.cli.main import make_app
 from saccade.config import flags_of
 from saccade.engine.config import EngineSettings
-from saccade.gateway.config import MediaSettings, RoutingSettings, ServerSettings
+from saccade.fleet.settings import RoutingSettings
+from saccade.gateway.config import MediaSettings, ServerSettings
 from saccade.media.header import MediaLimits
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"

@@ -17,15 +17,8 @@ from saccade.cli.help import COMMON
 from saccade.cli.main import COMMANDS, make_app, run
 from saccade.cli.vllm_flags import COMMANDS as COMMANDS_OF_VLLM
 from saccade.engine.config import EngineSettings
-from saccade.gateway.config import (
-    ConnectionLimits,
-    DispatchLimits,
-    MediaSettings,
-    RoutingSettings,
-    ServerSettings,
-    SourceConfig,
-    TlsSettings,
-)
+from saccade.fleet.settings import DispatchLimits, RoutingSettings, SourceConfig
+from saccade.gateway.config import ConnectionLimits, MediaSettings, ServerSettings, TlsSettings
 from saccade.media.fetch import FetchConfig
 from saccade.media.header import MediaLimits
 

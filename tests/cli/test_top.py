@@ -15,12 +15,12 @@ from tables import table
 
 from saccade.cli.main import run
 from saccade.cli.top import frame
+from saccade.fleet.breaker import BreakerReport
+from saccade.fleet.report import Holdings, WorkerReport
 from saccade.gateway.admin import Board
 from saccade.gateway.tenants.report import TenantReport
-from saccade.gateway.workers.report import Holdings, WorkerReport
 from saccade.protocol.engine_load import Load
 from saccade.protocol.gateway_calls import Booked, RequestError, TenantUsage
-from saccade.routing.router import BreakerReport
 
 KEY = "an-admin-key-of-32-characters-or-more"
 WORKER = WorkerReport(

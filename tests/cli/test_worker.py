@@ -16,10 +16,10 @@ from waiting import until
 from saccade.cli.gateway import WorkerFlags
 from saccade.cli.main import make_app, run
 from saccade.cli.worker import AccessFlags
+from saccade.connectors.native.client import WorkerClient
 from saccade.errors import StartupError
 from saccade.transport import shared_memory
 from saccade.transport.access import Access
-from saccade.transport.client import WorkerClient
 from saccade.transport.credentials import WorkerCredentials
 
 __all__ = ["files"]

@@ -17,7 +17,7 @@ import yaml
 from tables import table
 
 from saccade.cli.main import make_app
-from saccade.gateway.workers.pool import check_url
+from saccade.fleet.address import check_url
 from saccade.transport.credentials import TOO_OPEN
 
 pytestmark = pytest.mark.ci

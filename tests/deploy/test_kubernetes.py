@@ -14,9 +14,9 @@ from kustomize import render
 from tables import table
 
 from saccade.cli.main import make_app
+from saccade.fleet.settings import SourceConfig
+from saccade.fleet.sources import check_dns_url
 from saccade.gateway.app import HOST
-from saccade.gateway.config import SourceConfig
-from saccade.gateway.workers.discovery import check_dns_url
 from saccade.transport.credentials import TOO_OPEN
 
 pytestmark = pytest.mark.ci

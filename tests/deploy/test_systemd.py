@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from saccade.cli.main import make_app
-from saccade.gateway.workers.pool import check_url
+from saccade.fleet.address import check_url
 from saccade.transport import shared_memory
 
 pytestmark = pytest.mark.ci

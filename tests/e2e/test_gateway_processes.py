@@ -25,7 +25,7 @@ from benchmarks.fleet import gate
 from benchmarks.fleet.load import ask_all
 from benchmarks.fleet.plan import Plan
 from benchmarks.fleet.running import Gateway, NotMeasured, gateway
-from saccade.gateway.workers.shared_index import UNREACHABLE
+from saccade.fleet.shared import UNREACHABLE
 
 pytestmark = pytest.mark.conformance
 WAIT_SECONDS = 60

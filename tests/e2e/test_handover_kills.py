@@ -19,10 +19,10 @@ from echo_worker import WAIT_SECONDS, connected, running
 from streams import generate
 from waiting import until
 
+from saccade.connectors.native.client import WorkerClient
 from saccade.errors import SaccadeError
-from saccade.gateway.workers.prefill_decode import legs_of
+from saccade.fleet.legs import legs_of
 from saccade.protocol.request import EngineRequest
-from saccade.transport.client import WorkerClient
 from saccade.worker.service import WorkerConfig, WorkerFront
 
 pytestmark = pytest.mark.conformance

@@ -11,8 +11,8 @@ import pytest
 from certificates import Files, files
 from server import Server, free_port, program
 
+from saccade.connectors.native.client import WorkerClient
 from saccade.protocol.kv_events import BlockStored, KvEvents
-from saccade.transport.client import WorkerClient
 
 __all__ = ["files"]
 

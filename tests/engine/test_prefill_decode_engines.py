@@ -16,7 +16,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.executor import kv_copies
 from saccade.engine.loop import Engine
 from saccade.errors import StartupError
-from saccade.gateway.workers.prefill_decode import legs_of
+from saccade.fleet.legs import legs_of
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest, Grammar, MediaPixels, SamplingParams, SupplyPixels

@@ -15,19 +15,20 @@ from fronts import DESCRIPTION, Front
 from prometheus_client import CollectorRegistry
 from waiting import until
 
+from saccade.fleet import shared as shared_index
+from saccade.fleet.feed import ALONE, AWAY
+from saccade.fleet.index import BlockIndex, Partition
+from saccade.fleet.lookup import LookupTarget, Overlap
+from saccade.fleet.metrics import RoutingCollector
+from saccade.fleet.pool import WorkerPool
+from saccade.fleet.report import worker_report
+from saccade.fleet.router import Router
+from saccade.fleet.shared import UNREACHABLE, SharedIndex
+from saccade.fleet.worker import Worker
 from saccade.gateway.siblings import Indexer
-from saccade.gateway.workers import shared_index
-from saccade.gateway.workers.cache_listener import ALONE, AWAY
-from saccade.gateway.workers.metrics import RoutingCollector
-from saccade.gateway.workers.pool import Worker, WorkerPool
-from saccade.gateway.workers.report import worker_report
-from saccade.gateway.workers.shared_index import UNREACHABLE, SharedIndex
 from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.gateway_calls import FeedState, FindOverlaps, KnownWorkers
 from saccade.protocol.kv_events import BlockStored, KvEvents
-from saccade.routing.index import BlockIndex, Partition
-from saccade.routing.lookup import LookupTarget, Overlap
-from saccade.routing.router import Router
 from saccade.transport.framing import Frames
 from saccade.transport.gateway_streams import GatewayStream
 from saccade.transport.local_calls import NUMBER_BYTES, CallServer

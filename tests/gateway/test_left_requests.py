@@ -17,7 +17,8 @@ import scripted
 from tables import table
 from waiting import wait_until
 
-from saccade.gateway.config import DispatchLimits, GatewayConfig
+from saccade.fleet.settings import DispatchLimits
+from saccade.gateway.config import GatewayConfig
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
 
 MAX_NUM_SEQS = 6

@@ -20,14 +20,15 @@ from chats import data_url, random_image
 from tables import table
 from waiting import wait_until
 
+from saccade.connectors.sink import Sink
 from saccade.errors import WorkerFailed
-from saccade.gateway.config import ConnectionLimits, DispatchLimits, GatewayConfig
+from saccade.fleet.settings import DispatchLimits
+from saccade.gateway.config import ConnectionLimits, GatewayConfig
 from saccade.gateway.request import Limits, Request
 from saccade.gateway.tenants.account import EVERYBODY, Account
 from saccade.media.fetch import FetchConfig
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
-from saccade.transport.sink import Sink
 
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(random_image(64, 96, 1))}}
 TOKEN = TokenDelta("r", [300])

@@ -15,7 +15,8 @@ from chats import data_url, random_image
 from waiting import wait_until
 
 from saccade.errors import InvalidValue, QueueFull, WorkerFailed, WorkerUnavailable
-from saccade.gateway.config import DispatchLimits, GatewayConfig
+from saccade.fleet.settings import DispatchLimits
+from saccade.gateway.config import GatewayConfig
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.output import TokenDelta
 

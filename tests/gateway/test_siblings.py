@@ -9,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tables import table
 from waiting import until
 
-from saccade.gateway.config import ConnectionLimits, DispatchLimits, GatewayConfig, Member
+from saccade.fleet.settings import DispatchLimits
+from saccade.gateway.config import ConnectionLimits, GatewayConfig, Member
 from saccade.gateway.siblings import Siblings
 from saccade.gateway.tenants.account import Account, Limits, Tenant
 from saccade.gateway.tenants.report import TENANT_LABEL, tenant_reports

@@ -16,13 +16,13 @@ from checkpoints import qwen_networks, write_qwen3_vl
 from vllm_server import BLOCK_SIZE, VllmServer, vllm
 
 from saccade.cli.model_input import draft_of
+from saccade.connectors.events.block_keys import Coverage, KeyContext, cache_salt, media_identifier
+from saccade.connectors.events.published_blocks import event_source, follow
 from saccade.errors import WorkerUnavailable
+from saccade.fleet.index import BlockIndex, Partition
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.models.files import read_model_files
-from saccade.routing.index import BlockIndex, Partition
-from saccade.transport.connectors.vllm_events import event_source, follow
-from saccade.transport.connectors.vllm_keys import Coverage, KeyContext, cache_salt, media_identifier
 
 pytestmark = pytest.mark.peers
 

@@ -9,7 +9,7 @@ from benchmarks.routing_simulation.__main__ import measure
 from benchmarks.routing_simulation.fleet import Simulation
 from benchmarks.routing_simulation.traffic import BLOCK_SIZE, KINDS, Traffic
 from benchmarks.routing_simulation.worker import BlockCache
-from saccade.routing.policy import WorkInFlight
+from saccade.fleet.cost import WorkInFlight
 
 pytestmark = pytest.mark.ci
 FEW = Traffic(40, num_groups=20, num_workers=2)

@@ -15,9 +15,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tables import table
 from waiting import until
 
+from saccade.connectors.native.client import WorkerClient
 from saccade.errors import StartupError
 from saccade.transport.access import Access
-from saccade.transport.client import WorkerClient
 from saccade.transport.credentials import NO_CREDENTIALS, Identity, WorkerCredentials
 from saccade.transport.proto.worker_pb2 import DescribeRequest, KvEventsRequest
 from saccade.transport.server import WorkerServer

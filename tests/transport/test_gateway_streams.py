@@ -234,7 +234,7 @@ async def test_both_sockets_let_allowed_users_in_and_no_others(open_folder: Path
 
 GATEWAY = """
 import asyncio, os, sys
-from saccade.transport.client import WorkerClient
+from saccade.connectors.native.client import WorkerClient
 
 async def main(url):
     client = WorkerClient(url)

@@ -15,14 +15,16 @@ from streams import QueueSink, generate, no_pixels
 from tables import table
 from waiting import until
 
+from saccade.connectors import session as connector
+from saccade.connectors.native import client
+from saccade.connectors.native.client import WorkerClient
 from saccade.errors import ImageTooLarge, InternalError, QueueFull, StartupError, WorkerFailed
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, ResetCaches
-from saccade.transport import arrivals, client, connector
+from saccade.transport import arrivals
 from saccade.transport.backoff import Backoff
-from saccade.transport.client import WorkerClient
 from saccade.transport.framing import Frames
 from saccade.transport.gateway_streams import MAX_WAITING_FRAMES, GatewayStream, Refused
 from saccade.transport.server import WorkerServer
@@ -301,7 +303,7 @@ async def test_large_request_travels_inline(bind: str) -> None:
 
 
 async def test_request_over_the_largest_message_harms_no_other(bind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.transport.client.MAX_COMMAND_BYTES", 1 << 20)
+    monkeypatch.setattr("saccade.connectors.native.client.MAX_COMMAND_BYTES", 1 << 20)
     released: list[str] = []
     front = Parrot([])
     async with talking(bind, front, released.extend) as client:

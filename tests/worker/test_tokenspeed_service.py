@@ -19,6 +19,7 @@ from tables import table
 from tokenspeed_requests import AFTER, BEFORE, Model, in_file
 from waiting import until
 
+from saccade.connectors.smg.model import unpack_bundle
 from saccade.errors import StartupError
 from saccade.identity.blocks import root_key
 from saccade.protocol.description import Description
@@ -28,7 +29,6 @@ from saccade.protocol.output import Failure, FinishReason, SampleTimes, StepFram
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, ResetCaches
 from saccade.tracing.tracer import TraceSettings
 from saccade.transport import shared_memory
-from saccade.transport.connectors.smg_model import unpack_bundle
 from saccade.transport.gateway_streams import GatewayStream, Refused
 from saccade.transport.shared_memory import FOLDER
 from saccade.worker.tokenspeed.border import UNFORESEEN

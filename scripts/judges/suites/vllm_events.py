@@ -18,11 +18,11 @@ from judges.archives import take
 from judges.judge import Judge
 from judges.outcomes import FAILED, PASSED, SKIPPED, Outcome
 from judges.suites.vllm_archive import ARCHIVE
+from saccade.connectors.events.block_keys import Coverage, KeyContext, cache_salt, media_identifier
+from saccade.connectors.events.published_blocks import event_source, follow
+from saccade.connectors.events.publisher import EventSource
 from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.kv_events import BlockRemoved, BlockStored
-from saccade.transport.connectors.event_publisher import EventSource
-from saccade.transport.connectors.vllm_events import event_source, follow
-from saccade.transport.connectors.vllm_keys import Coverage, KeyContext, cache_salt, media_identifier
 
 EVENTS, CONFIG = "vllm/distributed/kv_events.py", "vllm/config/kv_events.py"
 SIZE = 4

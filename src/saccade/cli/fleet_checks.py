@@ -10,13 +10,13 @@ import msgspec
 
 from saccade.cli.admin_port import read
 from saccade.cli.machine_checks import Finding, State
-from saccade.gateway.config import RoutingSettings
-from saccade.gateway.workers.cache_listener import ALONE, CacheListener
-from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.report import WorkerReport, worker_report
-from saccade.gateway.workers.shared_index import exactness
-from saccade.routing.index import BlockIndex
-from saccade.routing.router import Router
+from saccade.fleet.feed import ALONE, CacheListener
+from saccade.fleet.index import BlockIndex
+from saccade.fleet.pool import WorkerPool
+from saccade.fleet.report import WorkerReport, worker_report
+from saccade.fleet.router import Router
+from saccade.fleet.settings import RoutingSettings
+from saccade.fleet.shared import exactness
 from saccade.supervisor.tree import until
 from saccade.transport.credentials import WorkerCredentials
 from saccade.transport.kv_transfer.channel import NONCE_BYTES

@@ -21,21 +21,15 @@ from saccade.cli.flags import MEDIA, SERVER, LogLevel, check_server_files, defau
 from saccade.cli.worker_access import WORKER_ACCESS, WorkerAccess
 from saccade.config import Many
 from saccade.errors import StartupError
+from saccade.fleet.address import check_url
+from saccade.fleet.pool import WorkerPool
+from saccade.fleet.settings import NO_SOURCES, RoutingSettings, SourceConfig
+from saccade.fleet.sources import check_dns_url
 from saccade.gateway import app, siblings
 from saccade.gateway.admin import HOST
 from saccade.gateway.app import reserve
-from saccade.gateway.config import (
-    INDEXER,
-    GatewayConfig,
-    MediaSettings,
-    Member,
-    RoutingSettings,
-    ServerSettings,
-    SourceConfig,
-)
+from saccade.gateway.config import INDEXER, GatewayConfig, MediaSettings, Member, ServerSettings
 from saccade.gateway.served_models.model_probe import ModelProbe
-from saccade.gateway.workers.discovery import check_dns_url
-from saccade.gateway.workers.pool import WorkerPool, check_url
 from saccade.log_setup import configure_logging
 from saccade.models.files import read_chat_template, read_model_files, with_chat_template
 from saccade.private_folder import private_folder
@@ -87,7 +81,7 @@ class WorkerFlags:
     """Where workers come from, and the gateway's credentials for Saccade and vLLM workers over TCP."""
 
     worker_access: WorkerAccess = WORKER_ACCESS
-    sources: SourceConfig = SourceConfig()
+    sources: SourceConfig = NO_SOURCES
 
     def credentials(self, urls: tuple[str, ...]) -> WorkerCredentials:
         """Return the credentials. Raises StartupError if a file is wrong, or if no worker can use the TLS flags."""

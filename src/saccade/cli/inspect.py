@@ -21,10 +21,10 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.executor.fingerprint import model_fingerprint
 from saccade.engine.executor.weight_index import weight_files
 from saccade.errors import RequestError, StartupError
+from saccade.fleet.prompt import media_runs
 from saccade.gateway.images.encoded_image import EncodedImage
 from saccade.gateway.prompt.draft import Draft
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.gateway.workers.prompt import media_runs
 from saccade.identity.blocks import block_keys, root_key
 from saccade.media.header import read_header
 from saccade.models.files import read_model_files

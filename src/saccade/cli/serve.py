@@ -36,6 +36,7 @@ from saccade.cli.screen import (
     warn,
 )
 from saccade.cli.torch_build import installed_torch, unused_cuda
+from saccade.connectors.native.client import WorkerClient
 from saccade.consoles import new_console
 from saccade.engine.config import EngineSettings
 from saccade.engine.installed import require_engine
@@ -48,7 +49,6 @@ from saccade.private_folder import private_folder
 from saccade.protocol.description import Description
 from saccade.supervisor.tree import ChildSpec, Tree, until
 from saccade.transport import shared_memory
-from saccade.transport.client import WorkerClient
 
 
 def serve(

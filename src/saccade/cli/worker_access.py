@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.config import FLAT
+from saccade.connectors.vllm import http as vllm_http
 from saccade.errors import StartupError
-from saccade.transport.connectors import vllm_http
 from saccade.transport.credentials import WorkerCredentials, read_authorities, read_identity, read_token
 from saccade.transport.wire import TLS_SCHEME
 

@@ -11,6 +11,8 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from saccade.errors import InvalidValue, StartupError, WorkerUnavailable
+from saccade.fleet.address import check_url
+from saccade.fleet.report import WorkerReport, worker_report
 from saccade.gateway.apis.pages import page
 from saccade.gateway.apis.routes import route
 from saccade.gateway.application import Application
@@ -21,8 +23,6 @@ from saccade.gateway.server.middleware import GuardMiddleware, TelemetryMiddlewa
 from saccade.gateway.server.origins import AllowedOrigins
 from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.gateway.tenants.report import TenantReport
-from saccade.gateway.workers.pool import check_url
-from saccade.gateway.workers.report import WorkerReport, worker_report
 from saccade.protocol.gateway_calls import Booked, RequestError, Work, total
 from saccade.release import installed_version
 from saccade.telemetry import METRICS_CONTENT_TYPE

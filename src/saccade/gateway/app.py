@@ -18,6 +18,8 @@ from prometheus_client import ProcessCollector
 from starlette.types import ASGIApp
 
 from saccade.errors import StartupError
+from saccade.fleet.pool import WorkerPool
+from saccade.fleet.sources import find_workers
 from saccade.gateway.admin import HOST, Admin
 from saccade.gateway.application import Application
 from saccade.gateway.config import ConnectionLimits, GatewayConfig, tls_context
@@ -25,8 +27,6 @@ from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.malloc import give_back_large_blocks
 from saccade.gateway.server.access_log import PROBES, AccessLog, LogMetrics, access_log
 from saccade.gateway.server.connections import Connections, allow_descriptors
-from saccade.gateway.workers.discovery import find_workers
-from saccade.gateway.workers.pool import WorkerPool
 from saccade.log_writer import LogOutput
 from saccade.protocol.description import ModelFiles
 from saccade.transport import lasting_task, private_sockets

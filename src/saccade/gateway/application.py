@@ -7,6 +7,8 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope
 
 from saccade.errors import InvalidApiKey, InvalidValue
+from saccade.fleet.pool import WorkerPool
+from saccade.fleet.report import RouteReport, route_report
 from saccade.gateway.apis.routes import Apis
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool
@@ -16,6 +18,7 @@ from saccade.gateway.pipeline import Pipeline
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.prompt.media_options import read_defaults
 from saccade.gateway.request import Limits
+from saccade.gateway.routing import Routing
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.served_models.served_model import Parsers
 from saccade.gateway.server.access_keys import METRICS_PATH
@@ -27,9 +30,6 @@ from saccade.gateway.siblings import Siblings
 from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.gateway.tenants.report import TenantMetrics, TenantReport, tenant_reports
-from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.report import RouteReport, route_report
-from saccade.gateway.workers.routing import Routing
 from saccade.models.files import read_chat_template
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.gateway_calls import Work

@@ -11,6 +11,9 @@ import msgspec
 from msgspec import UNSET
 
 from saccade.errors import SaccadeError, WorkerFailed, WorkerUnavailable
+from saccade.fleet.attempt import Attempt, Output
+from saccade.fleet.dispatch import Dispatcher, Preview
+from saccade.fleet.prompt import Prompt, media_runs
 from saccade.gateway.chat import Chat, PlainPrompt
 from saccade.gateway.chat_request import ChatRequest, TokenizeRequest
 from saccade.gateway.images.collect import ImageCollector
@@ -29,9 +32,6 @@ from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.structured_output.constraint import Constraint, read_constraint, with_calls, without_constraint
 from saccade.gateway.structured_output.grammars import AnswerGrammar, RequestGrammars
 from saccade.gateway.tenants.account import request_salt
-from saccade.gateway.workers.attempt import Attempt, Output
-from saccade.gateway.workers.dispatch import Dispatcher, Preview
-from saccade.gateway.workers.prompt import Prompt, media_runs
 from saccade.protocol.request import EngineRequest
 from saccade.telemetry import Metrics
 from saccade.tracing.trace import TRACE
@@ -229,7 +229,8 @@ class Pipeline:
             needs_token_ids=refusal,
             sampling=sampling,
             needs_grammars=None if grammar is None else grammar.refusal,
-            tenant=request.tenant,
+            tenant=request.tenant.id,
+            tenant_priority=request.tenant.priority,
             priority=part.priority,
         )
 

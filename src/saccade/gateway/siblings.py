@@ -17,11 +17,15 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from saccade.gateway.config import INDEXER, Member, RoutingSettings, SourceConfig
+from saccade.fleet.feed import CacheListener
+from saccade.fleet.index import BlockIndex, Partition
+from saccade.fleet.lookup import LocalLookup, LookupTarget
+from saccade.fleet.pool import WorkerPool
+from saccade.fleet.router import Router
+from saccade.fleet.settings import RoutingSettings, SourceConfig
+from saccade.fleet.sources import Discovery, find_workers
+from saccade.gateway.config import INDEXER, Member
 from saccade.gateway.tenants.report import TENANT_LABEL
-from saccade.gateway.workers.cache_listener import CacheListener
-from saccade.gateway.workers.discovery import Discovery, find_workers
-from saccade.gateway.workers.pool import WorkerPool
 from saccade.protocol.gateway_calls import (
     FindOverlaps,
     ForgetMedia,
@@ -37,9 +41,6 @@ from saccade.protocol.gateway_calls import (
     TenantUsage,
     Work,
 )
-from saccade.routing.index import BlockIndex, Partition
-from saccade.routing.lookup import LocalLookup, LookupTarget
-from saccade.routing.router import Router
 from saccade.transport.framing import UNREADABLE
 from saccade.transport.local_calls import CallClient, CallServer, NotReached
 

@@ -18,9 +18,9 @@ from saccade.engine.core.kv.window_blocks import WindowBlocks
 from saccade.engine.core.schedule import Budgets
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import ALL, WINDOW, Sequence
+from saccade.fleet.index import BlockIndex, Partition
 from saccade.models.spec import most_window_blocks
 from saccade.protocol.kv_events import KvEvents
-from saccade.routing.index import BlockIndex, Partition
 
 PARTITION = Partition(b"model", BLOCK)
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=6 * BLOCK)

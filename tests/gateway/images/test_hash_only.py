@@ -13,11 +13,11 @@ import decode_servers
 from chats import data_url, random_image
 from waiting import until
 
+from saccade.connectors.native.client import WorkerClient
+from saccade.fleet.pool import WorkerPool
 from saccade.gateway import app
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool
-from saccade.gateway.workers.pool import WorkerPool
-from saccade.transport.client import WorkerClient
 from saccade.worker.service import WorkerConfig, WorkerFront
 
 ONE_IMAGE_BYTES = 9 * 128 * 4 * 4

@@ -14,9 +14,9 @@ from fronts import DESCRIPTION, Front
 from server import free_port
 
 from saccade.errors import ModelNotFound, WorkerUnavailable
+from saccade.fleet.pool import WorkerPool
 from saccade.gateway.served_models import model_registry
 from saccade.gateway.served_models.model_registry import ModelRegistry
-from saccade.gateway.workers.pool import WorkerPool
 from saccade.models.files import read_model_files
 from saccade.protocol.description import Description, ModelFiles
 from saccade.transport.server import WorkerServer

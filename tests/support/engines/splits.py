@@ -13,7 +13,7 @@ from engines import Answer, Outcome
 from saccade.engine.core.kv_receiver import KvReceiver
 from saccade.engine.core.kv_sender import KvSender
 from saccade.engine.loop import Engine
-from saccade.gateway.workers.prefill_decode import legs_of
+from saccade.fleet.legs import legs_of
 from saccade.protocol.request import EngineRequest
 from saccade.transport.kv_transfer.service import KvTransfers
 

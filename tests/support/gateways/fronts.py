@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 import msgspec
 from waiting import until
 
+from saccade.connectors.native.client import WorkerClient
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.request import GatewayCommand
-from saccade.transport.client import WorkerClient
 from saccade.transport.framing import Frames
 from saccade.transport.gateway_streams import GatewayStream
 from saccade.transport.server import WorkerServer

@@ -5,14 +5,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from saccade.concurrency import end_all
+from saccade.connectors.sink import SendPixels, Sink
 from saccade.errors import WorkerFailed, WorkerUnavailable
-from saccade.gateway.concurrency import end_all
-from saccade.gateway.workers.attempt import Attempt
-from saccade.gateway.workers.dispatch import Dispatcher, Placement
+from saccade.fleet.attempt import Attempt
+from saccade.fleet.dispatch import Dispatcher, Placement
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
-from saccade.transport.sink import SendPixels, Sink
 
 Supply = Callable[[Sequence[int]], Awaitable[tuple[MediaPixels, ...]]]
 

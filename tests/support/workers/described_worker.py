@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
+from saccade.connectors.sink import Sink, Stream
 from saccade.errors import RequestError, WorkerUnavailable
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
@@ -10,7 +11,6 @@ from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
-from saccade.transport.sink import Sink, Stream
 
 TEXT_PREFIX = Exactness("TEXT_PREFIX", "it hashes images by itself")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from streams import generate
 from waiting import until
 
+from saccade.connectors.native.client import WorkerClient
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
-from saccade.transport.client import WorkerClient
 from saccade.worker.engine_process import TIMEOUTS, Timeouts
 from saccade.worker.service import WorkerConfig, WorkerFront
 

@@ -24,12 +24,13 @@ from chats import openai_client
 from streams import ScriptedStream
 from waiting import until, wait_until
 
+from saccade.connectors.sink import Sink, Stream
 from saccade.errors import RequestError
+from saccade.fleet.pool import WorkerPool
 from saccade.gateway import app
 from saccade.gateway.config import ConnectionLimits, GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.server.connections import Connections
-from saccade.gateway.workers.pool import WorkerPool
 from saccade.log_writer import LineWriter, LogOutput
 from saccade.models.files import read_model_files
 from saccade.protocol.description import Description
@@ -40,7 +41,6 @@ from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
 from saccade.tokenization.tokenizer import Segment, Tokenizer
 from saccade.transport import shared_memory
-from saccade.transport.sink import Sink, Stream
 
 Step = TokenDelta | float | threading.Event | Exception
 """What a scripted worker does next: send a delta, wait some seconds or until the test says so, or raise."""

@@ -21,7 +21,7 @@ from smg_servicer import look_often
 from tokenspeed_worker import Slots, context
 from waiting import until
 
-from saccade.transport.connectors.sglang import SglangClient
+from saccade.connectors.smg.sglang import SglangClient
 
 LOAD = {
     "dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 1, "num_used_tokens": 32, "max_total_num_tokens": 1024,

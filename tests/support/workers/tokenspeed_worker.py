@@ -17,13 +17,13 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 from waiting import until
 
+from saccade.connectors.smg.session import ClientContext, Traits
+from saccade.connectors.smg.tokenspeed import TokenSpeedClient
 from saccade.errors import StartupError
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 from saccade.transport import shared_memory
-from saccade.transport.connectors.smg_session import ClientContext, Traits
-from saccade.transport.connectors.tokenspeed import TokenSpeedClient
 from saccade.transport.shared_memory import SlotPool
 
 PIXELS = bytes(range(96))

@@ -13,11 +13,11 @@ import pybase64
 from aiohttp import web
 from waiting import until
 
+from saccade.connectors.vllm.client import VllmClient
+from saccade.connectors.vllm.server import FileReader
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
-from saccade.transport.connectors.vllm import VllmClient
-from saccade.transport.connectors.vllm_server import FileReader
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 
 FILES = ModelFiles(files={"config.json": b"{}", "tokenizer.json": b'{"a": 1}'})

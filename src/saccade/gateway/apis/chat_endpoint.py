@@ -13,10 +13,11 @@ from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from saccade.concurrency import all_or_none
 from saccade.errors import RequestError, SaccadeError
+from saccade.fleet.dispatch import Preview
 from saccade.gateway.chat import PlainPrompt
 from saccade.gateway.chat_request import ChatRequest
-from saccade.gateway.concurrency import all_or_none
 from saccade.gateway.json_parts import Part as JsonPart
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.delivery import ChunkWriter, Delivery
@@ -29,7 +30,6 @@ from saccade.gateway.server.connection import CONNECTION
 from saccade.gateway.server.event_stream import EventStream, WholeResponse
 from saccade.gateway.server.middleware import WARNINGS
 from saccade.gateway.tenants.account import Account
-from saccade.gateway.workers.dispatch import Preview
 
 NO_PRIORITIES = "`priority` has no effect: the server runs without --scheduling-policy priority"
 _NAMED = re.compile(r"`([^`]+)`")

@@ -14,6 +14,7 @@ from starlette.routing import Route, request_response
 from starlette.types import ASGIApp, Receive, Scope
 
 from saccade.errors import Draining, InvalidValue, WorkerUnavailable
+from saccade.fleet.dispatch import Preview
 from saccade.gateway.apis.chat.reader import read_chat_completion
 from saccade.gateway.apis.chat_endpoint import ChatEndpoint, ReadApi
 from saccade.gateway.apis.completions.reader import read_completion
@@ -44,7 +45,6 @@ from saccade.gateway.server.body import BodyReader, while_connected
 from saccade.gateway.server.middleware import PAGE_PATHS, WARNINGS, NamedRoute
 from saccade.gateway.siblings import Siblings
 from saccade.gateway.tenants.account import ACCOUNT, Account
-from saccade.gateway.workers.dispatch import Preview
 from saccade.release import installed_version
 from saccade.telemetry import METRICS_CONTENT_TYPE
 

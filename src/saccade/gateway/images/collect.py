@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from saccade.concurrency import all_or_none
 from saccade.errors import (
     ImageTooLarge,
     InvalidValue,
     RequestError,
     UnsupportedParameter,
 )
-from saccade.gateway.concurrency import all_or_none
 from saccade.gateway.image_source import ImageSource, is_file_id
 from saccade.gateway.images.encoded_image import EncodedImage, num_encoded_bytes
 from saccade.gateway.images.file_store import FileStore

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from saccade.concurrency import all_or_none
 from saccade.errors import RequestError, WorkerUnavailable
-from saccade.gateway.concurrency import all_or_none
 from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
 from saccade.gateway.images.decode_pool.queue import FileTime
 from saccade.gateway.images.encoded_image import EncodedImage

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import structlog
 
 from saccade.errors import ModelNotFound, StartupError, WorkerUnavailable
+from saccade.fleet.pool import Model, WorkerPool
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.gateway.served_models.served_model import DECLARED, Parsers, ServedModel
-from saccade.gateway.workers.pool import Model, WorkerPool
 from saccade.models.files import with_chat_template
 from saccade.protocol.description import Description, ModelFiles
 

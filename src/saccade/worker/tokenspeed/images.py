@@ -14,6 +14,8 @@ from blake3 import blake3
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
+from saccade.connectors.events.sent_images import FIRST_PAD
+from saccade.connectors.smg.tokenspeed_messages import PADS_PER_MODALITY, PATCHES_PER_IMAGE
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.identity.content import HASH_BYTES
 from saccade.models.family import Layout
@@ -21,8 +23,6 @@ from saccade.models.preprocessing.denormalisation import Denormaliser
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import Grid, ModelSpec
 from saccade.protocol.media import ImageLayout, MediaItem, Span
-from saccade.transport.connectors.sent_images import FIRST_PAD
-from saccade.transport.connectors.tokenspeed_messages import PADS_PER_MODALITY, PATCHES_PER_IMAGE
 from saccade.worker.tokenspeed import tensors
 
 IMAGE = "image"

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
+from saccade.connectors.smg.shared_memory_links import NAME
 from saccade.errors import ImageTooLarge, InvalidValue, UnsupportedParameter
 from saccade.transport import shared_memory
-from saccade.transport.connectors.shared_memory_links import NAME
 from saccade.transport.wire import MAX_MESSAGE_BYTES
 
 NUMPY_DTYPES = {"bfloat16": "<u2", "float32": "<f4", "int64": "<i8", "uint32": "<u4"}

@@ -1,0 +1,1 @@
+"""How to talk to a worker, of any kind."""

@@ -1,0 +1,1 @@
+"""Cache events of other engines, in our keys."""

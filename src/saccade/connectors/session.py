@@ -1,0 +1,106 @@
+"""The life of a gateway's client for one worker: it connects, is ready, loses the worker, and tries again."""
+
+import asyncio
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, TypeVar
+
+from saccade.connectors.worker_load import plausible
+from saccade.errors import MAX_CAUSE_CHARACTERS, printable
+from saccade.protocol.description import Description
+from saccade.protocol.engine_load import Load
+from saccade.transport import lasting_task
+from saccade.transport.backoff import Backoff
+
+MAX_CHANGE_SECONDS = 60.0
+"""The longest wait after a worker that describes itself differently each time, since a gateway prepares its model anew.
+One that stays as long may be tried again soon.
+"""
+
+S = TypeVar("S")
+
+logger = logging.getLogger(__name__)
+
+
+class Connector(ABC, Generic[S]):
+    """A client of the worker at *url*; between start() and close() it reconnects by itself.
+
+    It has a session while the worker is ready. *load* was true at some time between the two of *load_times*, in seconds
+    of the monotonic clock. *loss* says why the last attempt to connect failed, or why the last session ended; "" while
+    there is one. *on_change* is called with this client whenever `ready`, `description` or both have changed.
+    """
+
+    LIMIT_SECONDS: ClassVar[float] = 1.0
+    """The longest wait for the next attempt to connect."""
+
+    HEALTHY_SECONDS: ClassVar[float] = 5.0
+    """After a connection of this time the waits are short again."""
+
+    LOSS_LEVEL: ClassVar[int] = logging.WARNING
+    """The level at which a new reason for a loss is logged."""
+
+    def __init__(self, url: str, on_change: Callable[[Any], None]) -> None:
+        self.url = url
+        self.description: Description | None = None
+        self.load: Load | None = None
+        self.load_times = (0.0, 0.0)
+        self.loss = ""
+        self._session: S | None = None
+        self._on_change = on_change
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the worker was well when last asked."""
+        return self._session is not None
+
+    async def start(self) -> None:
+        """Begin to connect; returns at once."""
+        self._task = lasting_task.begin(self._run, f"worker client {self.url}")
+
+    async def close(self) -> None:
+        """Close every connection; the worker aborts what is still open, and open requests raise WorkerFailed."""
+        await lasting_task.end(self._task)
+
+    def holds(self, salt: bytes, content_hash: bytes) -> bool:
+        """Whether the worker is believed to hold an image, so that its pixels need not be sent; most wires need all."""
+        return False
+
+    def reset_caches(self, *, prefix: bool, media: bool) -> bool:
+        """Tell the worker to drop what no request uses. Return whether its wire has such a command; most have none."""
+        return False
+
+    @abstractmethod
+    async def _live(self) -> str:
+        """Connect, then watch the worker until it is lost or unhealthy; return why."""
+
+    async def _run(self) -> None:
+        backoff = Backoff(0.05, self.LIMIT_SECONDS, self.HEALTHY_SECONDS)
+        changes = Backoff(0.05, MAX_CHANGE_SECONDS, MAX_CHANGE_SECONDS)
+        logged = ""
+        while True:
+            backoff.started()
+            changes.started()
+            before = self.description
+            reason = await self._live()
+            logger.log(logging.DEBUG if reason == logged else self.LOSS_LEVEL, "worker %s: %s", self.url, reason)
+            logged, self.loss = reason, printable(reason)[:MAX_CAUSE_CHARACTERS]
+            seconds = backoff.after_failure()
+            if before is not None and self.description != before:
+                seconds = max(seconds, changes.after_failure())
+            await asyncio.sleep(seconds)
+
+    def _enter(self, session: S, description: Description) -> None:
+        self._session, self.description, self.loss = session, description, ""
+        self._on_change(self)
+
+    def _leave(self) -> None:
+        if self._session is not None:
+            self._session = self.load = None
+            self._on_change(self)
+
+    def _note_load(self, load: Load, since: float) -> None:
+        """Keep a report of the load that was requested at *since*."""
+        self.load, self.load_times = plausible(load), (since, time.monotonic())

@@ -1,0 +1,1 @@
+"""Workers of SGLang and TokenSpeed, which speak SMG's wire."""

@@ -1,0 +1,95 @@
+"""An SGLang worker as a gateway sees it: `sglang.grpc.scheduler.SglangScheduler`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
+from smg_grpc_proto.generated.sglang_scheduler_pb2_grpc import SglangSchedulerStub
+
+from saccade.connectors.events.sent_images import SentImages
+from saccade.connectors.smg import model as smg_model
+from saccade.connectors.smg.client import SmgClient
+from saccade.connectors.smg.request import unsupported
+from saccade.connectors.smg.session import ClientContext, SmgSession
+from saccade.connectors.smg.sglang_address import SCHEME
+from saccade.connectors.smg.sglang_messages import generate_request
+from saccade.errors import RequestError, StartupError, UnsupportedParameter
+from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.exactness import Exactness
+from saccade.protocol.request import EngineRequest
+from saccade.protocol.request_traits import RequestTraits
+
+TEXT_PREFIX = Exactness(
+    "TEXT_PREFIX",
+    "SGLang's events name images by hashes of their float values, which its gRPC call does not take",
+)
+BIGRAMS = "with speculative decoding of this kind its blocks depend on the token after them"
+BIGRAM_ALGORITHMS = ("EAGLE", "NEXTN", "FROZEN_KV_MTP")
+BOOTSTRAP_PORT = 8998
+"""SGLang's default."""
+
+BOTH, PREFILL, DECODE = "null", "prefill", "decode"
+"""`--disaggregation-mode` of a worker."""
+
+
+class SglangClient(SmgClient):
+    """An SGLang worker, which must have been started in *mode*. Images travel inline: it takes no shared memory."""
+
+    SCHEME = SCHEME
+    NAME = "SGLang"
+    MESSAGES = pb
+    STUB = SglangSchedulerStub
+    KNOWN = TEXT_PREFIX
+
+    def __init__(self, url: str, context: ClientContext, mode: str = BOTH) -> None:
+        super().__init__(url, context, SentImages())
+        self.bootstrap_port = BOOTSTRAP_PORT
+        self._mode = mode
+        self._salt: bytes | None = None
+
+    def describe(self, info: Any, server: Any, files: ModelFiles) -> Description:
+        """Return the worker's description. Raises StartupError if it lacks something or runs in another mode."""
+        arguments = server.server_args.fields
+        mode = arguments["disaggregation_mode"].string_value or BOTH
+        if mode != self._mode:
+            raise StartupError(
+                f"The worker runs with --disaggregation-mode {mode}, not {self._mode}. A prefill and a decode worker "
+                f"have one --worker-url: {SCHEME}DECODE_HOST:PORT?prefill=PREFILL_HOST:PORT."
+            )
+        self.bootstrap_port = smg_model.count(arguments, "disaggregation_bootstrap_port") or BOOTSTRAP_PORT
+        version, dtype = f"sglang {server.sglang_version}", arguments["dtype"].string_value
+        return smg_model.describe(info, server, files, version=version, pixel_dtype="float32", dtype=dtype)
+
+    def message(self, request: EngineRequest, payloads: Sequence[Any], session: SmgSession) -> pb.GenerateRequest:
+        return generate_request(request, payloads, session.traits.grid_name, session.eos_token_ids)
+
+    def refused(self, traits: RequestTraits, session: SmgSession) -> RequestError | None:
+        """Return the error for what this wire lacks, or for a second tenant."""
+        if error := super().refused(traits, session):
+            return error
+        sampling = traits.sampling
+        if sampling is not None and sampling.seed is not None and sampling.temperature > 0:
+            return unsupported("seed")
+        if traits.has_images and not session.traits.plain_positions:
+            # SGLang's servicer computes no positions. Without them such a request would end the engine's scheduler.
+            return UnsupportedParameter(
+                "Images for this model are not served by its workers: SGLang's gRPC call lacks the positions that "
+                "the model needs with them.",
+                "messages",
+            )
+        if self._salt not in (None, traits.salt):
+            return RequestError(
+                "An SGLang worker serves one API key and one value of `cache_salt`, the first that asked, because it "
+                "cannot keep the caches of several apart. Send the request with those; for several, the operator must "
+                "run other workers, such as vLLM's."
+            )
+        return None
+
+    def begin(self, request: EngineRequest) -> None:
+        """Note the tenant: from now on this worker serves no other one."""
+        self._salt = request.salt
+
+    def unknowable(self, server: Any) -> str:
+        """Return why the worker's events cannot be read; "" if they can."""
+        algorithm = server.server_args.fields["speculative_algorithm"].string_value
+        return super().unknowable(server) or (BIGRAMS if algorithm.upper().startswith(BIGRAM_ALGORITHMS) else "")

@@ -1,0 +1,141 @@
+"""A prefill and a decode worker of SGLang as one worker: each request goes to both, as two legs that meet.
+
+The prefill worker gets the prompt with its images, the decode worker only the prompt's ids. The KV cache passes between
+them, at the prefill worker's bootstrap server. The answer is the decode worker's. Both refuse images of models whose
+positions follow from grids (sglang.py), so the decode leg lacks nothing.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import secrets
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from saccade.connectors.native.client import NOT_READY, slots_of
+from saccade.connectors.sink import Legs, PrefillSink, Sink, Stream
+from saccade.connectors.smg.session import ClientContext
+from saccade.connectors.smg.sglang import DECODE, PREFILL, SglangClient
+from saccade.connectors.smg.sglang_address import SCHEME, SglangAddress
+from saccade.connectors.smg.sglang_messages import MAX_ROOM, Meeting
+from saccade.errors import RequestError, StartupError, WorkerUnavailable
+from saccade.protocol.description import Description
+from saccade.protocol.engine_load import Load
+from saccade.protocol.exactness import Exactness
+from saccade.protocol.kv_events import KvEvents
+from saccade.protocol.request import EngineRequest
+from saccade.protocol.request_traits import RequestTraits
+
+DIFFERENT = "its prefill and decode worker serve different models"
+
+logger = logging.getLogger(__name__)
+
+
+class SglangPair:
+    """The workers at *url*, `sglang://DECODE?prefill=PREFILL`, with the interface of transport.client.WorkerClient.
+
+    Either leg's end is the request's: the other is aborted.
+    """
+
+    def __init__(self, url: str, context: ClientContext) -> None:
+        address = SglangAddress.read(url)
+        if not address.prefill:
+            raise StartupError(f"{url!r} names no prefill worker.")
+        self.url = url
+        self._context = context
+        of_workers = dataclasses.replace(context, on_change=self._changed)
+        self._prefill = SglangClient(SCHEME + address.prefill, of_workers, PREFILL)
+        self._decode = SglangClient(SCHEME + address.target, of_workers, DECODE)
+        self._bootstrap = address.bootstrap
+        self._was_ready = False
+
+    @property
+    def description(self) -> Description | None:
+        """The prefill worker's: it computes the prompts, and keeps them."""
+        return self._prefill.description
+
+    @property
+    def load(self) -> Load | None:
+        """What waits for either worker, and what the decode worker runs."""
+        prefill, decode = self._prefill.load, self._decode.load
+        if prefill is None or decode is None:
+            return None
+        return msgspec.structs.replace(decode, num_waiting=prefill.num_waiting + decode.num_waiting)
+
+    @property
+    def load_times(self) -> tuple[float, float]:
+        """Two times between which both were as busy as *load* reports."""
+        prefill, decode = self._prefill.load_times, self._decode.load_times
+        return min(prefill[0], decode[0]), max(prefill[1], decode[1])
+
+    @property
+    def exactness(self) -> Exactness:
+        """How exactly the prefill worker's events can tell what it holds."""
+        return self._prefill.exactness
+
+    @property
+    def ready(self) -> bool:
+        """Whether both workers are ready, and serve the same files."""
+        return self._prefill.ready and self._decode.ready and self._agree()
+
+    @property
+    def loss(self) -> str:
+        """Why one of them is not connected, or why both together serve nothing; "" if they are ready."""
+        losses = (f"{one.url}: {one.loss}" for one in (self._prefill, self._decode) if one.loss)
+        return next(losses, DIFFERENT if self._differ() else "")
+
+    async def start(self) -> None:
+        """Begin to connect; returns at once."""
+        await asyncio.gather(self._prefill.start(), self._decode.start())
+
+    async def close(self) -> None:
+        """End every call; open requests raise WorkerFailed."""
+        await asyncio.gather(self._prefill.close(), self._decode.close())
+
+    def refuses(self, traits: RequestTraits) -> RequestError | None:
+        return self._prefill.refuses(traits) or self._decode.refuses(traits)
+
+    def holds(self, salt: bytes, content_hash: bytes) -> bool:
+        """Return False: this wire takes no image without its pixels."""
+        return False
+
+    def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
+        """Yield the blocks that the prefill worker stores and drops."""
+        return self._prefill.kv_events(blocks=blocks, images=images)
+
+    def reset_caches(self, *, prefix: bool, media: bool) -> bool:
+        """Return False: this wire has no such command."""
+        return False
+
+    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
+        """Send both legs of *request*; the decode worker's deltas go to *sink*.
+
+        Raises WorkerUnavailable if a worker is not ready. The sink fails as that of SglangClient.generate(): for either
+        leg before the first delta, then for the decode leg.
+        """
+        if not self.ready:
+            self._context.on_released(slots_of(request))
+            raise WorkerUnavailable(NOT_READY)
+        port = self._bootstrap or self._prefill.bootstrap_port
+        meeting = Meeting(self._prefill.host, port, 1 + secrets.randbelow(MAX_ROOM))
+        legs = Legs(sink)
+        decode_leg = msgspec.structs.replace(request, media=())
+        legs.streams.append(self._prefill.generate(request, PrefillSink(legs), meeting.tell))
+        legs.streams.append(self._decode.generate(decode_leg, legs, meeting.tell))
+        return legs
+
+    def _agree(self) -> bool:
+        prefill, decode = self._prefill.description, self._decode.description
+        return prefill is not None and decode is not None and prefill.files == decode.files
+
+    def _differ(self) -> bool:
+        return self._prefill.ready and self._decode.ready and not self._agree()
+
+    def _changed(self, _: object) -> None:
+        """Report that the pair has become ready, or is no longer."""
+        if self._differ():
+            logger.error("worker %s: %s; it gets no work", self.url, DIFFERENT)
+        if self.ready != self._was_ready:
+            self._was_ready = self.ready
+            self._context.on_change(self)

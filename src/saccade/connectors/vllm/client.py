@@ -1,0 +1,293 @@
+"""A vLLM worker as a gateway sees it: prompts go over HTTP as token ids or, if the server takes none, as chats."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
+from http import HTTPStatus
+
+import aiohttp
+import msgspec
+
+from saccade.byte_lru import ByteLru
+from saccade.connectors.events.block_keys import Coverage
+from saccade.connectors.events.published_blocks import follow
+from saccade.connectors.native.client import LOST, NOT_READY, slots_of
+from saccade.connectors.session import Connector
+from saccade.connectors.sink import Sink, Stream
+from saccade.connectors.vllm import server as vllm_server
+from saccade.connectors.vllm.answer import VllmAnswer, error_of
+from saccade.connectors.vllm.http import Http, VllmAddress, address, events
+from saccade.connectors.vllm.messages import chat_body, generate_body, refused_parameter
+from saccade.connectors.vllm.pulled_stream import PulledStream
+from saccade.connectors.vllm.server import CHAT, GENERATE, FileReader, Server
+from saccade.errors import (
+    InternalError,
+    RequestError,
+    SaccadeError,
+    UnsupportedParameter,
+    WorkerFailed,
+    WorkerUnavailable,
+)
+from saccade.protocol.chat import ChatPrompt
+from saccade.protocol.description import Description
+from saccade.protocol.exactness import LEVELS, Exactness
+from saccade.protocol.kv_events import KvEvents
+from saccade.protocol.output import TokenDelta
+from saccade.protocol.request import EngineRequest, MediaPixels
+from saccade.protocol.request_traits import RequestTraits
+from saccade.transport.credentials import WorkerCredentials
+
+WATCH_EVERY_SECONDS = 5.0
+HELD_BYTES = 1 << 30
+"""Bytes of images that the server is believed to hold; vLLM keeps 4 GiB of them by default."""
+
+THREAD_FROM_TOKENS = 8192
+MAX_MISSES = 3
+"""A worker that lacks this many images in a row keeps none."""
+
+AWAY = Exactness("NONE", "it has not been reached yet")
+OTHER_TOKENS = Exactness("NONE", "it tokenises chats differently than its model's files say")
+
+logger = logging.getLogger(__name__)
+
+
+class _VllmSession:
+    """A worker while it is healthy. It is believed to hold the images that it was sent last."""
+
+    def __init__(self, http: Http, server: Server) -> None:
+        self.http = http
+        self.server = server
+        self._held_images: ByteLru[tuple[bytes, bytes], None] = ByteLru(HELD_BYTES)
+        self._num_misses = 0
+
+    def holds(self, salt: bytes, content_hash: bytes) -> bool:
+        return (salt, content_hash) in self._held_images
+
+    def note_sent(self, request: EngineRequest) -> None:
+        """Note that the worker has begun to answer: it has received the request's images."""
+        if self._num_misses < MAX_MISSES:
+            for item in request.media:
+                key = (request.salt, item.content_hash)
+                if item.inline is not None:
+                    self._held_images.put(key, None, len(item.inline))
+                else:
+                    self._held_images.get(key)
+                    self._num_misses = 0
+
+    def note_missed(self) -> None:
+        """Note that the worker lacked an image that it was believed to hold: it may lack others."""
+        self._num_misses += 1
+        self._held_images.clear()
+
+
+class VllmClient(Connector[_VllmSession]):
+    """A gateway's connections to one vLLM server, or one data-parallel rank of it.
+
+    *url* is one of vllm_http.rank_urls(). Pixels must be inline: slots of a request passed to generate() are refused
+    and come back through *on_released*. *reader* has the model's files.
+    """
+
+    LIMIT_SECONDS, HEALTHY_SECONDS = 5.0, 10.0
+
+    def __init__(
+        self,
+        url: str,
+        on_released: Callable[[Sequence[str]], None],
+        on_change: Callable[["VllmClient"], None],
+        credentials: WorkerCredentials,
+        reader: FileReader,
+    ) -> None:
+        super().__init__(url, on_change)
+        self._address: VllmAddress = address(url)
+        self._on_released = on_released
+        self._credentials = credentials
+        self._reader = reader
+        self._tokenises_alike = True
+        self._coverage = Coverage()
+        self._is_followed = False
+
+    @property
+    def exactness(self) -> Exactness:
+        """EXACT if prompts go as token ids and the server's events have reported its whole cache."""
+        if self._session is None:
+            return AWAY
+        if not self._tokenises_alike:
+            return OTHER_TOKENS
+        return min(self._session.server.exactness, self._coverage.exactness, key=lambda one: LEVELS.index(one.level))
+
+    @property
+    def takes_chats_only(self) -> bool:
+        """Whether prompts go by generate_chat(), because the server takes no token ids."""
+        return self._session is not None and self._session.server.form is None
+
+    def refuses(self, traits: RequestTraits) -> RequestError | None:
+        """Return the error for what vLLM does not stream, or a prompt that cannot be a chat if the server needs one."""
+        if (error := refused_parameter(traits)) or not self.takes_chats_only:
+            return error
+        if traits.sampling is not None and traits.sampling.grammar is not None:
+            # Flags of the server decide whether it would wait for the end of the reasoning.
+            return UnsupportedParameter("This model's workers take chats only, and no grammars.", "response_format")
+        return traits.needs_token_ids
+
+    def holds(self, salt: bytes, content_hash: bytes) -> bool:
+        """Whether the server was sent an image recently and so is believed to hold its pixels."""
+        return self._session is not None and self._session.holds(salt, content_hash)
+
+    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
+        """Yield the blocks that the server holds, in our keys. Raises what published_blocks.follow() does."""
+        server = self._session.server if self._session is not None else None
+        if server is None or server.source is None:
+            raise WorkerUnavailable(NOT_READY)
+        self._is_followed = True
+        try:
+            async with contextlib.aclosing(follow(server.source, server.context, self._coverage)) as messages:
+                async for message in messages:
+                    yield message
+        finally:
+            self._is_followed = False
+
+    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
+        """Send *request* by its token ids; the deltas of its samples go to *sink*.
+
+        If the server no longer holds an image, the sink is asked for its pixels, and the request is sent once more.
+        Raises WorkerUnavailable if the server is away. The sink fails with WorkerFailed if the server dies or makes no
+        sense, UnsupportedParameter for what this wire cannot express, ImageTooLarge for too many pixels, and
+        RequestError, QueueFull or DeadlineExceeded if the server refuses.
+        """
+        session = self._checked(request)
+        return PulledStream(self.url, sink, lambda stream: self._read(session, request, sink, stream))
+
+    async def _read(self, session: _VllmSession, request: EngineRequest, sink: Sink, stream: PulledStream) -> None:
+        by_hash = [index for index, item in enumerate(request.media) if item.inline is None]
+        answer = VllmAnswer(request)
+        try:
+            await self._read_tokens(session, request, answer, sink)
+            return
+        except WorkerFailed as error:
+            # If vLLM lacks an image, it reports only that something went wrong.
+            if not by_hash or answer.begun:
+                raise
+            logger.info("worker %s refused images by their hashes: %s", self.url, error.message)
+        session.note_missed()
+        again = _with_pixels(request, await stream.pixels(by_hash))
+        await self._read_tokens(session, again, VllmAnswer(request), sink)
+
+    def generate_chat(self, request: EngineRequest, chat: ChatPrompt, sink: Sink) -> Stream:
+        """Do the same as generate(), but send *request* by its *chat*. Its media need no pixels."""
+        session = self._checked(request)
+        return PulledStream(self.url, sink, lambda _: self._read_chat(session, request, chat, sink))
+
+    async def _read_chat(self, session: _VllmSession, request: EngineRequest, chat: ChatPrompt, sink: Sink) -> None:
+        answer = VllmAnswer(request)
+        body = await _made(request, partial(chat_body, request, session.server.description.model, chat))
+        async with contextlib.aclosing(self._deltas(session, CHAT, body, answer, request.traceparent)) as deltas:
+            del body
+            async for delta in deltas:
+                self._compare(request, answer)
+                sink.delta(delta)
+
+    def _checked(self, request: EngineRequest) -> _VllmSession:
+        """Return the session. Raises WorkerUnavailable, and InternalError for pixels that vLLM cannot read."""
+        if slots := slots_of(request):
+            self._on_released(slots)
+            raise InternalError("The images lie where this worker cannot read them.")
+        if self._session is None:
+            raise WorkerUnavailable(NOT_READY)
+        return self._session
+
+    async def _read_tokens(self, session: _VllmSession, request: EngineRequest, answer: VllmAnswer, sink: Sink) -> None:
+        server = session.server
+        body = await _made(request, partial(generate_body, request, server.description.model, server.form))
+        noted = False
+        async with contextlib.aclosing(self._deltas(session, GENERATE, body, answer, request.traceparent)) as deltas:
+            del body
+            async for delta in deltas:
+                if not noted:
+                    session.note_sent(request)
+                    noted = True
+                sink.delta(delta)
+
+    async def _deltas(
+        self,
+        session: _VllmSession,
+        path: str,
+        body: bytes,
+        answer: VllmAnswer,
+        traceparent: str | msgspec.UnsetType,
+    ) -> AsyncGenerator[TokenDelta, None]:
+        """POST *body* and yield what the server streams. If this is cancelled, the response is closed at once."""
+        response = await session.http.stream(path, body, traceparent)
+        del body
+        try:
+            if response.status != HTTPStatus.OK:
+                logger.warning("worker %s refused a request with HTTP status %d", self.url, response.status)
+                raise error_of(response.status, begun=False)
+            async with contextlib.aclosing(events(response)) as received:
+                async for event in received:
+                    for delta in answer.take(event):
+                        yield delta
+            yield answer.close()
+        except (aiohttp.ClientError, OSError) as error:
+            raise WorkerFailed(LOST) from error
+        except RuntimeError as error:
+            # aiohttp raises this when a connection is read that close() has closed.
+            if not session.http.closed:
+                raise
+            raise WorkerFailed(LOST) from error
+        finally:
+            response.close()
+
+    def _compare(self, request: EngineRequest, answer: VllmAnswer) -> None:
+        """Note if the server made other token ids of a chat: then its blocks are not those of our prompts."""
+        token_ids, answer.prompt_token_ids = answer.prompt_token_ids, None
+        if token_ids is not None and token_ids != request.token_ids and self._tokenises_alike:
+            self._tokenises_alike = False
+            logger.warning("routing: the caches of worker %s are NONE: %s", self.url, OTHER_TOKENS.reason)
+            self._on_change(self)
+
+    async def _live(self) -> str:
+        """Connect, then watch the server until it is lost or unhealthy; return why."""
+        http = Http(self._address, self._credentials)
+        try:
+            server = await vllm_server.discover(http, self._address, self._reader)
+            self._enter(_VllmSession(http, server), server.description)
+            while True:
+                asked_at = time.monotonic()
+                load = await vllm_server.load(http, self._address.rank, server.description.num_blocks)
+                self._note_load(load, asked_at)
+                await vllm_server.check_health(http)
+                await asyncio.sleep(WATCH_EVERY_SECONDS)
+        except SaccadeError as error:
+            return error.message
+        finally:
+            self._leave()
+            await http.close()
+
+    def _enter(self, session: _VllmSession, description: Description) -> None:
+        self._tokenises_alike = True
+        if not self._is_followed:
+            # A feed outlives a server that was only slow, and still reports what it covers.
+            self._coverage = Coverage()
+        if session.server.chat_reason:
+            logger.warning("worker %s: %s", self.url, session.server.chat_reason)
+        super()._enter(session, description)
+
+
+async def _made(request: EngineRequest, body: Callable[[], bytes]) -> bytes:
+    """Return the result of *body* for *request*: in a thread, if it would delay others."""
+    if not request.media and len(request.token_ids) < THREAD_FROM_TOKENS:
+        return body()
+    return await asyncio.to_thread(body)
+
+
+def _with_pixels(request: EngineRequest, supplied: Sequence[MediaPixels]) -> EngineRequest:
+    """Return *request* with the pixels of its images, and another id: the first one may still be in use."""
+    pixels = {one.index: one.inline for one in supplied}
+    media = tuple(
+        msgspec.structs.replace(item, inline=pixels[index]) if index in pixels else item
+        for index, item in enumerate(request.media)
+    )
+    return msgspec.structs.replace(request, media=media, request_id=f"{request.request_id}-again")

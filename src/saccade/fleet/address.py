@@ -1,0 +1,86 @@
+"""Addresses of workers: each scheme's connector, and what that must know of a model."""
+
+from collections.abc import Iterable
+
+from saccade import models
+from saccade.connectors.native.client import WorkerClient
+from saccade.connectors.smg import sglang, sglang_address, tokenspeed
+from saccade.connectors.smg.session import ClientContext, Traits
+from saccade.connectors.smg.sglang_pair import SglangPair
+from saccade.connectors.vllm import http as vllm_http
+from saccade.connectors.vllm.client import VllmClient
+from saccade.connectors.vllm.server import FileReader
+from saccade.errors import StartupError
+from saccade.fleet.worker import Worker
+from saccade.models.files import engine_config, parse_json
+from saccade.models.spec import PLACEHOLDER_TOKEN_ID
+from saccade.protocol.description import ModelFiles
+from saccade.protocol.model_files import CONFIG
+from saccade.transport.credentials import WorkerCredentials
+from saccade.transport.wire import target
+
+ADDRESSES = (
+    "Saccade's own are unix:/path, grpc://host:port and, with TLS, grpcs://host:port; those of other engines "
+    "tokenspeed://host:port, sglang://host:port, vllm://host:port and, with TLS, vllms://host:port."
+)
+
+
+def clients(url: str, context: ClientContext, credentials: WorkerCredentials) -> tuple[Worker, ...]:
+    """Return a client for every target of *url*, not started. Raises StartupError if *url* is malformed."""
+    if url.startswith(tokenspeed.SCHEME):
+        return (tokenspeed.TokenSpeedClient(url, context),)
+    if url.startswith(sglang_address.SCHEME):
+        is_pair = bool(sglang_address.SglangAddress.read(url).prefill)
+        return (SglangPair(url, context) if is_pair else sglang.SglangClient(url, context),)
+    if url.startswith(vllm_http.SCHEMES):
+        reader = FileReader(context.model_files, context.read_files, _placeholder_id)
+        return tuple(
+            VllmClient(one, context.on_released, context.on_change, credentials, reader)
+            for one in vllm_http.rank_urls(url)
+        )
+    return (WorkerClient(url, context.on_released, context.on_change, credentials),)
+
+
+def targets(urls: Iterable[str]) -> tuple[str, ...]:
+    """Return *urls* without repetitions, and with SGLang's prefill and decode workers paired. Raises StartupError."""
+    return sglang_address.paired(dict.fromkeys(urls))
+
+
+def is_half(url: str) -> bool:
+    """Whether *url* is one side of pairs, which serves nothing without the other. Raises StartupError."""
+    return url.startswith(sglang_address.SCHEME) and bool(sglang_address.SglangAddress.read(url).role)
+
+
+def check_url(url: str) -> None:
+    """Raise StartupError if *url* is no worker's address."""
+    if not url.isprintable() or " " in url:
+        raise StartupError(f"A worker's address has no spaces and no control characters, unlike {url!r}.")
+    if url.startswith(sglang_address.SCHEME):
+        sglang_address.SglangAddress.read(url)
+    elif url.startswith(vllm_http.SCHEMES):
+        vllm_http.rank_urls(url)
+    else:
+        try:
+            target(url.replace(tokenspeed.SCHEME, "grpc://", 1))
+        except StartupError as error:
+            raise StartupError(f"{url!r} is no worker's address. {ADDRESSES}") from error
+
+
+def traits_of(files: ModelFiles) -> Traits:
+    """Return what the connectors to other projects' workers must know of a model."""
+    config = parse_json(files, CONFIG)
+    family = models.families()[models.family_of(config)]
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    kinds = {kind for part in parts for kind in part.get("layer_types") or ()}
+    return Traits(
+        grid_name=family.external_grid,
+        plain_positions=family.plain_positions,
+        keeps_every_token=kinds <= {"full_attention"} and not any("full_attention_interval" in part for part in parts),
+    )
+
+
+def _placeholder_id(files: ModelFiles) -> int | None:
+    """Return the token id that stands for images, None if the files name none. Raises StartupError."""
+    family = models.families()[models.family_of(parse_json(files, CONFIG))]
+    token_id: int | None = engine_config(files, family)[PLACEHOLDER_TOKEN_ID]
+    return token_id

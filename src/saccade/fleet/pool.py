@@ -1,0 +1,216 @@
+"""The workers of a gateway, and which of them can serve a model."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from saccade.connectors.smg.session import ClientContext
+from saccade.errors import ModelNotFound, WorkerUnavailable
+from saccade.fleet.address import clients, targets, traits_of
+from saccade.fleet.release import Compatibility
+from saccade.fleet.worker import Worker
+from saccade.models.files import read_model_files
+from saccade.protocol.description import Description, ModelFiles
+from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
+
+MAX_SHOWN_CHARACTERS = 100
+"""A longer model name from a request is cut in errors."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A served model: its name, its first ready worker's description, and its workers that are ready now."""
+
+    name: str
+    description: Description
+    workers: tuple[Worker, ...]
+
+
+class WorkerPool:
+    """The workers at *urls*, connected between start() and close().
+
+    *on_released* gets the names of shared-memory slots that no worker will read any more, *on_discarded* those that a
+    worker may still be reading. *model_files* has files by model name, for workers that send none. Saccade workers get
+    *credentials*. Workers of a model in *assumed_releases* share its work, whatever they report of it.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        on_released: Callable[[Sequence[str]], None],
+        on_discarded: Callable[[Sequence[str]], None] | None = None,
+        model_files: Mapping[str, ModelFiles] = MappingProxyType({}),
+        credentials: WorkerCredentials = NO_CREDENTIALS,
+        assumed_releases: Collection[str] = (),
+    ) -> None:
+        self.releases = Compatibility(assumed_releases)
+        self.release = on_released
+        self._clients: list[Worker] = []
+        self._listeners: list[Callable[[Model], None]] = []
+        self._watchers: list[Callable[[], None]] = []
+        self._leaving: list[Worker] = []
+        self._forgetters: list[Callable[[str], Awaitable[None]]] = []
+        self._announcements: dict[str, Description] = {}
+        self._credentials = credentials
+        self._context = ClientContext(
+            on_released, self.changed, on_discarded or on_released, model_files, read_model_files, traits_of
+        )
+        for url in targets(urls):
+            self.join(url)
+
+    async def start(self) -> None:
+        """Begin to connect to every worker; return at once."""
+        await asyncio.gather(*(client.start() for client in self._clients))
+
+    async def close(self) -> None:
+        """Close every connection; requests that still run fail with WorkerFailed."""
+        await asyncio.gather(*(client.close() for client in (*self._clients, *self._leaving)))
+
+    @property
+    def ready(self) -> bool:
+        """Whether at least one worker can take a request."""
+        return any(client.ready for client in self._clients)
+
+    @property
+    def clients(self) -> tuple[Worker, ...]:
+        """Every worker, ready or not, in the order of the urls."""
+        return tuple(self._clients)
+
+    @property
+    def leaving(self) -> tuple[Worker, ...]:
+        """Removed workers, which finish their requests and get no new ones."""
+        return tuple(self._leaving)
+
+    def add(self, client: Worker) -> None:
+        """Add a worker, which the caller starts, or take back one that is leaving."""
+        self._clients.append(client)
+        if client in self._leaving:
+            self._leaving.remove(client)
+            self._notify()
+
+    def join(self, url: str) -> tuple[Worker, ...]:
+        """Add a client for every target of *url*; the caller starts them. Raises StartupError."""
+        joined = clients(url, self._context, self._credentials)
+        for client in joined:
+            self.add(client)
+        return joined
+
+    def remove(self, client: Worker) -> None:
+        """Send *client* no more requests; those that it has go on. The caller closes it, then calls forget()."""
+        self._clients.remove(client)
+        self._leaving.append(client)
+        logger.info("worker %s is removed: it gets no more requests", client.url)
+        self._notify()
+
+    async def forget(self, client: Worker) -> None:
+        """Drop all state about *client*, which has left and has no requests."""
+        for forgetter in self._forgetters:
+            await forgetter(client.url)
+        if client in self._leaving:
+            self._leaving.remove(client)
+
+    def reset_caches(self, *, prefix: bool, media: bool) -> list[str]:
+        """Tell every worker to drop what no request uses; return the urls of workers without this command."""
+        return [client.url for client in self._clients if not client.reset_caches(prefix=prefix, media=media)]
+
+    def changed(self, client: Worker) -> None:
+        """Handle a change of readiness or description of *client*."""
+        logger.info("worker %s is %s", client.url, "ready" if client.ready else "not ready")
+        if client.description is not None and client.ready and client in self._clients:
+            self._log_difference(client, client.description)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._announce()
+        for watcher in self._watchers:
+            watcher()
+
+    def _announce(self) -> None:
+        """Announce each model that is new, or whose workers now have a release with other files, or another length."""
+        for model in self.models():
+            last, now = self._announcements.get(model.name), model.description
+            if model.workers and (
+                last is None
+                or last.max_model_len != now.max_model_len
+                or (self.releases.difference(last, now) and last.files != now.files)
+            ):
+                self._announcements[model.name] = now
+                for listener in self._listeners:
+                    listener(model)
+
+    def _log_difference(self, client: Worker, description: Description) -> None:
+        model = self._model(description.model)
+        if difference := self.releases.reported_difference(description, model.description):
+            gets_work = client in model.workers
+            level, gets = (logging.WARNING, "work all the same") if gets_work else (logging.ERROR, "no work")
+            logger.log(
+                level,
+                "worker %s serves another release of %r than the first worker (%s): it gets %s",
+                *(client.url, description.model, difference, gets),
+            )
+
+    def on_model(self, listener: Callable[[Model], None]) -> None:
+        """Call *listener* with each model, now or when first served, and again when its files or length change."""
+        self._listeners.append(listener)
+        for model in self.models():
+            self._announcements[model.name] = model.description
+            listener(model)
+
+    def on_change(self, watcher: Callable[[], None]) -> None:
+        """Call *watcher* when a worker comes or goes, or its readiness or description changes."""
+        self._watchers.append(watcher)
+
+    def on_forget(self, forgetter: Callable[[str], Awaitable[None]]) -> None:
+        """Call *forgetter* with the url of a worker that has left; it drops its state about that worker."""
+        self._forgetters.append(forgetter)
+
+    def models(self) -> list[Model]:
+        """Return every model that a worker has described, ready or not, in the order of the urls."""
+        return [self._model(name) for name in dict.fromkeys(self._names().values())]
+
+    def model(self, name: str) -> Model:
+        """Return the model that requests call *name*, with at least one ready worker.
+
+        Raises ModelNotFound and WorkerUnavailable.
+        """
+        names = self._names()
+        if not names:
+            raise WorkerUnavailable("No worker is ready yet; try again shortly.")
+        if name not in names:
+            excerpt = name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "..."
+            served = f"served: {', '.join(names)}."
+            raise ModelNotFound(
+                f"The model {excerpt!r} is not served here; {served}", "model", reason=f"Not served here; {served}"
+            )
+        model = self._model(names[name])
+        if not model.workers:
+            raise WorkerUnavailable(f"No worker of the model {name!r} is ready; try again shortly.")
+        return model
+
+    def aliases(self, name: str) -> tuple[str, ...]:
+        return tuple(alias for alias, meant in self._names().items() if meant == name and alias != name)
+
+    def _names(self) -> dict[str, str]:
+        """Return the model of every name that a request may use; a model's own name wins over an alias."""
+        descriptions = [client.description for client in self._clients if client.description]
+        names = {one.model: one.model for one in descriptions}
+        for one in descriptions:
+            names |= {alias: one.model for alias in one.aliases if alias not in names}
+        return names
+
+    def _model(self, name: str) -> Model:
+        """Return the model *name*, without workers whose release differs from the first ready worker's."""
+        described = [(client, client.description) for client in self._clients if client.description]
+        serving = [(client, description) for client, description in described if description.model == name]
+        ready = [(client, description) for client, description in serving if client.ready]
+        first = (ready or serving)[0][1]
+        workers = tuple(
+            client
+            for client, description in ready
+            if description.fingerprint == first.fingerprint or not self.releases.difference(description, first)
+        )
+        return Model(name=name, description=first, workers=workers)

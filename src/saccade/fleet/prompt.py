@@ -1,0 +1,78 @@
+"""A prompt, as far as the choice of a worker depends on it, and which workers can take it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from saccade.errors import RequestError, UnsupportedParameter
+from saccade.fleet.worker import Worker, refusal
+from saccade.identity.blocks import MediaRun
+from saccade.protocol.media import Span
+from saccade.protocol.request import SamplingParams
+from saccade.protocol.request_traits import RequestTraits
+
+ONE_TOKEN = SamplingParams(max_tokens=1)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the choice of a worker depends on: token ids, the places of images, and the tenant's *salt*.
+
+    The tokens of image i lie in spans[i]; *runs* are the same spans in prompt order. *reads_cache* is False if the
+    worker must compute the whole prompt, whatever it holds. *sampling* draws *num_samples* answers. *needs_token_ids*
+    is the error if only workers that take chats are left, None if those can serve it; *needs_grammars* is the same for
+    workers that cannot enforce grammars. The request waits among those of *tenant*, by *priority*; a tenant of
+    *tenant_priority* 2 gets twice the share of one with 1.
+    """
+
+    token_ids: list[int]
+    runs: tuple[MediaRun, ...] = ()
+    salt: bytes = b""
+    spans: tuple[tuple[Span, ...], ...] = ()
+    reads_cache: bool = True
+    num_samples: int = 1
+    needs_token_ids: RequestError | None = None
+    sampling: SamplingParams = ONE_TOKEN
+    needs_grammars: RequestError | None = None
+    tenant: bytes = b""
+    tenant_priority: int = 1
+    priority: int = 0
+
+    @property
+    def traits(self) -> RequestTraits:
+        """What a worker may refuse the prompt for."""
+        return RequestTraits(
+            len(self.token_ids), self.sampling, self.num_samples, bool(self.runs), self.salt, self.needs_token_ids
+        )
+
+
+def media_runs(images: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaRun, ...]:
+    """Return the runs of a prompt's images, (content hash, spans) each, in prompt order."""
+    runs = []
+    for content_hash, spans in images:
+        offset = 0
+        for span in spans:
+            runs.append(MediaRun(span.start, span.length, content_hash, offset))
+            offset += span.length
+    return tuple(sorted(runs, key=lambda run: run.start))
+
+
+def takers_of(workers: Sequence[Worker], prompt: Prompt) -> list[Worker]:
+    """Return those of *workers* that can serve *prompt*. Raises the first worker's refusal if none can."""
+    traits = prompt.traits
+    refusals = [refusal(worker, traits) or _refusal_of_masks(worker, prompt) for worker in workers]
+    takers = [worker for worker, error in zip(workers, refusals, strict=True) if error is None]
+    if not takers and refusals[0] is not None:
+        raise refusals[0]
+    return takers
+
+
+def _refusal_of_masks(worker: Worker, prompt: Prompt) -> RequestError | None:
+    takes_grammars = worker.description is not None and worker.description.takes_grammars
+    takes_budgets = worker.description is not None and worker.description.takes_thinking_budgets
+    if prompt.needs_grammars is not None and not takes_grammars:
+        return prompt.needs_grammars
+    if prompt.sampling.thinking_budget is not None and not takes_budgets:
+        return UnsupportedParameter(
+            "`thinking_token_budget` is not served by this model's workers; leave it out.", "thinking_token_budget"
+        )
+    return None

@@ -1,0 +1,235 @@
+"""Reports for operators: what the gateway knows of each worker, and where a chat would go and why."""
+
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from saccade.fleet.breaker import BreakerReport
+from saccade.fleet.cost import Candidate, WorkInFlight
+from saccade.fleet.dispatch import Preview
+from saccade.fleet.pool import WorkerPool
+from saccade.fleet.prompt import Prompt
+from saccade.fleet.router import RoutingChoice
+from saccade.fleet.shared import CacheView, exactness
+from saccade.fleet.worker import Worker, refusal
+from saccade.protocol.description import Role
+from saccade.protocol.engine_load import Load
+from saccade.protocol.exactness import Level
+from saccade.protocol.gateway_calls import Booked
+
+NO_ROOM = "it has all the requests that it may have"
+GOES_ON = "it is a decode worker, which continues after a prefill worker"
+
+
+class Holdings(msgspec.Struct, frozen=True, kw_only=True):
+    """Known contents of a worker's caches: KV blocks, and those with a recurrent state or one of a window."""
+
+    blocks: int
+    states: int
+
+
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker. *exactness* says how much is known of its caches now; *reason* why not all.
+
+    *excluded* says why it gets no requests, "" if it gets them; *breaker* whether requests to it have failed. *load* is
+    the engine's last report, None if it reports nothing or is away.
+    """
+
+    url: str
+    model: str | None
+    fingerprint: str | None
+    block_size: int | None
+    role: Role | None
+    version: str | None
+    kv_transfer_address: str | None
+    ready: bool
+    draining: bool
+    excluded: str
+    breaker: BreakerReport
+    exactness: Level
+    reason: str
+    holdings: Holdings
+    booked: Booked
+    load: Load | None
+
+
+def worker_report(worker: Worker, worker_pool: WorkerPool, cache_view: CacheView) -> WorkerReport:
+    """Return the report of *worker* as of now."""
+    description, router = worker.description, cache_view.router
+    known, feed = exactness(worker, cache_view), cache_view.feed(worker)
+    breaker = router.breakers.report(worker.url, time.monotonic())
+    work = router.work[worker.url]
+    return WorkerReport(
+        url=worker.url,
+        model=description.model if description else None,
+        fingerprint=description.fingerprint.hex() if description else None,
+        block_size=description.block_size if description else None,
+        role=description.role if description else None,
+        version=description.version if description else None,
+        kv_transfer_address=description.kv_transfer_address if description else None,
+        ready=worker.ready,
+        draining=_drains(worker),
+        excluded=why_excluded(worker, worker_pool) or breaker.reason,
+        breaker=breaker,
+        exactness=known.level,
+        reason=known.reason,
+        holdings=Holdings(blocks=feed.num_blocks, states=feed.num_states),
+        booked=booked(work),
+        load=worker.load,
+    )
+
+
+def booked(work: WorkInFlight) -> Booked:
+    """Return *work* in the form of a report."""
+    return Booked(
+        requests=work.num_requests,
+        prompt_tokens=work.num_prompt_tokens,
+        prefill_tokens=work.prefill_tokens,
+        decode_blocks=work.decode_blocks,
+    )
+
+
+def why_excluded(worker: Worker, worker_pool: WorkerPool) -> str:
+    """Return why *worker* gets no requests for its model, "" if it gets them."""
+    if worker in worker_pool.leaving:
+        return "it was removed, and finishes its requests"
+    if _drains(worker):
+        return "it drains"
+    if not worker.ready or worker.description is None:
+        return f"it is not ready: {worker.loss}" if worker.loss else "it is not ready"
+    model = worker_pool.model(worker.description.model)
+    if worker not in model.workers:
+        difference = worker_pool.releases.difference(worker.description, model.description)
+        return f"it serves another release of its model than the first worker: {difference}"
+    return ""
+
+
+def _drains(worker: Worker) -> bool:
+    return worker.load is not None and worker.load.draining
+
+
+class ImagePlace(msgspec.Struct, frozen=True):
+    """Tokens [start, start + tokens) of the prompt stand for an image or a part of one."""
+
+    start: int
+    tokens: int
+
+
+class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that could take the prompt.
+
+    The prompt has *num_blocks* reusable blocks. The worker has reported *overlap_blocks* of them, *overlap_tokens*
+    long; with pending requests it will hold *held_tokens*. *cost* has the terms and their *total*, in tokens; in it the
+    prompt's and its images' tokens count *recompute_weight* times.
+    """
+
+    worker: str
+    chosen: bool
+    exactness: Level
+    exactness_reason: str
+    block_size: int
+    num_blocks: int
+    overlap_blocks: int
+    overlap_tokens: int
+    held_tokens: int
+    cost: Mapping[str, float]
+    recompute_weight: float
+
+
+class ExcludedWorker(msgspec.Struct, frozen=True):
+    """A worker that is no candidate, and why."""
+
+    worker: str
+    reason: str
+
+
+class RouteReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a chat would go now. *reason* says why *worker* was chosen."""
+
+    model: str
+    prompt_tokens: int
+    images: list[ImagePlace]
+    policy: str
+    worker: str
+    reason: str
+    candidates: list[CandidateReport]
+    excluded: list[ExcludedWorker]
+
+
+def route_report(preview: Preview, worker_pool: WorkerPool, cache_view: CacheView) -> RouteReport:
+    """Return *preview* with the state of the workers of *worker_pool*."""
+    return RouteReport(
+        model=preview.model.name,
+        prompt_tokens=len(preview.prompt.token_ids),
+        images=[ImagePlace(run.start, run.length) for run in preview.prompt.runs],
+        policy=preview.choice.policy,
+        worker=preview.choice.chosen.name,
+        reason=_reason(preview.choice),
+        candidates=[_candidate(each, preview, cache_view) for each in preview.choice.candidates],
+        excluded=_excluded(preview, worker_pool, cache_view),
+    )
+
+
+def _excluded(preview: Preview, worker_pool: WorkerPool, cache_view: CacheView) -> list[ExcludedWorker]:
+    """Return the workers of the model that are no candidates, and why."""
+    candidates = {candidate.name for candidate in preview.choice.candidates}
+    others = [worker for worker in worker_pool.clients if worker.url not in candidates]
+    reports = [(worker, worker_report(worker, worker_pool, cache_view)) for worker in others]
+    return [
+        ExcludedWorker(
+            report.url,
+            report.excluded or (GOES_ON if report.role == "decode" else _refused(worker, preview.prompt) or NO_ROOM),
+        )
+        for worker, report in reports
+        if report.model in (None, preview.model.name)
+    ]
+
+
+def _refused(worker: Worker, prompt: Prompt) -> str:
+    error = refusal(worker, prompt.traits)
+    return f"it cannot serve this request: {error.message}" if error is not None else ""
+
+
+def _candidate(candidate: Candidate, preview: Preview, cache_view: CacheView) -> CandidateReport:
+    worker = next(each for each in preview.model.workers if each.url == candidate.name)
+    known = exactness(worker, cache_view)
+    block_size = (worker.description or preview.model.description).block_size
+    return CandidateReport(
+        worker=worker.url,
+        chosen=candidate == preview.choice.chosen,
+        exactness=known.level,
+        exactness_reason=known.reason,
+        block_size=block_size,
+        num_blocks=(len(preview.prompt.token_ids) - 1) // block_size,
+        overlap_blocks=candidate.overlap_tokens // block_size,
+        overlap_tokens=candidate.overlap_tokens,
+        held_tokens=candidate.held_tokens,
+        cost=_terms(candidate),
+        recompute_weight=candidate.recompute_weight,
+    )
+
+
+def _terms(candidate: Candidate) -> dict[str, float]:
+    return {
+        "prompt_tokens": candidate.prompt_tokens,
+        "image_tokens": candidate.image_tokens,
+        "waiting_prefill_tokens": candidate.work.prefill_tokens,
+        "decode_blocks": candidate.work.decode_blocks,
+        "foreign_tokens": candidate.foreign_tokens,
+        "foreign_decode_blocks": candidate.foreign_decode_blocks,
+        "total": candidate.cost,
+    }
+
+
+def _reason(choice: RoutingChoice) -> str:
+    """Return what decided the choice, for people."""
+    if len(choice.candidates) == 1:
+        return "the only worker that may get it"
+    if choice.policy != "cost":
+        return f"chosen by {choice.policy}, whatever the cost"
+    costs = [each.cost for each in choice.candidates]
+    if choice.chosen.cost > min(costs):
+        return "drawn at random, by cost and temperature"
+    ties = costs.count(min(costs))
+    return "the least cost" if ties == 1 else f"drawn at random of {ties} with the least cost"

@@ -1,0 +1,71 @@
+"""Constructs a gateway's routing: the index of caches, the dispatcher and the discovery of workers."""
+
+from functools import partial
+from random import Random
+
+from prometheus_client import CollectorRegistry
+
+from saccade.fleet.decision_metrics import DecisionMetrics
+from saccade.fleet.dispatch import Dispatcher
+from saccade.fleet.feed import CacheListener
+from saccade.fleet.index import BlockIndex
+from saccade.fleet.metrics import DispatchCollector, FleetCollector, RoutingCollector, SourceCollector
+from saccade.fleet.pool import WorkerPool
+from saccade.fleet.prompt_keys import MAX_BYTES
+from saccade.fleet.report import booked
+from saccade.fleet.router import Router
+from saccade.fleet.shared import CacheView, SharedIndex, exactness
+from saccade.fleet.sources import Discovery
+from saccade.gateway.config import GatewayConfig
+from saccade.gateway.memory_parts import MemoryPart
+from saccade.protocol.gateway_calls import Booked
+
+
+class Routing:
+    """*dispatcher* sends requests to the workers of *worker_pool*; *discovery* adds and removes workers.
+
+    *cache_view* knows what the workers' caches hold; with several gateway processes it asks their indexer. Metrics go
+    to *registry*, those of the engines to *of_engines*. *memory_parts* are what is known of caches in this process, and
+    the keys of prompts.
+    """
+
+    def __init__(
+        self, config: GatewayConfig, worker_pool: WorkerPool, registry: CollectorRegistry, of_engines: CollectorRegistry
+    ) -> None:
+        index = BlockIndex(config.routing_index_bytes)
+        self._router = router = Router(
+            config.routing_policy,
+            index,
+            Random(),
+            config.routing_temperature,
+            config.routing_recompute_weight,
+            assumes=config.routing_assumptions,
+        )
+        self._index = None if config.member is None else SharedIndex(worker_pool, router, config.member.indexer)
+        self.cache_view: CacheView = self._index or CacheListener(worker_pool, router)
+        decisions = DecisionMetrics(registry, partial(exactness, cache_view=self.cache_view))
+        self.dispatcher = Dispatcher(worker_pool, router, decisions, config.dispatch_limits, self._index)
+        keys = self.dispatcher.prompt_keys
+        self.memory_parts = (
+            MemoryPart("routing_index", config.routing_index_bytes, lambda: index.num_bytes),
+            MemoryPart("prompt_keys", MAX_BYTES, lambda: keys.num_bytes),
+        )
+        self.discovery = Discovery(worker_pool, self.dispatcher.num_requests_at, config.worker_sources.drain_seconds)
+        registry.register(RoutingCollector(worker_pool, self.cache_view))
+        registry.register(DispatchCollector(self.dispatcher))
+        registry.register(SourceCollector(self.discovery))
+        of_engines.register(FleetCollector(worker_pool))
+
+    def start(self) -> None:
+        """Connect to the indexer, if there is one."""
+        if self._index is not None:
+            self._index.start()
+
+    async def close(self) -> None:
+        """Stop discovery and the feeds of cache events."""
+        await self.discovery.close()
+        await self.cache_view.close()
+
+    def booked(self) -> dict[str, Booked]:
+        """Return the bookings at each worker, by its url."""
+        return {url: booked(work) for url, work in self._router.work.items()}

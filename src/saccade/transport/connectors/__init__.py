@@ -1,1 +1,0 @@
-"""Wires that are not ours: clients that make another project's worker look like one of Saccade's."""

@@ -1,0 +1,122 @@
+"""The choice of a worker."""
+
+import math
+from collections import Counter
+from random import Random
+
+import pytest
+from tables import table
+
+from saccade.fleet.cost import Candidate, Chooser, Policy, WorkInFlight
+
+
+def chosen(policy: Policy, *candidates: Candidate, reported: bool = False, affinity: bytes = b"") -> Counter[str]:
+    """How often each is chosen of many times."""
+    chooser = Chooser(policy, Random(0))
+    return Counter(chooser.choose(candidates, affinity, reported=reported).name for _ in range(60))
+
+
+IDLE = WorkInFlight()
+A, B = Candidate("a"), Candidate("b")
+
+
+@table(
+    ("a", "b", "least"),
+    [
+        (WorkInFlight(2, 10), WorkInFlight(1, 9000), "b"),
+        (WorkInFlight(1, 11), WorkInFlight(1, 10), "b"),
+        (IDLE, WorkInFlight(1, 1), "a"),
+    ],
+)
+@table("policy", ["least_load", "power_of_two", "auto"])
+def test_least_load(policy: Policy, a: WorkInFlight, b: WorkInFlight, least: str) -> None:
+    assert set(chosen(policy, Candidate("a", a), Candidate("b", b))) == {least}
+
+
+@pytest.mark.parametrize("policy", ["least_load", "power_of_two", "cost", "auto"])
+def test_ties_are_broken_at_random(policy: Policy) -> None:
+    assert min(chosen(policy, A, B).values()) > 15
+
+
+@table(
+    ("a", "b", "cheaper"),
+    [
+        (Candidate("a", prompt_tokens=8), Candidate("b", prompt_tokens=200), "a"),
+        (Candidate("a", prompt_tokens=8), Candidate("b", prompt_tokens=2, image_tokens=7), "a"),
+        # The holder has prompts to compute that outweigh what it holds.
+        (Candidate("a", WorkInFlight(1, 300, prefill_tokens=300), 8), Candidate("b", prompt_tokens=200), "b"),
+        # One new image that waits there takes no repeat away from its holder.
+        (
+            Candidate("a", WorkInFlight(1, 219, prefill_tokens=415), 27),
+            Candidate("b", prompt_tokens=219, image_tokens=196),
+            "a",
+        ),
+        # Requests in decode weigh a token for each block: the holder keeps its repeats.
+        (Candidate("a", WorkInFlight(4, 800, decode_blocks=52), 8), Candidate("b", prompt_tokens=200), "a"),
+        (Candidate("a", WorkInFlight(1, 800, decode_blocks=50), 8), Candidate("b", prompt_tokens=8), "b"),
+        # Requests that another gateway sent wait there, and are taken to be as long as this prompt.
+        (Candidate("a", prompt_tokens=8, held_tokens=192, foreign_requests=1), Candidate("b", prompt_tokens=200), "a"),
+        (Candidate("a", prompt_tokens=8, held_tokens=192, foreign_requests=2), Candidate("b", prompt_tokens=200), "b"),
+        # One that runs there counts by its blocks, as this gateway's own do.
+        (Candidate("a", prompt_tokens=8, foreign_decode_blocks=13), Candidate("b", prompt_tokens=16), "b"),
+        (Candidate("a", prompt_tokens=8, foreign_decode_blocks=13), Candidate("b", prompt_tokens=200), "a"),
+    ],
+)
+def test_cost_is_work_left_and_load(a: Candidate, b: Candidate, cheaper: str) -> None:
+    assert set(chosen("cost", a, b)) == {cheaper}
+    assert set(chosen("auto", a, b, reported=True)) == {cheaper}
+
+
+@table(("weight", "chosen_name"), [(1, "elsewhere"), (1.5, "holder"), (3, "holder")])
+def test_a_repeat_stays_with_its_busy_holder_by_weight(weight: float, chosen_name: str) -> None:
+    """Weight 1 compares the prompt's own waiting times."""
+    holder = Candidate("holder", WorkInFlight(1, 219, prefill_tokens=415), 27, recompute_weight=weight)
+    other = Candidate("elsewhere", prompt_tokens=219, image_tokens=196, recompute_weight=weight)
+    assert set(chosen("cost", holder, other)) == {chosen_name}
+
+
+@pytest.mark.parametrize("policy", ["least_load", "power_of_two"])
+def test_requests_of_other_gateways_are_load(policy: Policy) -> None:
+    assert set(chosen(policy, Candidate("a", foreign_requests=2), Candidate("b", WorkInFlight(1, 9)))) == {"b"}
+    assert set(chosen(policy, Candidate("a", foreign_running=2), Candidate("b", WorkInFlight(1, 9)))) == {"b"}
+
+
+def test_temperature_draws_by_cost() -> None:
+    """The probabilities are the softmax of the costs, scaled to [0, 1]: exp(-0), exp(-0.5 / 2), exp(-1 / 2)."""
+    candidates = [Candidate(name, prompt_tokens=cost) for name, cost in (("a", 100), ("b", 200), ("c", 300))]
+    chooser = Chooser("cost", Random(0), temperature=2)
+    counts = Counter(chooser.choose(candidates).name for _ in range(20000))
+    total = 1 + math.exp(-0.25) + math.exp(-0.5)
+    for name, weight in (("a", 1.0), ("b", math.exp(-0.25)), ("c", math.exp(-0.5))):
+        assert counts[name] / 20000 == pytest.approx(weight / total, abs=0.02)
+
+
+def test_a_low_temperature_takes_the_least_and_equals_are_drawn_alike() -> None:
+    chooser = Chooser("auto", Random(0), temperature=0.001)
+    cheap, dear = Candidate("a", prompt_tokens=1), Candidate("b", prompt_tokens=900)
+    assert {chooser.choose([cheap, dear], reported=True).name for _ in range(60)} == {"a"}
+    assert min(Counter(chooser.choose([A, B], reported=True).name for _ in range(60)).values()) > 15
+
+
+def test_round_robin_takes_turns() -> None:
+    assert chosen("round_robin", B, A, Candidate("c")) == {"a": 20, "b": 20, "c": 20}
+
+
+def test_power_of_two_never_takes_the_busiest() -> None:
+    busy = Candidate("c", WorkInFlight(9, 9))
+    assert set(chosen("power_of_two", A, B, busy)) == {"a", "b"}
+
+
+def test_consistent_hash_moves_only_prompts_of_a_worker_that_goes() -> None:
+    chooser = Chooser("consistent_hash", Random(0))
+    workers = [Candidate(name, WorkInFlight(load)) for load, name in enumerate("abcd")]
+    before = {key: chooser.choose(workers, bytes([key])).name for key in range(200)}
+    after = {key: chooser.choose(workers[1:], bytes([key])).name for key in range(200)}
+    assert min(Counter(before.values()).values()) > 20
+    assert all(after[key] == name for key, name in before.items() if name != "a")
+
+
+def test_work_comes_and_goes() -> None:
+    work = WorkInFlight().plus(WorkInFlight(1, 7, 3)).plus(WorkInFlight(1, 5, 0, 1))
+    assert work == WorkInFlight(2, 12, 3, 1)
+    assert work.minus(WorkInFlight(1, 7, 3)).minus(WorkInFlight(1, 5, 0, 1)) == WorkInFlight()

@@ -1,0 +1,266 @@
+"""Choosing and booking are one step."""
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from saccade.fleet.cost import Candidate, Policy, WorkInFlight
+from saccade.fleet.expectations import ASSUMED_SECONDS, PREDICTED_SECONDS
+from saccade.fleet.index import BlockIndex, Partition
+from saccade.fleet.lookup import Overlap
+from saccade.fleet.router import Booking, Option, RoutedImage, RoutedPrompt, Router
+from saccade.protocol.kv_events import BlockStored, KvEvent, KvEvents, StateStored
+
+HERE = Partition(b"f", 16)
+KEYS = [bytes([number]) * 16 for number in range(10)]
+PROMPT = RoutedPrompt(161, {HERE: KEYS})
+A, B = Option("a", HERE), Option("b", HERE)
+
+
+def router_of(policy: Policy = "auto", hybrid: bool = False, **held: list[KvEvent]) -> Router:
+    """A router that knows exactly what the workers in *held* hold."""
+    router = Router(policy, BlockIndex(1 << 20), Random(0))
+    for worker, events in held.items():
+        router.index.begin(worker, HERE, resumes_at_states=hybrid)
+        router.index.take(worker, KvEvents(1, events, snapshot=True))
+    return router
+
+
+def book(router: Router, options: Sequence[Option], prompt: RoutedPrompt, now: float) -> Booking:
+    """Look up what the workers hold, and book."""
+    return router.book(options, prompt, looked_up(router, options, prompt), now)
+
+
+def looked_up(router: Router, options: Sequence[Option], prompt: RoutedPrompt) -> dict[str, Overlap]:
+    index = router.index
+    return {
+        name: Overlap(index.overlaps(partition, prompt.keys.get(partition, ())).get(name, 0), index.is_exact(name))
+        for name, partition, *_ in options
+    }
+
+
+def blocks(count: int) -> list[KvEvent]:
+    return [BlockStored(key, b"", []) for key in KEYS[:count]]
+
+
+def test_holder_is_chosen_and_its_match_is_as_reported() -> None:
+    for _ in range(20):
+        booking = book(router_of(a=blocks(3), b=blocks(9)), [A, B], PROMPT, now=0)
+        assert (booking.worker, booking.matched_tokens) == ("b", 144)
+
+
+def test_without_reports_nothing_is_claimed() -> None:
+    assert book(router_of(), [A, B], PROMPT, now=0).matched_tokens is None
+    assert book(router_of(a=blocks(2)), [A], RoutedPrompt(161), now=0).matched_tokens is None  # no choice, no keys
+
+
+def test_work_is_booked_with_the_choice_and_taken_back() -> None:
+    router = router_of(b=blocks(9))
+    booking = book(router, [A, B], PROMPT, now=0)
+    assert router.work["b"] == WorkInFlight(1, 161, prefill_tokens=17, num_samples=1, num_rows=1)
+    booking.first_token()
+    booking.first_token()
+    assert router.work["b"] == WorkInFlight(1, 161, decode_blocks=11, num_samples=1, num_rows=1)
+    booking.close(now=1)
+    assert router.work["b"] == WorkInFlight()
+    aborted = book(router, [A, B], PROMPT, now=0)
+    aborted.close(now=1)
+    assert router.work["b"] == WorkInFlight()
+
+
+def test_prompts_that_arrive_together_find_each_other() -> None:
+    router = router_of("cost")
+    first = book(router, [A, B], PROMPT, now=0)
+    other = RoutedPrompt(161, {HERE: [b"other"]})
+    assert book(router, [A, B], other, now=0).worker != first.worker  # its work is booked already
+    first.first_token()
+    again = book(router, [A, B], PROMPT, now=1)
+    assert again.worker == first.worker
+    assert again.matched_tokens is None  # a prediction is no fact
+    assert router.index.num_blocks(first.worker) == 0
+
+
+def test_prediction_of_a_prompt_that_never_began_is_withdrawn() -> None:
+    router = router_of("cost")
+    booking = book(router, [A, B], PROMPT, now=0)
+    assert router.predictions.expected(booking.worker, now=0)
+    booking.close(now=1)
+    assert not router.predictions.expected(booking.worker, now=0)
+
+
+def test_image_goes_to_the_worker_with_its_encoder_output() -> None:
+    image = RoutedImage(b"p", stop=150, num_tokens=100)
+    prompt = RoutedPrompt(161, {HERE: KEYS}, [image])
+    holder = Option("b", HERE, encodes=lambda key: key != b"p")
+    for _ in range(20):
+        assert book(router_of("cost"), [A, holder], prompt, now=0).worker == "b"
+        # A prefix that covers the image needs no encoder output.
+        assert book(router_of("cost", a=blocks(10)), [A, holder], prompt, now=0).worker == "a"
+    router = router_of("cost")
+    sent = book(router, [A, B], prompt, now=0)
+    sent.first_token()
+    other_text = RoutedPrompt(161, {HERE: [b"other"]}, [image])
+    assert book(router, [A, B], other_text, now=1).worker == sent.worker
+
+
+def test_a_hybrid_is_expected_to_resume_behind_the_whole_prompt_only() -> None:
+    options = [option._replace(resumes_at_states=True) for option in (A, B)]
+    router = router_of("cost", hybrid=True, a=[*blocks(10), StateStored(KEYS[3])], b=[])
+    assert book(router, options, PROMPT, now=0).matched_tokens == 64
+    router = router_of("cost", hybrid=True, a=[], b=[])
+    first = book(router, options, PROMPT, now=0)
+    first.first_token()
+    assert list(router.predictions.expected(first.worker, now=0)) == KEYS[-1:]
+    longer = RoutedPrompt(177, {HERE: [*KEYS, b"k" * 16]})
+    assert book(router, options, longer, now=0).worker == first.worker
+
+
+def test_prompt_that_is_computed_as_a_whole_matches_nothing() -> None:
+    router = router_of(a=blocks(10), b=[])
+    booking = book(router, [A, B], PROMPT._replace(reads_cache=False), now=0)
+    assert booking.matched_tokens == 0
+    assert router.work[booking.worker].prefill_tokens == 161
+
+
+def test_workers_with_other_block_sizes_have_keys_of_their_own() -> None:
+    router = router_of("cost", a=blocks(10))
+    small = Option("b", Partition(b"f", 8))
+    router.index.begin("b", small.partition, resumes_at_states=False)
+    router.index.take("b", KvEvents(1, [BlockStored(b"x", b"", [])], snapshot=True))
+    booking = book(router, [A, small], RoutedPrompt(161, {HERE: [b"other"], small.partition: [b"x"]}), now=0)
+    assert (booking.worker, booking.matched_tokens) == ("b", 8)
+
+
+def test_candidates_show_every_term_of_the_cost_and_a_preview_books_nothing() -> None:
+    image = RoutedImage(b"p", stop=150, num_tokens=100)
+    prompt = PROMPT._replace(images=[image])
+    router = router_of("cost", a=blocks(3))
+    book(router, [A], PROMPT, now=0).first_token()
+    book(router, [B], RoutedPrompt(161, {HERE: [b"other"]}), now=0)
+    busy = B._replace(num_waiting=3, load_times=(5, 5))
+    before = dict(router.work)
+    candidates, chosen, _ = router.preview([A, busy], prompt, looked_up(router, [A, B], prompt), now=6)
+    assert candidates == [
+        Candidate(
+            "a",
+            WorkInFlight(1, 161, decode_blocks=11, num_samples=1, num_rows=1),
+            113,
+            100,
+            overlap_tokens=48,
+            held_tokens=48,
+        ),
+        # One of the three that wait is this gateway's own.
+        Candidate("b", WorkInFlight(1, 161, 161, num_samples=1, num_rows=1), 161, 100, foreign_requests=2),
+    ]
+    assert (candidates[0].cost, candidates[1].cost) == (1.5 * (113 + 100) + 11, 1.5 * (161 + 100) + 161 + 2 * 161)
+    assert chosen == candidates[0]
+    assert router.work == before
+    assert not router.predictions.expected("a", now=6)
+
+
+def test_a_preview_takes_no_turn() -> None:
+    router = router_of("round_robin")
+    for _ in range(3):
+        assert router.preview([A, B], PROMPT, {}, now=0)[1].name == "a"
+    assert [book(router, [A, B], PROMPT, now=0).worker for _ in range(2)] == ["a", "b"]
+
+
+SILENT = [option._replace(reports=False) for option in (A, B)]
+
+
+def test_prompts_sent_to_a_worker_without_reports_are_assumed_cached() -> None:
+    router = router_of("auto")
+    first = book(router, SILENT, PROMPT, now=0)
+    first.first_token()
+    first.close(now=1)
+    later = 2 * PREDICTED_SECONDS
+    for _ in range(10):
+        again = book(router, SILENT, PROMPT, now=later)
+        assert (again.worker, again.matched_tokens) == (first.worker, None)  # an assumption is no fact
+        again.first_token()
+        again.close(now=later)
+    candidates, *_ = router.preview(SILENT, PROMPT, {}, now=later + ASSUMED_SECONDS)
+    assert [candidate.held_tokens for candidate in candidates] == [0, 0]
+    router.expect_nothing(first.worker)
+    candidates, *_ = router.preview(SILENT, PROMPT, {}, now=later)
+    assert [candidate.held_tokens for candidate in candidates] == [0, 0]
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_nothing_is_assumed_if_disabled_or_if_workers_report(silent: bool) -> None:
+    router = Router("cost", BlockIndex(1 << 20), Random(0), assumes=not silent)
+    options = SILENT if silent else [A, B]
+    booking = book(router, options, PROMPT, now=0)
+    booking.first_token()
+    assert max(each.held_tokens for each in router.preview(options, PROMPT, {}, now=1)[0]) == 160  # predicted
+    assert not any(each.held_tokens for each in router.preview(options, PROMPT, {}, now=2 * PREDICTED_SECONDS)[0])
+
+
+def test_prediction_continues_a_report() -> None:
+    router = router_of("cost", a=blocks(3), b=[])
+    book(router, [A, B], PROMPT, now=0).first_token()
+    assert set(router.predictions.expected("a", now=0)) == set(KEYS[3:])
+    candidates, *_ = router.preview([A, B], PROMPT, looked_up(router, [A, B], PROMPT), now=1)
+    assert [(each.overlap_tokens, each.held_tokens) for each in candidates] == [(48, 160), (0, 0)]
+
+
+def test_a_trial_of_a_failing_worker_is_noted_with_the_booking() -> None:
+    router = router_of("cost")
+    for _ in range(3):
+        router.breakers.failed("a", "", now=0)
+    assert router.breakers.allows("a", now=1)
+    book(router, [A], PROMPT, now=1)
+    assert not router.breakers.allows("a", now=1)
+
+
+def test_load_report_excludes_this_gateways_requests_at_its_time() -> None:
+    router = router_of("cost")
+    first, second = (book(router, [B], PROMPT._replace(num_samples=4), now) for now in (7, 8))
+    second.close(10)
+    first.close(20)
+    book(router, [B], PROMPT, now=30)
+    cases: dict[tuple[float, float], int] = {
+        (6, 6.5): 9,
+        (6, 7.5): 5,  # the first may have begun when the worker answered
+        (7.5, 7.5): 5,
+        (8, 9): 1,
+        (10.9, 10.9): 1,  # a worker learns a little later than the gateway that a request has ended
+        (11.5, 11.5): 5,
+        (19, 24): 5,
+        (22, 22): 9,
+        (29, 29.5): 9,
+        (31, 31): 8,
+    }
+    for load_times, expected in cases.items():
+        reported = B._replace(num_waiting=9, load_times=load_times)
+        found = router.preview([A, reported], PROMPT, {}, now=32).candidates[1].foreign_requests
+        assert found == expected, load_times
+
+
+def test_a_repeat_goes_to_its_holder_although_a_poll_saw_this_gateways_own_requests_there() -> None:
+    keys = [bytes([number]) * 16 for number in range(65)]
+    prompt = RoutedPrompt(65 * 16, {HERE: keys[:-1]})
+    router = router_of("cost", b=[BlockStored(key, b"", []) for key in keys[:-1]], a=[])
+    bookings = [book(router, [B], prompt, now=100) for _ in range(8)]
+    for booking in bookings:
+        booking.first_token()
+        booking.close(102)
+    polled = B._replace(num_waiting=4, num_running=4, load_times=(101, 101.1))
+    assert book(router, [A, polled], prompt, now=105.5).worker == "b"
+
+
+def test_running_requests_of_other_gateways_count_as_load() -> None:
+    router = router_of("cost")
+    book(router, [B], PROMPT._replace(num_samples=4), now=7)
+
+    def foreign(num_running: int, num_waiting: int) -> tuple[int, int, int]:
+        reported = B._replace(num_running=num_running, num_waiting=num_waiting, load_times=(7, 7))
+        found = router.preview([A, reported], PROMPT, {}, now=7).candidates[1]
+        return found.foreign_requests, found.foreign_running, found.foreign_decode_blocks
+
+    num_blocks = -(-PROMPT.num_tokens // 16)
+    assert foreign(4, 0) == foreign(0, 4) == (0, 0, 0)
+    assert foreign(6, 0) == (0, 2, 2 * num_blocks)
+    # Which four of these are this gateway's own is not known: of those that wait, one cannot be.
+    assert foreign(6, 5) == (1, 6, 6 * num_blocks)

@@ -1,0 +1,123 @@
+"""Fleets with vLLM workers: which of them a prompt goes to, and in which form."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from streams import stream
+from vllm_worker import VllmServer, ask, event, image, listening, usage
+from waiting import until
+
+from saccade.connectors.smg import sglang_address, tokenspeed
+from saccade.connectors.vllm import http as vllm_http
+from saccade.errors import InvalidValue, StartupError
+from saccade.fleet.address import check_url
+from saccade.fleet.dispatch import Dispatcher
+from saccade.fleet.index import BlockIndex
+from saccade.fleet.pool import WorkerPool
+from saccade.fleet.prompt import Prompt
+from saccade.fleet.router import Router
+from saccade.models.files import read_model_files
+from saccade.protocol.chat import ChatPrompt
+from saccade.protocol.request import EngineRequest
+from saccade.transport.wire import TLS_SCHEME
+
+CHAT = ChatPrompt(({"role": "user", "content": "Hello"},), (), {})
+ERROR = InvalidValue("why", "messages")
+
+
+@pytest.fixture
+def fleet_of(checkpoint: Callable[[str], Path]) -> Any:
+    given = {"m": read_model_files(checkpoint("qwen3_vl"))}
+
+    @contextlib.asynccontextmanager
+    async def made(*urls: str) -> AsyncIterator[WorkerPool]:
+        worker_pool = WorkerPool(urls, lambda _: None, model_files=given)
+        await worker_pool.start()
+        try:
+            await until(lambda: all(client.ready for client in worker_pool.clients))
+            yield worker_pool
+        finally:
+            await worker_pool.close()
+
+    return made
+
+
+def servers() -> tuple[VllmServer, VllmServer]:
+    """One that takes chats only, and one that takes token ids."""
+    chats, tokens = VllmServer(), VllmServer()
+    chats.render = 403
+    for server in (chats, tokens):
+        server.script = [event(1, reason="stop"), usage()]
+    return chats, tokens
+
+
+async def answer(dispatcher: Dispatcher, request: EngineRequest, error: InvalidValue | None = None) -> list[int]:
+    async with dispatcher.place("m", Prompt(request.token_ids, needs_token_ids=error)) as placement:
+        deltas = stream(dispatcher, placement, request, chat=CHAT)
+        return [token_id async for delta in deltas for token_id in delta.token_ids]
+
+
+async def test_prompts_that_need_token_ids_go_to_workers_that_accept_them(fleet_of: Any) -> None:  # E5
+    chats, tokens = servers()
+    async with listening(chats) as one, listening(tokens) as other, fleet_of(one, other) as worker_pool:
+        dispatcher = Dispatcher(worker_pool)
+        assert dispatcher.takers_of_chats("m") == (True, False)
+        for number in range(4):
+            assert await answer(dispatcher, ask(name=f"r{number}"), ERROR) == [1]
+    assert len(chats.paths) == 1
+    assert tokens.paths[1:] == ["/inference/v1/generate"] * 4
+
+
+async def test_prompts_that_need_token_ids_are_refused_without_such_a_worker(fleet_of: Any) -> None:  # E5
+    chats, _ = servers()
+    async with listening(chats) as url, fleet_of(url) as worker_pool:
+        dispatcher = Dispatcher(worker_pool)
+        assert dispatcher.takers_of_chats("m") == (True, True)
+        with pytest.raises(InvalidValue, match="why"):
+            await answer(dispatcher, ask(), ERROR)
+        assert dispatcher.num_requests == 0
+        assert await answer(dispatcher, ask()) == [1]
+    assert chats.paths[1:] == ["/v1/chat/completions"]
+
+
+async def test_workers_that_accept_token_ids_are_preferred(fleet_of: Any) -> None:
+    _, tokens = servers()
+    async with listening(tokens) as url, fleet_of(url) as worker_pool:
+        dispatcher = Dispatcher(worker_pool)
+        assert dispatcher.takers_of_chats("m") == (False, False)
+        request = ask(image())
+        async with dispatcher.place("m", Prompt(request.token_ids)) as placement:
+            assert [delta.token_ids async for delta in stream(dispatcher, placement, request)] == [[1]]
+    assert tokens.paths[1:] == ["/inference/v1/generate"]
+
+
+async def test_every_rank_is_a_target(fleet_of: Any) -> None:
+    _, tokens = servers()
+    async with listening(tokens) as url, fleet_of(f"{url}?ranks=2") as worker_pool:
+        assert [client.url for client in worker_pool.clients] == [f"{url}?rank=0", f"{url}?rank=1"]
+        dispatcher = Dispatcher(worker_pool, Router("round_robin", BlockIndex(1 << 20), Random(1)))
+        for number in range(2):
+            await answer(dispatcher, ask(name=f"r{number}"))
+    assert {headers["X-data-parallel-rank"] for headers in tokens.headers} == {"0", "1"}
+
+
+@pytest.mark.parametrize("url", ["vllm://h", "vllms://h:1?ranks=0", "vllm:/h:1"])
+def test_malformed_addresses(url: str) -> None:
+    with pytest.raises(StartupError):
+        check_url(url)
+
+
+def test_refusal_of_an_address_names_every_kind() -> None:
+    with pytest.raises(StartupError) as caught:
+        check_url("http://h:1")
+    kinds = ("unix:", "grpc://", TLS_SCHEME, tokenspeed.SCHEME, sglang_address.SCHEME, *vllm_http.SCHEMES)
+    assert [kind for kind in kinds if kind not in caught.value.message] == []
+
+
+def test_addresses() -> None:
+    for url in ("vllm://h:1", "vllms://h:1?ranks=2", "tokenspeed://h:1", "grpcs://h:1", "unix:/path"):
+        check_url(url)

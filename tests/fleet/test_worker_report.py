@@ -1,0 +1,78 @@
+"""What an operator is told of a worker."""
+
+import logging
+from random import Random
+
+import msgspec
+import pytest
+from described_worker import TEXT_PREFIX, Described
+from fronts import DESCRIPTION
+from prometheus_client import CollectorRegistry
+from waiting import until
+
+from saccade.fleet.breaker import FAILURES
+from saccade.fleet.feed import CacheListener
+from saccade.fleet.index import BlockIndex
+from saccade.fleet.metrics import RoutingCollector
+from saccade.fleet.pool import WorkerPool
+from saccade.fleet.report import why_excluded, worker_report
+from saccade.fleet.router import Router
+
+
+def test_every_reason_has_its_words() -> None:
+    other = msgspec.structs.replace(DESCRIPTION, fingerprint=b"other".ljust(32))
+    expected = {
+        Described("unix:/first", DESCRIPTION): "",
+        Described("unix:/equal", DESCRIPTION): "",
+        Described("unix:/away", DESCRIPTION, ready=False): "it is not ready",
+        Described("unix:/new", None): "it is not ready",
+        Described("unix:/wrong", None, loss="the token is wrong"): "it is not ready: the token is wrong",
+        Described("unix:/leaving", DESCRIPTION, draining=True): "it drains",
+        Described("unix:/other", other): "it serves another release of its model than the first worker: weights",
+        Described("unix:/else", msgspec.structs.replace(other, model="else")): "",
+    }
+    worker_pool = WorkerPool((), lambda _: None)
+    for worker in expected:
+        worker_pool.add(worker)
+    assert {worker.url: why_excluded(worker, worker_pool) for worker in worker_pool.clients} == {
+        worker.url: reason for worker, reason in expected.items()
+    }
+
+
+async def test_a_worker_is_never_called_more_exact_than_its_kind(caplog: pytest.LogCaptureFixture) -> None:  # E5
+    caplog.set_level(logging.INFO)
+    text, exact = Described("unix:/text", DESCRIPTION), Described("unix:/exact", DESCRIPTION)
+    worker_pool = WorkerPool((), lambda _: None)
+    listener = CacheListener(worker_pool, Router("auto", BlockIndex(1 << 20), Random(0)))
+    for worker in (text, exact):
+        worker_pool.add(worker)
+    worker_pool.changed(text)
+    try:
+        await until(lambda: all(not listener.feed(worker).reason for worker in worker_pool.clients))
+        registry = CollectorRegistry()
+        registry.register(RoutingCollector(worker_pool, listener))
+        said = {}
+        for worker in worker_pool.clients:
+            report = worker_report(worker, worker_pool, listener)
+            labels = {"worker": worker.url, "reason": report.reason}
+            said[worker.url] = (report.exactness, registry.get_sample_value("saccade_router_exact", labels))
+        assert said == {"unix:/text": ("TEXT_PREFIX", 0), "unix:/exact": ("EXACT", 1)}
+        assert f"worker unix:/text are TEXT_PREFIX: {TEXT_PREFIX.reason}" in caplog.text
+        assert "worker unix:/exact are EXACT" in caplog.text
+    finally:
+        await listener.close()
+
+
+async def test_a_breaker_is_shown_with_its_reason() -> None:
+    worker = Described("unix:/a", DESCRIPTION)
+    worker_pool = WorkerPool((), lambda _: None)
+    worker_pool.add(worker)
+    listener = CacheListener(worker_pool, Router("auto", BlockIndex(1 << 20), Random(0)))
+    (client,) = worker_pool.clients
+    report = worker_report(client, worker_pool, listener)
+    assert (report.breaker.state, report.excluded) == ("closed", "")
+    for _ in range(FAILURES):
+        listener.router.breakers.failed(worker.url, "it hangs", now=1e9)
+    report = worker_report(client, worker_pool, listener)
+    assert report.breaker.state == "open"
+    assert "it hangs" in report.excluded
