@@ -48,7 +48,7 @@ format: $(VENV)/.installed-dev
 conformance: $(VENV)/.installed-dev
 	scripts/test -m conformance $(ARGS)
 
-# Installs real vLLM and real SMG beside Saccade, 4 GB in .cache/peers, and runs the tests that need them.
+# Installs real vLLM, real SMG and two judges of routing, 4.3 GB in .cache/peers, and runs the tests that need them.
 peers: $(VENV)/.installed-dev
 	scripts/peers $(ARGS)
 
