@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from saccade.nn.transfer import transfer
 from saccade.protocol.request import SamplingParams
 
 Ints = npt.NDArray[np.int64]
+A = TypeVar("A")
 
 
 class RowBuffers:
@@ -127,15 +128,44 @@ class Batch:
     """The layout for layers with a window."""
 
 
-class _Seen(NamedTuple):
-    """What layers with a window see: sequences from the first block on that a token of the step sees."""
+class _Step(NamedTuple, Generic[A]):
+    """The arrays of a step that every layer needs, on the host or on the device; all int64."""
 
-    tables: Ints
-    """int64 [S, M]: their blocks."""
-    contexts: Ints
-    """int64 [S]: their tokens."""
-    horizons: Ints
-    """int64 [N], as in PagedLayout."""
+    input_ids: A
+    """[N]."""
+    positions: A
+    """[3, N]."""
+    slots: A
+    """[N]: the cache slot of each token."""
+    contexts: A
+    """[S]: the tokens of each sequence, this step's among them."""
+    sampled: A
+    """[R]: the tokens after which a row draws."""
+    media: A
+    """[U]: the tokens that media replace."""
+    drawing: A
+    """[R]: the row of each draw."""
+    latest: A
+    """[L or fewer]: the tokens that only the device knows yet, those that the step before draws."""
+    latest_rows: A
+    """The row of each of *latest*."""
+    rows: A
+    """[S]: the row of each sequence."""
+    horizons: A
+    """[N], as in PagedLayout; empty if no token sees further than itself."""
+
+
+class _Seen(NamedTuple, Generic[A]):
+    """What layers with a window see: sequences from the first block on that a token of the step sees; all int64."""
+
+    slots: A
+    """[N]: the cache slot of each token."""
+    tables: A
+    """[S, M]: the blocks of each sequence."""
+    contexts: A
+    """[S]: their tokens."""
+    horizons: A
+    """[N], as in PagedLayout."""
 
 
 def build_batch(
@@ -170,49 +200,65 @@ def build_batch(
     for chunk, start in zip(chunks, starts, strict=True):
         media_rows += [start + piece.offset + np.arange(piece.stop - piece.start) for piece in chunk.media]
     horizons = _horizons(chunks, starts) if looks_ahead and len(media_rows) > 1 else np.empty(0, np.int64)
-    seen = None if window is None else _seen(chunks, rows.window_tables, window, block_size, horizons)
-    on_device = transfer((
-        input_ids, positions, _slots(rows.tables, row_N, index_N, block_size), contexts,
-        sampled, np.concatenate(media_rows),
-        drawing, np.array(latest, np.int64), row_of[latest], row_of, horizons,
-        *(() if seen is None else (_slots(rows.window_tables, row_N, index_N, block_size), *seen)),
-    ), device)  # fmt: skip
+    step = _Step(
+        input_ids=input_ids,
+        positions=positions,
+        slots=_slots(rows.tables, row_N, index_N, block_size),
+        contexts=contexts,
+        sampled=sampled,
+        media=np.concatenate(media_rows),
+        drawing=drawing,
+        latest=np.array(latest, np.int64),
+        latest_rows=row_of[latest],
+        rows=row_of,
+        horizons=horizons,
+    )
+    seen = None
+    if window is not None:
+        slots = _slots(rows.window_tables, row_N, index_N, block_size)
+        seen = _seen(chunks, rows.window_tables, slots, window, block_size, horizons)
+    transferred = transfer((*step, *(seen or ())), device)
+    on_device = _Step(*transferred[: len(step)])
     if latest:
-        on_device[0].index_copy_(0, on_device[7], rows.last_token_ids.index_select(0, on_device[8]))
+        drawn = rows.last_token_ids.index_select(0, on_device.latest_rows)
+        on_device.input_ids.index_copy_(0, on_device.latest, drawn)
     media = tuple(piece for chunk in chunks for piece in chunk.media)
     layout = PagedLayout(
-        slot_mapping=on_device[2],
-        block_tables=rows.copied_tables(on_device[9], int(rows.num_blocks[row_of].max(initial=1))),
-        context_lengths=on_device[3],
+        slot_mapping=on_device.slots,
+        block_tables=rows.copied_tables(on_device.rows, int(rows.num_blocks[row_of].max(initial=1))),
+        context_lengths=on_device.contexts,
         query_lengths=tuple(lengths.tolist()),
         host_context_lengths=tuple(contexts.tolist()),
         num_decodes=num_decodes,
         block_size=block_size,
-        rows=on_device[9].int(),
+        rows=on_device.rows.int(),
         turns=() if sizes is None else tuple(_turns(chunks, starts, sizes, device)),
-        horizons=on_device[10] if len(horizons) else None,
+        horizons=on_device.horizons if len(horizons) else None,
     )
     return Batch(
-        input_ids=on_device[0],
-        positions=on_device[1],
+        input_ids=on_device.input_ids,
+        positions=on_device.positions,
         layout=layout,
         starts=dict(zip(row_of.tolist(), starts.tolist(), strict=True)),
-        sample_rows=on_device[4],
+        sample_rows=on_device.sampled,
         drawing=tuple(drawing.tolist()),
-        drawing_on_device=on_device[6],
+        drawing_on_device=on_device.drawing,
         has_proposals=len(set(drawing.tolist())) < len(drawing),
-        media_rows=on_device[5] if media else None,
+        media_rows=on_device.media if media else None,
         media=media,
-        windowed=None
-        if seen is None
-        else replace(
-            layout,
-            slot_mapping=on_device[11],
-            block_tables=on_device[12],
-            context_lengths=on_device[13],
-            host_context_lengths=tuple(seen.contexts.tolist()),
-            horizons=on_device[14] if len(horizons) else None,
-        ),
+        windowed=None if seen is None else _windowed(layout, seen, _Seen(*transferred[len(step) :])),
+    )
+
+
+def _windowed(layout: PagedLayout, seen: _Seen[Ints], on_device: _Seen[torch.Tensor]) -> PagedLayout:
+    """Return *layout* as layers with a window see it: *seen*, which is also *on_device*."""
+    return replace(
+        layout,
+        slot_mapping=on_device.slots,
+        block_tables=on_device.tables,
+        context_lengths=on_device.contexts,
+        host_context_lengths=tuple(seen.contexts.tolist()),
+        horizons=on_device.horizons if len(seen.horizons) else None,
     )
 
 
@@ -264,9 +310,9 @@ def _turns(chunks: Ordered[Chunk], starts: Ints, sizes: CacheSizes, device: torc
             for save in part.chunk.saves
             if save.num_tokens == part.stop < part.chunk.num_tokens
         ]
-        on_device = transfer((tokens, rows, *_columns(saves)), device)
         lengths = tuple(part.stop - part.first for part in parts)
-        yield Turn(on_device[0], on_device[1].int(), lengths, *on_device[2:])
+        tokens_there, rows_there, saved_rows, checkpoints = transfer((tokens, rows, *_columns(saves)), device)
+        yield Turn(tokens_there, rows_there.int(), lengths, saved_rows, checkpoints)
     for length, own in proposed.items():
         rows, firsts = _columns([(chunk.row, start) for chunk, start in own])
         numbers = np.arange(length)
@@ -279,8 +325,10 @@ def _turns(chunks: Ordered[Chunk], starts: Ints, sizes: CacheSizes, device: torc
             if save.num_tokens < length
         ]
         tokens = (firsts[:, None] + numbers).ravel()
-        on_device = transfer((tokens, rows, *_columns(saves), trail), device)
-        yield Turn(on_device[0], on_device[1].int(), (length,) * len(own), *on_device[2:])
+        tokens_there, rows_there, saved_rows, checkpoints, trail_there = transfer(
+            (tokens, rows, *_columns(saves), trail), device
+        )
+        yield Turn(tokens_there, rows_there.int(), (length,) * len(own), saved_rows, checkpoints, trail_there)
 
 
 def _columns(pairs: list[tuple[int, int]]) -> tuple[Ints, Ints]:
@@ -303,15 +351,17 @@ def _horizons(chunks: Ordered[Chunk], starts: Ints) -> Ints:
     return horizons
 
 
-def _seen(chunks: Ordered[Chunk], tables: Ints, window: int, block_size: int, horizons: Ints) -> _Seen:
-    """Return what layers with a *window* see."""
+def _seen(
+    chunks: Ordered[Chunk], tables: Ints, slots: Ints, window: int, block_size: int, horizons: Ints
+) -> _Seen[Ints]:
+    """Return what layers with a *window* see, with *slots* as those of the step's tokens in *tables*."""
     rows, starts, lengths = np.array([(chunk.row, chunk.start, chunk.num_tokens) for chunk in chunks], np.int64).T
     firsts = np.maximum(starts - window + 1, 0) // block_size
     contexts = starts + lengths - firsts * block_size
     places = firsts[:, None] + np.arange(-(-contexts.max() // block_size))
     seen = tables[rows[:, None], places.clip(max=tables.shape[1] - 1)]
     before = np.repeat(firsts * block_size, lengths) if len(horizons) else 0
-    return _Seen(seen, contexts, horizons - before)
+    return _Seen(slots, seen, contexts, horizons - before)
 
 
 def _slots(tables: Ints, row_N: Ints, index_N: Ints, block_size: int) -> Ints:
