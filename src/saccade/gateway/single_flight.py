@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, TypeVarTuple
 
 K = TypeVar("K")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 @dataclass
@@ -27,11 +28,11 @@ class SingleFlight(Generic[K, T]):
         """Whether a request waits for *key*, or has not yet received the result."""
         return key in self._flights
 
-    async def join(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of *work*, or of the work under way for *key*. Raises what the work raises."""
+    async def join(self, key: K, work: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> T:
+        """Return the result of *work* on *args*, or of the work under way for *key*. Raises what the work raises."""
         flight = self._flights.get(key)
         if flight is None:
-            flight = self._flights[key] = _Flight(asyncio.create_task(work(), name="shared work"))
+            flight = self._flights[key] = _Flight(asyncio.create_task(work(*args), name="shared work"))
         flight.num_waiting += 1
         try:
             return await asyncio.shield(flight.task)

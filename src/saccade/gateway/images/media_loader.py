@@ -26,7 +26,7 @@ class MediaLoader:
 
         Raises InvalidImageUrl, ImageTooLarge and QueueFull.
         """
-        encoded = await self._flights.join((salt, url), lambda: self._fetch(salt, url, request.reservation()))
+        encoded = await self._flights.join((salt, url), self._fetch, salt, url, request.reservation())
         request.memory.take(len(encoded))
         return encoded
 

@@ -37,14 +37,12 @@ class PixelPreparer:
         pixels: dict[bytes, PreparedImage] = {}
         # The pages of a PDF share its bytes.
         file_times = {id(image.encoded): self.pool.file_time() for image in media.images if image.page is not None}
-
-        async def prepare(key: bytes, image: EncodedImage) -> None:
-            file_time = None if image.page is None else file_times[id(image.encoded)]
-            pixels[key] = await self._pixels(family, image, salt, client, file_time)
-
         with self.metrics.stage("media"):
             try:
-                await all_or_none(prepare(key, image) for key, image in media.to_prepare().items())
+                await all_or_none(
+                    self._add_pixels(pixels, family, image, salt, client, file_times.get(id(image.encoded)))
+                    for image in media.to_prepare().values()
+                )
             except BaseException:
                 self.pool.release(done.slot.name for done in pixels.values() if done.slot is not None)
                 raise
@@ -64,20 +62,30 @@ class PixelPreparer:
                 "The worker no longer held an image, and preparing it again took too long; send the request again."
             ) from error
 
-    async def _pixels(
-        self, family: str, image: EncodedImage, salt: bytes, client: Hashable, file_time: FileTime | None
-    ) -> PreparedImage:
-        async def prepare() -> PreparedImage:
-            pixels = await self.pool.image(
-                image.encoded, family, image.settings, image.layout, client, image.video, image.page, file_time
-            )
-            self.metrics.observe_stages({"queue": pixels.waited_seconds, **msgspec.structs.asdict(pixels.seconds)})
-            return pixels
-
+    async def _add_pixels(
+        self,
+        pixels: dict[bytes, PreparedImage],
+        family: str,
+        image: EncodedImage,
+        salt: bytes,
+        client: Hashable,
+        file_time: FileTime | None,
+    ) -> None:
+        """Add those of *image* to *pixels*, by content hash."""
+        key = salt, image.content_hash, image.layout.pixel_dtype
         try:
-            return await self.cache.get((salt, image.content_hash, image.layout.pixel_dtype), prepare)
+            pixels[image.content_hash] = await self.cache.get(key, self._decode, family, image, client, file_time)
         except RequestError as error:
             raise error.at(image.field) from error
+
+    async def _decode(
+        self, family: str, image: EncodedImage, client: Hashable, file_time: FileTime | None
+    ) -> PreparedImage:
+        pixels = await self.pool.image(
+            image.encoded, family, image.settings, image.layout, client, image.video, image.page, file_time
+        )
+        self.metrics.observe_stages({"queue": pixels.waited_seconds, **msgspec.structs.asdict(pixels.seconds)})
+        return pixels
 
     def _items(self, media: PromptImages, pixels: Mapping[bytes, PreparedImage]) -> Iterable[MediaItem]:
         hashes: set[bytes] = set()

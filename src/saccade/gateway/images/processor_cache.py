@@ -1,11 +1,13 @@
 """The pixels of images that are prepared, kept for requests that have them again."""
 
 from collections.abc import Awaitable, Callable
+from typing import TypeVarTuple
 
 from saccade.byte_lru import ByteLru
 from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
 from saccade.gateway.single_flight import SingleFlight
 
+Ts = TypeVarTuple("Ts")
 Key = tuple[bytes, bytes, str]
 
 
@@ -23,8 +25,8 @@ class ProcessorCache:
         self.num_misses = 0
         pool.reclaim = self._reclaim
 
-    async def get(self, key: Key, prepare: Callable[[], Awaitable[PreparedImage]]) -> PreparedImage:
-        """Return the image of *key*; call *prepare* if it is not cached. Raises the errors of *prepare*."""
+    async def get(self, key: Key, prepare: Callable[[*Ts], Awaitable[PreparedImage]], *args: *Ts) -> PreparedImage:
+        """Return the image of *key*; call *prepare* with *args* if it is not cached. Raises the errors of *prepare*."""
         image = self._entries.get(key)
         if image is not None and self._pool.is_lost(image) and key not in self._flights:
             self._entries.drop(key)
@@ -38,7 +40,7 @@ class ProcessorCache:
             self.num_misses += 1
         try:
             # Nothing else runs between the end of the flight and retain() that could release the slot.
-            return self._lend(await self._flights.join(key, lambda: self._keep(key, prepare)))
+            return self._lend(await self._flights.join(key, self._keep, key, prepare, *args))
         finally:
             self._entries.trim()
 
@@ -62,8 +64,8 @@ class ProcessorCache:
         for key in list(self._entries):
             self._entries.drop(key)
 
-    async def _keep(self, key: Key, prepare: Callable[[], Awaitable[PreparedImage]]) -> PreparedImage:
-        image = await prepare()
+    async def _keep(self, key: Key, prepare: Callable[[*Ts], Awaitable[PreparedImage]], *args: *Ts) -> PreparedImage:
+        image = await prepare(*args)
         self._entries.put(key, image, image.num_bytes)
         return image
 

@@ -84,7 +84,7 @@ class RequestGrammars:
         key = salt, constraint
         outcome = self._outcomes.get(key)
         if outcome is None:
-            outcome = await self._flights.join(key, lambda: self._tried(salt, constraint, client, priority))
+            outcome = await self._flights.join(key, self._tried, salt, constraint, client, priority)
         if outcome.grammar is None:
             raise from_code(outcome.code, outcome.message, outcome.param)
         return AnswerGrammar(outcome.grammar, constraint.param, outcome.dropped)
