@@ -1,5 +1,6 @@
 """Links between the pages lead somewhere, the site's menu has every page, and what pages name exists."""
 
+import ast
 import re
 import subprocess
 from collections.abc import Iterator
@@ -130,6 +131,42 @@ def test_flags_that_pages_name_exist() -> None:
         for page, text in pages_about_saccade()
         for flag in FLAG.findall(text)
         if not {flag, flag.replace("--no-", "--")} & known
+    ]
+    assert gone == []
+
+
+DOTTED_NAME = re.compile(r"(?<![\w./-])(?:saccade\.)?([a-z_]\w*(?:\.[a-z_]\w*)+)(?![\w/(])")
+DOTTED_NAMES_OF_OTHERS = {
+    "chat.completion",
+    "chat.completion.chunk",
+    "server.url",
+    "tenants.acme",
+    "tokenspeed.grpc.scheduler",
+}
+"""Of the wire, of a file's keys and of peers."""
+
+
+def dotted_names(source: str) -> Iterator[str]:
+    """The dotted names in the docstrings of a module."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield from (name for name in DOTTED_NAME.findall(text) if not name.endswith(".py"))
+
+
+def test_modules_that_docstrings_name_exist() -> None:
+    """A dotted name that begins with a package of ours is a module, or a name that a module's text has."""
+    root = PROJECT / "src" / "saccade"
+    texts = {path.relative_to(root).with_suffix("").parts: path.read_text() for path in root.rglob("*.py")}
+    packages = {part for path in texts for part in path[:-1]}
+    texts |= {path[:-1]: text for path, text in texts.items() if path[-1] == "__init__"}
+    ends = {path[start:]: text for path, text in texts.items() for start in range(len(path))}
+    gone = [
+        f"{'/'.join(path)}: {name}"
+        for path, text in texts.items()
+        for name in dotted_names(text)
+        if (parts := tuple(name.split(".")))[0] in packages and name not in DOTTED_NAMES_OF_OTHERS
+        if parts not in ends and parts[-1] not in ends.get(parts[:-1], "")
     ]
     assert gone == []
 

@@ -286,7 +286,7 @@ class AnswerFields(SamplingFields, frozen=True, kw_only=True):
 
 
 class ChatRequest(AnswerFields, frozen=True, kw_only=True):
-    """The body of POST /v1/chat/completions. apis.parameters handles other parameters.
+    """The body of POST /v1/chat/completions. `known_parameters` has the others that clients send.
 
     *chat_template* replaces the model's template if the operator allows it.
     *chat_template_kwargs* are the template's switches, *mm_processor_kwargs* limits for all images,

@@ -166,7 +166,7 @@ def _writer(job: PixelJob, pdf: Renderer) -> tuple[Writer, bool]:
 
 
 def _decoded_frames(encoded: bytes, header: VideoHeader, limits: ImageLimits) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield the frames that gateway.images.frames has read, as RGB [height, width, 3], uint8, upright."""
+    """Yield the frames that gateway.images.frames_url has read, as RGB [height, width, 3], uint8, upright."""
     _, images = msgspec.msgpack.decode(encoded, type=tuple[VideoHeader, list[bytes]])
     for image in images:
         rgb = decode(image, limits)
