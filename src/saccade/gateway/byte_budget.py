@@ -103,6 +103,8 @@ class ByteBudget:
 
     def _grant(self) -> None:
         """Grant in order of arrival. A client at its share delays only its own requests."""
+        # Not a FairQueue: that gives turns to the client that is served least, and a turn there has its weight once.
+        # Here a request keeps its place, grows while it holds bytes, and a claim takes bytes out of turn.
         at_share: set[Hashable] = set()
         for waiter in list(self._waiting):
             if waiter.granted.done():
