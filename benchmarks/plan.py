@@ -52,7 +52,7 @@ def step(scheduler: Scheduler, builder: StepBuilder) -> float:
     plan = builder.build(schedule)
     scheduler.launch(schedule)
     scheduler.commit(schedule, plan, StepOutput(plan.step.number, [1] * len(plan.drawing)))
-    scheduler.frames.take()
+    scheduler.frames.take_frames()
     return time.process_time() - began
 
 

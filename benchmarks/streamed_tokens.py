@@ -85,12 +85,12 @@ def measure() -> dict[str, float]:
                 request=ChatRequest(messages=[], stream=True), prompt_token_ids=[],
             )  # fmt: skip
             choice, events = choices[0], ChatCompletionEvents(cast(Answer, answer))
-            events.take(choice.take(TokenDelta("r", [text[0] if first is None else first])))
+            events.take_chunk(choice.take_delta(TokenDelta("r", [text[0] if first is None else first])))
             deltas = [TokenDelta("r", [token_id]) for token_id in text]
             num_bytes = 0
             began = time.process_time()
             for delta in deltas:
-                num_bytes += len(events.take(choice.take(delta)))
+                num_bytes += len(events.take_chunk(choice.take_delta(delta)))
             times.append(time.process_time() - began)
         figures[f"{name}, microseconds"] = round(min(times) / NUM_TOKENS * 1e6, 3)
         figures[f"{name}, bytes of an event"] = num_bytes / NUM_TOKENS

@@ -144,7 +144,7 @@ def _masks(tokenizer: LLTokenizer, grammar: Grammar) -> Iterator[float]:
             yield time.perf_counter() - began
             allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
             token_id = int(allowed[draw.randrange(len(allowed))])
-            matcher.take(token_id)
+            matcher.take_token(token_id)
             if matcher.is_finished or token_id == END_ID:
                 break
 

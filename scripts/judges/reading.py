@@ -80,9 +80,9 @@ def choice(model: ServedModel, prompt: str, tools: Sequence[dict[str, Any]], **f
 def chunks(made: GeneratedChoice, pieces: Iterable[Sequence[int]], *, ends: bool = True) -> Iterator[Chunk]:
     """Read *pieces* of tokens; the answer *ends* by itself after the last."""
     for piece in pieces:
-        yield made.take(TokenDelta("request", list(piece), None))
+        yield made.take_delta(TokenDelta("request", list(piece), None))
     if ends:
-        yield made.take(TokenDelta("request", [], FinishReason.STOP))
+        yield made.take_delta(TokenDelta("request", [], FinishReason.STOP))
 
 
 def read(

@@ -65,7 +65,7 @@ def reported(engine: Engine) -> set[bytes]:
     """The keys of the blocks and states that a watcher of the caches believes to be there."""
     keys: set[bytes] = set()
     while engine.feed.busy:
-        for message in engine.feed.take():
+        for message in engine.feed.take_messages():
             for event in msgspec.msgpack.decode(message.payload, type=KvEvents).events:
                 match event:
                     case BlockStored(key=key) | StateStored(key=key):

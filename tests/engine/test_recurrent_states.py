@@ -160,7 +160,7 @@ def test_events_have_the_places_where_a_prompt_can_resume(folder: Path) -> None:
     states: set[bytes] = set()
 
     def follow() -> None:
-        for message in subject.feed.take():
+        for message in subject.feed.take_messages():
             for event in msgspec.msgpack.decode(message.payload, type=KvEvents).events:
                 match event:
                     case BlockStored(key=key):
@@ -187,7 +187,7 @@ def test_events_have_the_places_where_a_prompt_can_resume(folder: Path) -> None:
     follow()
     # A new watcher's snapshot is what the increments have led to.
     subject.feed.watch(2, WatchedCaches(blocks=True, images=False))
-    (message,) = subject.feed.take()
+    (message,) = subject.feed.take_messages()
     events = msgspec.msgpack.decode(message.payload, type=KvEvents).events
     assert {event.key for event in events if isinstance(event, StateStored)} == states
     assert len(states) <= 3

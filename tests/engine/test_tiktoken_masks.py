@@ -120,7 +120,7 @@ def test_masks_are_those_of_the_librarys_own_converter(
             assert max(allowed) < vocab_size - NUM_PADDING
             num_masks += 1
             token_id = draw.choice(allowed)
-            ours.take(token_id)
+            ours.take_token(token_id)
             reference.consume_token(token_id)
             if token_id in vocabulary.eos_token_ids:
                 break
@@ -135,9 +135,9 @@ def test_any_of_several_ends_may_end_an_answer(vocabulary: Vocabulary, vocab_siz
     compiled = CompiledGrammar(vocabulary.build(), Grammar("regex", "ab?"), GrownLexers())
     for end_id in vocabulary.eos_token_ids:
         matcher = GrammarMatcher(compiled, None, usable, ends)
-        matcher.take(vocabulary.tokens.index(b"a"))
+        matcher.take_token(vocabulary.tokens.index(b"a"))
         assert set(ids_in(matcher.mask())) == {vocabulary.tokens.index(b"b"), *vocabulary.eos_token_ids}
-        matcher.take(end_id)
+        matcher.take_token(end_id)
         assert matcher.is_finished
 
 

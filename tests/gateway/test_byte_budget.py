@@ -17,7 +17,7 @@ async def test_bytes_go_back_at_the_end() -> None:
         assert budget.num_bytes == 45
         memory.keep(60)
         assert budget.num_bytes == 45
-        memory.take(30)
+        memory.take_bytes(30)
         assert budget.num_bytes == 75
     assert budget.num_bytes == 0
 
@@ -102,11 +102,11 @@ async def test_cancelled_request_holds_nothing(is_granted: bool) -> None:
 async def test_unreserved_bytes_report_an_overrun() -> None:
     budget = ByteBudget(100)
     mine, others = budget.reservation("mine"), budget.reservation("others")
-    mine.take(50)
+    mine.take_bytes(50)
     assert not mine.is_over
-    mine.take(1)
+    mine.take_bytes(1)
     assert (mine.is_over, others.is_over) == (True, False)
-    others.take(50)
+    others.take_bytes(50)
     assert others.is_over
     mine.keep(0)
     assert not others.is_over

@@ -81,7 +81,7 @@ class Engine:
             plan = self._steps.build(schedule, copies)
         self._launch(schedule, plan)
         self._collect(self._steps_ahead if schedule.chunks else 0)
-        return self.scheduler.frames.take()
+        return self.scheduler.frames.take_frames()
 
     def load(self) -> Load:
         """Return a snapshot of the counters."""
@@ -105,7 +105,7 @@ class Engine:
             self.recorder.begin_if_due(self.scheduler, partial(self._collect, 0))
         self.requests.expire_pixels()
         if (grammars := self.requests.grammars) is not None and grammars.pending:
-            grammars.take(self.scheduler, 0.0 if self.scheduler.has_work else WAIT_SECONDS)
+            grammars.take_compiled(self.scheduler, 0.0 if self.scheduler.has_work else WAIT_SECONDS)
 
     def _launch(self, schedule: Schedule, plan: PlannedStep) -> None:
         self.scheduler.launch(schedule)

@@ -88,7 +88,7 @@ class Loop:
             frames = self.engine.step() if has_work else {}
             encoded = [(connection, self._encoder.encode(frame)) for connection, frame in frames.items()]
             self.channel.send(EngineStep(self.iteration, encoded, self._load(has_work)))
-            for events in self.engine.feed.take():
+            for events in self.engine.feed.take_messages():
                 self.channel.send(events)
 
     def _load(self, stepped: bool) -> Load | None:

@@ -78,13 +78,13 @@ class ByteBudget:
             raise QueueFull("Your requests hold half of all memory; read their answers, then send this again.")
         if self.num_bytes + nbytes > self.capacity_bytes:
             raise QueueFull(NO_ROOM)
-        self.take(client, nbytes)
+        self.take_bytes(client, nbytes)
 
     def is_over(self, client: Hashable) -> bool:
         """Whether *client*, or all clients together, hold more than they may."""
         return self.num_bytes > self.capacity_bytes or self._client_bytes[client] > self.capacity_bytes * LARGEST_SHARE
 
-    def take(self, client: Hashable, nbytes: int) -> None:
+    def take_bytes(self, client: Hashable, nbytes: int) -> None:
         """Count *nbytes* of *client* at once, even if there is no room."""
         self.num_bytes += nbytes
         self._client_bytes[client] += nbytes
@@ -115,5 +115,5 @@ class ByteBudget:
                 return
             else:
                 self._waiting.remove(waiter)
-                self.take(waiter.client, waiter.nbytes)
+                self.take_bytes(waiter.client, waiter.nbytes)
                 waiter.granted.set_result(None)

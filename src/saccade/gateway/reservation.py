@@ -16,7 +16,7 @@ class Budget(Protocol):
     def is_over(self, client: Hashable) -> bool:
         """Whether *client*, or all clients together, hold more than they may."""
 
-    def take(self, client: Hashable, nbytes: int) -> None:
+    def take_bytes(self, client: Hashable, nbytes: int) -> None:
         """Count *nbytes* at once, even if there is no room."""
 
     def give_back(self, client: Hashable, nbytes: int) -> None:
@@ -52,15 +52,15 @@ class Reservation:
         """Whether more bytes are taken than the budget allows, so that grow() would wait."""
         return self._budget.is_over(self.client)
 
-    def take(self, nbytes: int) -> None:
+    def take_bytes(self, nbytes: int) -> None:
         """Count *nbytes* more that are already in memory, such as those of a shared fetch."""
-        self._budget.take(self.client, nbytes)
+        self._budget.take_bytes(self.client, nbytes)
         self.num_bytes += nbytes
 
     def count(self, nbytes: int) -> None:
         """Count *nbytes* more that are already in memory, or fewer if negative."""
         if nbytes > 0:
-            self.take(nbytes)
+            self.take_bytes(nbytes)
         else:
             self.keep(self.num_bytes + nbytes)
 

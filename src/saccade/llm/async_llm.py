@@ -190,7 +190,7 @@ class AsyncLLM:
             ) from error
 
         with Request.begin(app.limits, self._account, CLIENT) as request:
-            request.memory.take(COPIES * len(body))
+            request.memory.take_bytes(COPIES * len(body))
             async with request.turn(len(body)):
                 reading = app.pipeline.read(request, parse_chat(body, strict=True)[0])
             del body
@@ -241,8 +241,8 @@ class _TokenSink:
         self._take = take
 
     def take(self, delta: TokenDelta) -> bool:
-        """Pass on the chunk of *delta*. Raises what Answer.take() raises."""
-        chunk = self._answer.take(delta)
+        """Pass on the chunk of *delta*. Raises what Answer.take_delta() raises."""
+        chunk = self._answer.take_delta(delta)
         if chunk is not None:
             self._take(chunk)
         self.is_whole = self._answer.is_whole

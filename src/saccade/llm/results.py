@@ -103,5 +103,5 @@ async def complete(answer: Answer, chunks: Iterable[Chunk]) -> ChatCompletion:
     """Return the whole *answer* of *chunks* as the API has it."""
     writer = ChatCompletionObject(answer)
     for chunk in chunks:
-        writer.take(chunk)
+        writer.take_chunk(chunk)
     return msgspec.json.decode(b"".join(joined(await writer.end(), TURN_BYTES)), type=ChatCompletion)

@@ -66,9 +66,9 @@ class MarkupReader:
     def last_tag(self, prompt: Sequence[int]) -> list[int]:
         """Return the id of the tag at the end of *prompt*, before the answer; [] if there is none."""
         reader = MarkupReader(self._markup, self._tokenizer)
-        return [token_id for token_id in reader.take(prompt[-MAX_TAG_TOKENS:])[-1:] if token_id < 0]
+        return [token_id for token_id in reader.take_tokens(prompt[-MAX_TAG_TOKENS:])[-1:] if token_id < 0]
 
-    def take(self, token_ids: Sequence[int], is_last: bool = False) -> list[int]:
+    def take_tokens(self, token_ids: Sequence[int], is_last: bool = False) -> list[int]:
         """Return new tokens with an id for each tag.
 
         The tokens of an incomplete tag wait for the next call. At the end of the answer they are dropped, and count.

@@ -123,7 +123,7 @@ class Replica:
 
 
 def told(subject: Subject, replicas: dict[int, Replica]) -> None:
-    for message in subject.feed.take():
+    for message in subject.feed.take_messages():
         for watcher in message.watchers:
             replicas[watcher].take(message.payload)
 
@@ -178,14 +178,14 @@ def test_events_have_keys_alone_unless_the_operator_wants_more() -> None:
     paged = PagedBlocks(8, BLOCK)
     blocks, feed = BlockManager(paged), CacheFeed(paged, EncoderCache(30))
     feed.watch(1, BLOCKS)
-    feed.take()
+    feed.take_messages()
     first, second = (sequence([prompt] * 3 * BLOCK, 4, tenant=1, arrival=prompt) for prompt in (77, 88))
     assert blocks.admit(first, headroom_blocks=0)
     blocks.commit(first, first.num_tokens)
     feed.watch(2, BLOCKS)
     assert blocks.admit(second, headroom_blocks=0)
     blocks.commit(second, second.num_tokens)
-    messages = [msgspec.msgpack.decode(message.payload, type=KvEvents) for message in feed.take()]
+    messages = [msgspec.msgpack.decode(message.payload, type=KvEvents) for message in feed.take_messages()]
     assert any(message.snapshot and message.events for message in messages)
     assert any(not message.snapshot for message in messages)
     stored = [event for message in messages for event in message.events]
@@ -202,7 +202,7 @@ def test_events_have_block_contents_only_if_enabled(tiny_qwen3_vl: Path, told: b
     asked = engines.request(tiny_qwen3_vl, [8, ((1, 4, 6), 1), 40])
     engines.drain(engine, asked)
     engine.feed.watch(1, BLOCKS)
-    (message,) = [msgspec.msgpack.decode(message.payload, type=KvEvents) for message in engine.feed.take()]
+    (message,) = [msgspec.msgpack.decode(message.payload, type=KvEvents) for message in engine.feed.take_messages()]
     size = engine.description.block_size
     first = next(event for event in message.events if isinstance(event, BlockStored))
     assert first.token_ids == (asked.token_ids[:size] if told else [])
@@ -213,21 +213,21 @@ def test_nothing_is_kept_without_a_watcher() -> None:
     subject = Subject()
     subject.feed.watch(1, BLOCKS)
     subject.do("encode", 1, [], 0)
-    assert [message.watchers for message in subject.feed.take()] == [[1]]  # its snapshot, and no image
+    assert [message.watchers for message in subject.feed.take_messages()] == [[1]]  # its snapshot, and no image
     subject.feed.unwatch(1)
     subject.feed.unwatch(1)
     subject.do("admit", 1, [1] * BLOCK, 1)
     assert not subject.feed.busy
-    assert subject.feed.take() == []
+    assert subject.feed.take_messages() == []
 
 
 def test_watchers_of_the_same_get_the_same_bytes() -> None:
     subject = Subject()
     for watcher in (1, 2, 3):
         subject.feed.watch(watcher, IMAGES if watcher == 3 else BLOCKS)
-    subject.feed.take()
+    subject.feed.take_messages()
     subject.do("admit", 9, [1] * 2 * BLOCK, 0)
-    assert [message.watchers for message in subject.feed.take()] == [[1, 2]]
+    assert [message.watchers for message in subject.feed.take_messages()] == [[1, 2]]
 
 
 @pytest.mark.usefixtures("small_messages")
@@ -239,7 +239,9 @@ def test_snapshot_is_sent_in_pieces_before_increments() -> None:
     subject.do("encode", 7, [], 7)
     pieces = []
     while subject.feed.busy:
-        pieces.append([msgspec.msgpack.decode(message.payload, type=KvEvents) for message in subject.feed.take()])
+        pieces.append(
+            [msgspec.msgpack.decode(message.payload, type=KvEvents) for message in subject.feed.take_messages()]
+        )
     assert [[(piece.snapshot, piece.last, len(piece.events)) for piece in step] for step in pieces] == [
         [(True, False, 2)],
         [(True, True, 1), (False, True, 2)],
@@ -250,9 +252,9 @@ def test_removed_watcher_gets_no_event() -> None:
     subject = Subject()
     for watcher in (1, 2):
         subject.feed.watch(watcher, BLOCKS)
-        subject.feed.take()
+        subject.feed.take_messages()
     subject.do("admit", 1, [1] * BLOCK, 1)
     # A third one's snapshot numbers what has happened; the second leaves before that is taken.
     subject.feed.watch(3, BLOCKS)
     subject.feed.unwatch(2)
-    assert {watcher for message in subject.feed.take() for watcher in message.watchers} == {1, 3}
+    assert {watcher for message in subject.feed.take_messages() for watcher in message.watchers} == {1, 3}

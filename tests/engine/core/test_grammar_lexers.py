@@ -61,7 +61,7 @@ def written(matcher: GrammarMatcher, *parts: str | int) -> bool:
     for token_id in ids:
         if matcher.is_finished or not is_allowed(matcher.mask(), token_id):
             return False
-        matcher.take(token_id)
+        matcher.take_token(token_id)
     return True
 
 
@@ -183,7 +183,7 @@ def test_answer_goes_on_in_a_proposal() -> None:
         assert all(is_allowed(mask, ord("a")) for mask in masks)
         assert len(masks) == 2
         for token_id in proposed:
-            matcher.take(token_id)
+            matcher.take_token(token_id)
     assert grammar.lexer.max_states > MAX_LEXER_STATES
 
 

@@ -60,7 +60,7 @@ def test_gateway_counts_what_the_worker_resumes(
     for number, (event, which, prompt) in enumerate(events):
         if event == "admit":
             owner = of(prompt, (), number)
-            for message in feed.take():
+            for message in feed.take_messages():
                 index.take("worker", msgspec.msgpack.decode(message.payload, type=KvEvents))
             keys = owner.block_keys((len(prompt) - 1) // BLOCK, BLOCK)
             known = index.overlaps(PARTITION, keys)["worker"]
@@ -86,11 +86,11 @@ def test_gateway_counts_what_the_worker_resumes(
         blocks.release(owner)
     assert blocks.num_free_blocks == 10
     # A later watcher's snapshot is what the increments have led to.
-    for message in feed.take():
+    for message in feed.take_messages():
         index.take("worker", msgspec.msgpack.decode(message.payload, type=KvEvents))
     feed.watch(2, WatchedCaches(blocks=True, images=False))
     index.begin("late", PARTITION, resumes_at_states=False, window=window)
-    for message in feed.take():
+    for message in feed.take_messages():
         index.take("late", msgspec.msgpack.decode(message.payload, type=KvEvents))
     assert (index.num_blocks("late"), index.num_states("late")) == (
         index.num_blocks("worker"),

@@ -15,7 +15,7 @@ def test_a_continued_conversation_needs_room_for_all_of_it(gateway: scripted.Gat
     memory = gateway.application.limits.memory
     num_bytes = 2 * len(json.dumps(part))
     with memory.reservation("another") as others:
-        others.take(memory.capacity_bytes - num_bytes // 2)
+        others.take_bytes(memory.capacity_bytes - num_bytes // 2)
         refused = gateway.ask("POST", "/v1/responses", more)
         assert (refused.status, refused.json["error"]["code"]) == (429, "queue_full")
         assert gateway.ask("POST", "/v1/responses", {"model": "tiny", "input": "new"}).status == 200

@@ -138,7 +138,7 @@ def test_bodies_wait_for_memory_and_time_out_with_429(tiny_qwen3_vl: Path) -> No
     config = GatewayConfig(max_request_memory_bytes=2 * len(body), memory_wait_seconds=0.2)
     with scripted.running(tiny_qwen3_vl, config) as gateway:
         memory = gateway.application.limits.memory
-        memory.take("a fetch that goes on", 1)
+        memory.take_bytes("a fetch that goes on", 1)
         refused = gateway.ask("POST", "/tokenize", body, Content_Type="application/json")
         assert (refused.status, refused.json["error"]["code"]) == (429, "queue_full")
         assert gateway.metric("saccade_requests_in_flight") == 0

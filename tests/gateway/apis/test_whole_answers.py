@@ -160,7 +160,7 @@ def test_tokens_that_do_not_belong_to_the_answer_after_all_lose_their_entries(se
             delivery.take(delta)
         num_before = writer.num_kept_bytes
         choice.record.add(TokenDelta("r", []), -2)
-        writer.take(Chunk(choice, "", ""))
+        writer.take_chunk(Chunk(choice, "", ""))
         assert writer.num_kept_bytes < num_before
         written_choice = msgspec.json.decode(written(list(asyncio.run(end(writer)))))["choices"][0]
         assert written_choice["token_ids"] == ids[:-3]

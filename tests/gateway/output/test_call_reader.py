@@ -100,7 +100,7 @@ def read(
     choice = GeneratedChoice(0, Detokenizer(model.tokenizer, TextRules(stop=stop)), tool_calls=reader)
     content, calls = "", list[GeneratedCall]()
     for number, delta in enumerate(deltas, start=1):
-        chunk = choice.take(TokenDelta("r", delta, finish if number == len(deltas) else None))
+        chunk = choice.take_delta(TokenDelta("r", delta, finish if number == len(deltas) else None))
         content += chunk.content
         calls += chunk.calls
         if choice.finish_reason is not None:
@@ -249,7 +249,7 @@ def test_tokens_after_a_stop_string_in_what_is_no_call_are_not_recorded(models: 
         detokenizer = Detokenizer(model.tokenizer, TextRules(stop=("STOP",)))
         choice = GeneratedChoice(0, detokenizer, record=record, tool_calls=reader)
         for number, delta in enumerate(deltas, start=1):
-            choice.take(TokenDelta("r", delta, FinishReason.STOP if number == len(deltas) else None))
+            choice.take_delta(TokenDelta("r", delta, FinishReason.STOP if number == len(deltas) else None))
         assert (choice.num_tokens, record.flush()[1]) == (len(answer), answer)
 
 
@@ -259,7 +259,7 @@ def test_ids_are_the_models_own_or_new(models: Models) -> None:
         assert model.tool_calls is not None
         reader = ToolCallReader(model.tool_calls, model.tokenizer, declared(TOOLS))
         calls = [written(tool_format, number, "look", {}) for number in (4, 5)]
-        pieces = reader.take(ids_of(model, *section(tool_format, calls)))
+        pieces = reader.take_tokens(ids_of(model, *section(tool_format, calls)))
         return [piece.id for piece in pieces if isinstance(piece, GeneratedCall)]
 
     assert call_ids("kimi_k2") == ["functions.look:4", "functions.look:5"]

@@ -331,7 +331,7 @@ def test_a_mentioned_tag_holds_back_little(name: str, models: Models) -> None:
     ids = ids_of(model, f"{form.tags[0]} begins one, and this is the text that follows it for some time. " * 4)
     choice, shown = choice_of(model, skip_special_tokens=False), ""
     for number, token_id in enumerate(ids, start=1):
-        shown += choice.take(TokenDelta("r", [token_id])).content
+        shown += choice.take_delta(TokenDelta("r", [token_id])).content
         assert len(model.tokenizer.decode(ids[:number])) - len(shown) <= 2 * MAX_HEAD
 
 
@@ -341,5 +341,5 @@ def test_the_time_for_calls_that_never_end_does_not_grow_with_the_square(name: s
     model = models(name)
     ids = ids_of(model, BROKEN[name]) * 1000
     reader = ToolCallReader(model.tool_calls, model.tokenizer, declared(TOOLS))  # type: ignore[arg-type]
-    pieces = [*reader.take(ids), *reader.finish(is_cut=False)]
+    pieces = [*reader.take_tokens(ids), *reader.finish(is_cut=False)]
     assert [token for piece in pieces for token in piece] == ids  # type: ignore[union-attr]

@@ -38,7 +38,7 @@ def pieces_of(
     choice = choice_of(model, **fields)
     content, pieces = "", list[GeneratedCall]()
     for start in range(0, len(ids) + 1, size):
-        chunk = choice.take(
+        chunk = choice.take_delta(
             TokenDelta("r", list(ids[start : start + size]), finish if start + size > len(ids) else None)
         )
         content, pieces = content + chunk.content, [*pieces, *chunk.calls]

@@ -63,7 +63,7 @@ def read(
     reasoning, content, made = "", "", list[GeneratedCall]()
     for start in range(0, len(token_ids), length):
         is_last = start + length >= len(token_ids)
-        chunk = choice.take(TokenDelta("r", token_ids[start : start + length], finish if is_last else None))
+        chunk = choice.take_delta(TokenDelta("r", token_ids[start : start + length], finish if is_last else None))
         assert choice.num_tokens == min(start + length, len(token_ids))
         reasoning, content, made = reasoning + chunk.reasoning, content + chunk.content, [*made, *chunk.calls]
     assert choice.finish_reason == ("tool_calls" if made else finish.value)

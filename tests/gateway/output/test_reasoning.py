@@ -36,7 +36,7 @@ def read(tokenizer: Tokenizer, reasoning: Reasoning, deltas: list[list[int]]) ->
     detokenizer = Detokenizer(tokenizer)
     thought = content = ""
     for token_ids in deltas:
-        text, rest = reasoning.take(token_ids)
+        text, rest = reasoning.take_tokens(token_ids)
         thought += text
         content += detokenizer.push(rest)
     return thought + reasoning.finish(), content + detokenizer.finish()

@@ -113,7 +113,7 @@ def test_usage_with_every_chunk_looks_at_the_choice_of_the_chunk(
     for _ in range(2):
         with counting_instructions() as count:
             for index in range(MAX_NUM_SAMPLES):
-                answer.take(TokenDelta("r", [1], index=index))
+                answer.take_delta(TokenDelta("r", [1], index=index))
                 usage = answer.usage
         numbers.append(count())
     assert usage.completion_tokens == 2 * MAX_NUM_SAMPLES

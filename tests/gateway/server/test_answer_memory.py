@@ -173,7 +173,7 @@ def test_without_memory_only_long_answers_to_clients_are_refused(
     memory = gateway.application.limits.memory
     whole = gateway.ask("GET", path)
     with memory.reservation("another") as all_there_is:
-        all_there_is.take(memory.capacity_bytes)
+        all_there_is.take_bytes(memory.capacity_bytes)
         answer = gateway.ask("GET", path)
         assert answer.status == GETS.get(path, 429)
         assert gateway.ask("HEAD", path).status == whole.status

@@ -162,7 +162,7 @@ def read_in_pieces(choice: GeneratedChoice, ids: Sequence[int], size: int, finis
     reasoning, content, pieces = "", "", list[GeneratedCall]()
     for start in range(0, len(ids) + 1, size):
         reason = finish if start + size > len(ids) else None
-        chunk = choice.take(TokenDelta("r", list(ids[start : start + size]), reason))
+        chunk = choice.take_delta(TokenDelta("r", list(ids[start : start + size]), reason))
         reasoning, content = reasoning + chunk.reasoning, content + chunk.content
         pieces += chunk.calls
         if choice.finish_reason is not None:

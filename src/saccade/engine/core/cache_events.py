@@ -87,7 +87,7 @@ class CacheFeed:
 
     @property
     def busy(self) -> bool:
-        """Whether take() would return messages."""
+        """Whether take_messages() would return messages."""
         snapshots = (snapshot for channel in self._channels.values() for snapshot in channel.watchers.values())
         return bool(self._messages or self._changes) or any(snapshots)
 
@@ -118,7 +118,7 @@ class CacheFeed:
                 del self._channels[caches]
         self._listen()
 
-    def take(self) -> list[CacheEvents]:
+    def take_messages(self) -> list[CacheEvents]:
         """Return the pending messages in order, with the next piece of every snapshot."""
         self._number_changes()
         for channel in self._channels.values():

@@ -13,10 +13,10 @@ class Frames(defaultdict[int, StepFrame]):
 
     @property
     def has_output(self) -> bool:
-        """Whether `take` would return a frame."""
+        """Whether `take_frames` would return a frame."""
         return any(map(_has_output, self.values()))
 
-    def take(self) -> dict[int, StepFrame]:
+    def take_frames(self) -> dict[int, StepFrame]:
         """Return the frames that say something, and begin new ones."""
         frames = {connection: frame for connection, frame in self.items() if _has_output(frame)}
         self.clear()

@@ -63,7 +63,7 @@ class GrammarMatcher:
         """Whether the answer matches the grammar, and no token can follow."""
         return not self._is_reasoning and self._matcher.is_stopped() and not self._matcher.is_error()
 
-    def take(self, token_id: int) -> None:
+    def take_token(self, token_id: int) -> None:
         """Advance by the answer's next token, which the last mask must have allowed."""
         if self._is_reasoning:
             self._is_reasoning = token_id != self._reasoning_end_id
@@ -82,7 +82,7 @@ class GrammarMatcher:
         for token_id in token_ids:
             if not ahead._is_reasoning and not ahead._matcher.validate_tokens([token_id]):
                 break
-            ahead.take(token_id)
+            ahead.take_token(token_id)
             try:
                 # After a complete answer no token is drawn that counts.
                 masks.append(self._usable.tobytes() if ahead.is_finished else ahead.mask())

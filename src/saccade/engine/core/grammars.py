@@ -71,7 +71,7 @@ class Grammars:
         if compiled is not None and compiled not in self.pending.values():
             compiled.cancel()
 
-    def take(self, scheduler: Scheduler, timeout_seconds: float) -> None:
+    def take_compiled(self, scheduler: Scheduler, timeout_seconds: float) -> None:
         """Queue the requests whose grammar is compiled, with matchers and first masks; fail those with an error.
 
         Wait at most *timeout_seconds* for one.

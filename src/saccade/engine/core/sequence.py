@@ -190,7 +190,7 @@ class Sequence:
         """Add the next token of the answer. Return why the answer ends with it; None if it goes on."""
         self.token_ids.append(token_id)
         if self.matcher is not None:
-            self.matcher.take(token_id)
+            self.matcher.take_token(token_id)
             if self.matcher.is_finished:
                 return FinishReason.STOP
         if token_id in self.sampling.stop_token_ids:

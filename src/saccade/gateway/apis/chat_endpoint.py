@@ -165,7 +165,7 @@ class ChatEndpoint:
                 # A thread has parsed it.
                 start = time.perf_counter()
             if read.num_kept_bytes:
-                request.lifetime_memory.take(read.num_kept_bytes)
+                request.lifetime_memory.take_bytes(read.num_kept_bytes)
             if read.num_recalled_bytes:
                 request.hold_recalled(read.num_recalled_bytes)
             scope[WARNINGS] = read.warning

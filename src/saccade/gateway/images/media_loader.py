@@ -27,7 +27,7 @@ class MediaLoader:
         Raises InvalidImageUrl, ImageTooLarge and QueueFull.
         """
         encoded = await self._flights.join((salt, url), self._fetch, salt, url, request.reservation())
-        request.memory.take(len(encoded))
+        request.memory.take_bytes(len(encoded))
         return encoded
 
     async def _fetch(self, salt: bytes, url: str, reservation: Reservation) -> bytes:

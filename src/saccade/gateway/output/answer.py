@@ -169,7 +169,7 @@ class Answer:
         """Whether every choice is finished."""
         return not self._num_open
 
-    def take(self, delta: TokenDelta) -> Chunk | None:
+    def take_delta(self, delta: TokenDelta) -> Chunk | None:
         """Return the chunk of *delta*, None if its choice had finished before.
 
         If a stop string ends a choice, this aborts it at the worker. Raises the engine's error, and WorkerFailed for an
@@ -181,7 +181,7 @@ class Answer:
             # The worker had sent it before it received the abort.
             self._observe_times(delta.times)
             return None
-        chunk = choice.take(delta)
+        chunk = choice.take_delta(delta)
         self._counts.changed.add(choice)
         self._observe(choice, delta, now)
         self._num_uncharged += len(delta.token_ids)

@@ -87,7 +87,7 @@ class CallReader(ABC):
     def num_tokens(self) -> int:
         """The tokens that are not content: those of calls and their sections, and buffered ones."""
 
-    def take(self, token_ids: Sequence[int]) -> Iterator[Piece]:
+    def take_tokens(self, token_ids: Sequence[int]) -> Iterator[Piece]:
         """Yield the pieces of new tokens, without the id that ended the answer."""
         content = list[int]()
         for token_id in token_ids:

@@ -87,7 +87,7 @@ class GeneratedChoice:
         self._num_hidden_tokens = 0
         self._reaches_limit = False
 
-    def take(self, delta: TokenDelta) -> Chunk:
+    def take_delta(self, delta: TokenDelta) -> Chunk:
         """Take a delta of this choice and return its text, which may be "". Raises WorkerFailed for an aborted one."""
         if delta.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
             raise WorkerFailed("The worker gave this request up.")
@@ -158,12 +158,12 @@ class GeneratedChoice:
 
     def _read_together(self, token_ids: Sequence[int], is_last: bool) -> Chunk:
         if self._markup is not None:
-            token_ids = self._markup.take(token_ids, is_last)
+            token_ids = self._markup.take_tokens(token_ids, is_last)
         if self._tool_calls is not None:
             return self._read_calls(self._tool_calls, token_ids, is_last)
         reasoning = ""
         if self._reasoning is not None:
-            reasoning, token_ids = self._reasoning.take(token_ids)
+            reasoning, token_ids = self._reasoning.take_tokens(token_ids)
             reasoning += self._reasoning.finish() if is_last else ""
         self.detokenizer.num_others = self._num_others
         content = self.detokenizer.push(token_ids)
@@ -172,7 +172,7 @@ class GeneratedChoice:
     def _read_calls(self, reader: CallReader, token_ids: Sequence[int], is_last: bool) -> Chunk:
         reasoning, content, calls, places = "", "", list[GeneratedCall](), list[int]()
         if self._reasoning is not None and self._holds_calls and self._reasoning.may_follow:
-            reasoning, token_ids = self._reasoning.take(token_ids)
+            reasoning, token_ids = self._reasoning.take_tokens(token_ids)
         for piece in self._pieces(reader, token_ids, is_last):
             if isinstance(piece, GeneratedCall):
                 reasoning += "" if self._reasoning is None else self._reasoning.end()
@@ -201,12 +201,12 @@ class GeneratedChoice:
             self.detokenizer.num_others = self._num_others
             return reasoning, self.detokenizer.push_text(piece) if piece else ""
         if self._reasoning is not None:
-            reasoning, piece = self._reasoning.take(piece)
+            reasoning, piece = self._reasoning.take_tokens(piece)
         self.detokenizer.num_others = self._num_others
         return reasoning, self.detokenizer.push(piece)
 
     def _pieces(self, reader: CallReader, token_ids: Sequence[int], is_last: bool) -> Iterator[Piece]:
-        yield from reader.take(token_ids)
+        yield from reader.take_tokens(token_ids)
         if is_last:
             # A call that is cut within the reasoning is a thought.
             yield from reader.finish(self._reaches_limit and not self.ends_in_reasoning)

@@ -19,7 +19,7 @@ class ChunkWriter(Protocol):
     def num_kept_bytes(self) -> int:
         """Roughly the bytes of the answer that wait here to be written."""
 
-    def take(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: Chunk) -> bytes:
         """Return the events for *chunk*, if any."""
 
 
@@ -46,15 +46,15 @@ class Delivery:
     def take(self, delta: TokenDelta) -> bool:
         """Write the chunk of *delta*, unless its choice has already finished. Return whether more may follow at once.
 
-        Raises what Answer.take() raises.
+        Raises what Answer.take_delta() raises.
         """
         start = time.perf_counter()
-        chunk = self._answer.take(delta)
+        chunk = self._answer.take_delta(delta)
         if chunk is None:
             return True
         self.is_whole = self._answer.is_whole
         num_before = self._writer.num_kept_bytes
-        events = self._writer.take(chunk)
+        events = self._writer.take_chunk(chunk)
         may_follow = self._response.write(events, self._writer.num_kept_bytes - num_before)
         if time.perf_counter() - start > SHORT_SECONDS:
             self._metrics.note_pause("delta", start)

@@ -49,7 +49,7 @@ class Reasoning:
         """Whether the next token may be reasoning."""
         return self.is_open or self._is_first
 
-    def take(self, token_ids: Sequence[int]) -> tuple[str, Sequence[int]]:
+    def take_tokens(self, token_ids: Sequence[int]) -> tuple[str, Sequence[int]]:
         """Separate new tokens, without the id that ended the answer: text of the reasoning, and ids of the content."""
         if self._is_first and token_ids:
             self._is_first = False

@@ -142,7 +142,7 @@ class EventStream:
                 return True
             self._sending = asyncio.create_task(self._send_backlog(), name="backlog of a stream")
         self._backlog += events
-        self._memory.take(len(events))
+        self._memory.take_bytes(len(events))
         return len(self._backlog) <= BACKLOG_BYTES and not self._memory.is_over
 
     async def end(self, parts: Sequence[Part]) -> None:

@@ -149,7 +149,7 @@ class Pieces(CallPieces):
         return "".join(map(self._lexeme, LEXEMES.findall(text)))
 
     def mark(self, mark: Mark) -> str:
-        may_stand = '"' in self._order.allowed if not self._in_string else self._order.take('"')
+        may_stand = '"' in self._order.allowed if not self._in_string else self._order.take_lexeme('"')
         self._in_string = not self._in_string
         self.is_broken = mark != "separator" or not may_stand or bool(self._bare.strip())
         return '"'
@@ -165,7 +165,7 @@ class Pieces(CallPieces):
             return ""
         bare, self._bare = self._bare.strip(), ""
         lexemes = [*(('"' if text == ":" else "s") * bool(bare)), text]
-        self.is_broken |= not all(map(self._order.take, lexemes))
+        self.is_broken |= not all(map(self._order.take_lexeme, lexemes))
         if text in "{[":
             self._containers.append((text, self._next))
         if text in "[,":

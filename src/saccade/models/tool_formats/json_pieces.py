@@ -69,7 +69,7 @@ class JsonOrder:
         self.allowed = VALUES
         self._brackets = ""
 
-    def take(self, kind: str) -> bool:
+    def take_lexeme(self, kind: str) -> bool:
         """Note the next lexeme, and return whether it may stand here."""
         if kind not in self.allowed:
             return False
@@ -164,7 +164,7 @@ class JsonValue(ValuePieces):
             return piece, end
         if text[end] == '"':
             self._in_string = False
-            self._order.take('"')
+            self._order.take_lexeme('"')
             return f'{piece}"', end + 1
         self._rest = text[end:]
         self.is_broken = len(self._rest) >= MAX_ESCAPE
@@ -179,7 +179,7 @@ class JsonValue(ValuePieces):
             self._in_string, self.is_broken = True, character not in self._order.allowed
             return character, place + 1
         if (mark := MARKS.get(character)) is not None:
-            self.is_broken = not self._order.take(character)
+            self.is_broken = not self._order.take_lexeme(character)
             return mark, place + 1
         match = SCALAR.match(text, place)
         end = len(text) if match is None else match.end()
@@ -189,7 +189,7 @@ class JsonValue(ValuePieces):
         return self._scalar(text[place:end]), end
 
     def _scalar(self, text: str) -> str:
-        self.is_broken = not self._order.take("s")
+        self.is_broken = not self._order.take_lexeme("s")
         try:
             return quoted(msgspec.json.decode(text))
         except msgspec.MsgspecError:

@@ -268,7 +268,7 @@ class KvSource:
             message, _ = await channel.receive()
             match message:
                 case PieceAck():
-                    offer.untaken.take()
+                    offer.untaken.take_piece()
                     self._wait_anew(offer)
                     self._tell(PieceTaken(offer.key))
                 case StateAck():

@@ -39,7 +39,7 @@ class UntakenPieces:
             return None
         return ref
 
-    def take(self) -> None:
+    def take_piece(self) -> None:
         """Note that the other end has used the oldest piece. Raises TransferFailed if there is none."""
         if not self._slots:
             raise TransferFailed("The decode worker took a piece that was not sent.")

@@ -56,7 +56,7 @@ class _Sample:
 class ResponseBuilder:
     """Builds the responses to *request*, whose id on the wire is *name*.
 
-    Call take() with every delta; `num_open` samples have not ended. With *streams* each delta makes a chunk, and the
+    Call take_delta() with every delta; `num_open` samples have not ended. With *streams* each delta makes a chunk, and the
     complete answer repeats no log probabilities. *keeps_stop* keeps the stop id among the tokens. *search* returns a
     new search for stop strings.
     """
@@ -79,7 +79,7 @@ class ResponseBuilder:
         self._num_prompt_tokens = len(request.token_ids)
         self._samples = [_Sample(search() if search is not None else None) for _ in range(self.num_open)]
 
-    def take(self, delta: TokenDelta) -> Iterator[pb.GenerateResponse]:
+    def take_delta(self, delta: TokenDelta) -> Iterator[pb.GenerateResponse]:
         """Yield the responses to *delta*. Raises WorkerFailed for a sample that the engine gave up."""
         sample = self._samples[delta.index]
         if sample.finish_reason is not None:

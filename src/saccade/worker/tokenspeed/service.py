@@ -68,7 +68,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
                 async for delta in deltas:
                     if trace is not None and delta.times is not None:
                         trace.add_engine(delta.times.by_stage)
-                    for response in answer.take(delta):
+                    for response in answer.take_delta(delta):
                         yield response
                     if not answer.num_open:
                         return

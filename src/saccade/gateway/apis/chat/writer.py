@@ -35,7 +35,7 @@ class ChatCompletionObject:
         self._choices = [_GrowingChoice(choice) for choice in answer.choices]
         self.num_kept_bytes = 0
 
-    def take(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: Chunk) -> bytes:
         """Keep *chunk*; there are no events."""
         grown = self._choices[chunk.choice.index]
         num_before = grown.num_bytes
@@ -84,7 +84,7 @@ class ChatCompletionEvents:
         self._texts = [_TextEvents(self._template, choice) for choice in answer.choices]
         self._has_begun = False
 
-    def take(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: Chunk) -> bytes:
         """Return the events for *chunk*; the first events of an answer are preceded by those for the roles."""
         template = self._template
         if self._with_each_usage:

@@ -153,7 +153,7 @@ class CompletionObject(_CompletionWriter):
         ]
         self.num_kept_bytes = 0
 
-    def take(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: Chunk) -> bytes:
         """Keep *chunk*; there are no events."""
         grown = self._choices[chunk.choice.index]
         num_before = grown.num_bytes
@@ -185,7 +185,7 @@ class CompletionEvents(_CompletionWriter):
         self._prompt_part: asyncio.Future[_Echoed] | None = None
         self.num_kept_bytes = 0
 
-    def take(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: Chunk) -> bytes:
         """Return the event for *chunk*; the first one of a choice comes after the one that shows the prompt."""
         choice = chunk.choice
         if not chunk.content and choice.record is None and choice.finish_reason is None:

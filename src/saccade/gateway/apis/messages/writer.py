@@ -36,7 +36,7 @@ class MessageObject:
         self._pieces: list[Increment] = []
         self.num_kept_bytes = 0
 
-    def take(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: Chunk) -> bytes:
         """Keep *chunk*; there are no events."""
         self._pieces += _pieces(chunk)
         self.num_kept_bytes += chunk.num_bytes
@@ -62,7 +62,7 @@ class MessageEvents:
         self._index = -1
         self._open: type[AnswerBlock] | None = None
 
-    def take(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: Chunk) -> bytes:
         """Return the events for *chunk*, none if it has no text and no call."""
         if self._beginning is None:
             # Not earlier: only the first delta says how much of the prompt was in the cache.

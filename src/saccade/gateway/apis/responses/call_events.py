@@ -23,7 +23,7 @@ class CallEvents:
         self._input = CustomInput()
         self._num_sent = 0
 
-    def take(
+    def take_call(
         self, call: GeneratedCall, suffix: str, index: int
     ) -> tuple[list[Event], tuple[CallItem, GeneratedCall] | None]:
         """Return the events of *call* or of a piece of it, and the item number *index* and its call once it is whole.

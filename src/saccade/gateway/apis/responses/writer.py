@@ -42,10 +42,10 @@ class ResponseWriter:
         self._answer = answer
         self._num_kept_bytes = 0
 
-    def take(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: Chunk) -> bytes:
         """Return the events for *chunk*; the first chunk's follow those that begin every stream."""
         self._num_kept_bytes += chunk.num_bytes
-        return self._output.beginning() + self._output.take(chunk)
+        return self._output.beginning() + self._output.take_chunk(chunk)
 
     @property
     def num_kept_bytes(self) -> int:
@@ -131,7 +131,7 @@ class ResponseOutput:
         self._num_events += 1
         return typed_event(kind, sequence_number=number, **fields)
 
-    def take(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: Chunk) -> bytes:
         """Return the events for *chunk*, none if it has no text and no call."""
         events = self._grow(ReasoningItem, "response.reasoning_text.delta", chunk.reasoning)
         for part in chunk.parts():
@@ -180,7 +180,7 @@ class ResponseOutput:
         )
 
     def _call(self, call: GeneratedCall) -> bytes:
-        events, ended = self._call_events.take(call, f"{self._suffix}_{len(self._items)}", len(self._items))
+        events, ended = self._call_events.take_call(call, f"{self._suffix}_{len(self._items)}", len(self._items))
         if ended is not None:
             item, whole = ended
             self._items.append(item)
