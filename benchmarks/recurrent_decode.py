@@ -105,7 +105,7 @@ def _timing(mixer: GatedDeltaNet | GatedAttention, seconds: dict[type, float]) -
 def main() -> None:
     """Print a table: medians of a step's milliseconds of processor time, which other processes change little."""
     torch.set_num_threads(1)
-    config = HybridConfig.read(TEXT, PARTIAL)
+    config = HybridConfig.read_decoder(TEXT, PARTIAL)
     made = decoder(config)
     sizes = CacheSizes(NUM_SEQUENCES * max(CONTEXTS) // BLOCK, BLOCK, NUM_SEQUENCES, 0)
     caches = Caches(specs(config), sizes, torch.float32, DEVICE)

@@ -15,7 +15,7 @@ class WatchedFile:
         self._max_bytes = max_bytes
         self._state: tuple[int, ...] | None = None
 
-    def read(self) -> bytes | None:
+    def read_content(self) -> bytes | None:
         """Return the content, None if it is the same as last time.
 
         Raises StartupError, whose message is the cause alone, if it cannot be read or is too long.

@@ -214,5 +214,5 @@ def test_what_followed_the_last_tokens_is_proposed(longest: int, token_ids: list
 )
 def test_a_wrong_configuration_is_refused_by_name(text: str, fault: str) -> None:
     with pytest.raises(StartupError, match=fault) as error:
-        SpeculativeConfig.read(text)
+        SpeculativeConfig.read_option(text)
     assert "--speculative-config" in error.value.message

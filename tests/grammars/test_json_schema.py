@@ -25,7 +25,7 @@ def compiles(schema: Schema) -> bool:
 
 def read(schema: Any, strict: bool = False) -> SupportedSchema:
     text = schema if isinstance(schema, str) else json.dumps(schema)
-    return SchemaReader("schema", strict, compiles).read(text)
+    return SchemaReader("schema", strict, compiles).read_schema(text)
 
 
 OLDEST = ("disallow", "divisibleBy", "extends")

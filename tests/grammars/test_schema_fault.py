@@ -158,6 +158,6 @@ def test_the_search_for_the_fault_is_bounded() -> None:
     properties = {f"p{index}": REVERSED for index in range(2000)}
     schema = {"type": "object", "properties": properties, "required": list(properties)}
     with pytest.raises(InvalidValue) as error:
-        SchemaReader("s", True, compiles).read(json.dumps(schema))
+        SchemaReader("s", True, compiles).read_schema(json.dumps(schema))
     assert str(error.value.param).startswith("s")
     assert trials < 300

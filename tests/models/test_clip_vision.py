@@ -43,7 +43,7 @@ def weights(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(weights: Path, feature_layer: int = -2) -> ClipTower:
-    config = ClipConfig.read(CONFIG)
+    config = ClipConfig.read_vision(CONFIG)
     tower = ClipTower(config, config.num_blocks(feature_layer))
     fill_from(tower, weights)
     finish(tower)
@@ -80,7 +80,7 @@ def test_every_block_gets_the_metadata(weights: Path) -> None:  # C1
 
 def test_encoding_never_looks_at_the_device() -> None:  # C3: a meta tensor has no content to look at
     with torch.device("meta"):
-        tower = ClipTower(ClipConfig.read(CONFIG), 4)
+        tower = ClipTower(ClipConfig.read_vision(CONFIG), 4)
     finish(tower)
     hidden = tower(view_patches(VIEWS.to("meta"), 14), tower.prepare(3, VisionAttentionBackend()))
     assert (hidden.device.type, hidden.shape) == ("meta", (3, 17, 48))
@@ -88,7 +88,7 @@ def test_encoding_never_looks_at_the_device() -> None:  # C3: a meta tensor has 
 
 def test_an_unknown_tensor_is_refused(weights: Path, tmp_path: Path) -> None:
     save_file({"encoder.layers.5.mlp.fc1.bias": torch.zeros(80)}, tmp_path / "more.safetensors")
-    tower = ClipTower(ClipConfig.read(CONFIG), 4)
+    tower = ClipTower(ClipConfig.read_vision(CONFIG), 4)
     with pytest.raises(StartupError, match=r"encoder\.layers\.5\.mlp\.fc1\.bias"):
         fill_from(tower, weights, tmp_path / "more.safetensors")
 
@@ -113,10 +113,10 @@ def test_defaults_are_those_of_the_reference() -> None:
 )
 def test_a_wrong_config_names_the_key(change: dict[str, object], named: str) -> None:
     with pytest.raises(StartupError, match=named):
-        ClipConfig.read({**CONFIG, **change})
+        ClipConfig.read_vision({**CONFIG, **change})
 
 
 @pytest.mark.parametrize("feature_layer", [-7, 6, None, [-2, -3], True])
 def test_a_feature_layer_that_is_none_is_refused(feature_layer: object) -> None:
     with pytest.raises(StartupError, match="feature layer"):
-        ClipConfig.read(CONFIG).num_blocks(feature_layer)
+        ClipConfig.read_vision(CONFIG).num_blocks(feature_layer)

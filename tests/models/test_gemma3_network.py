@@ -81,7 +81,7 @@ def test_missing_keys_have_the_defaults_of_the_reference() -> None:
     assert text.layer_types.index(FULL) + 1 == STYLE.defaults[PATTERN]
     vision: Any = SiglipVisionConfig()
     assert {key: getattr(vision, key) for key in VISION_DEFAULTS} == dict(VISION_DEFAULTS)
-    spec = Spec.read({"text_config": {}, "vision_config": {"image_size": 256}})
+    spec = Spec.read_config({"text_config": {}, "vision_config": {"image_size": 256}})
     assert spec.placeholder_of == {"image": Gemma3Config().image_token_index}
     assert spec.text.tied
     assert [kind.rope.theta for kind in spec.text.kinds[4:6]] == [10_000.0, 1_000_000.0]
@@ -103,13 +103,13 @@ PLAIN = {**BOTH, FULL: {"rope_type": "default", "rope_theta": 7000.0}}
     ],
 )
 def test_older_and_newer_files_name_the_same_frequencies(keys: Any) -> None:
-    kinds = WindowedConfig.read({"tie_word_embeddings": True, "num_hidden_layers": 6, **keys}).kinds
+    kinds = WindowedConfig.read_decoder({"tie_word_embeddings": True, "num_hidden_layers": 6, **keys}).kinds
     assert [kind.rope.theta for kind in kinds[4:]] == [500.0, 7000.0]
     assert [kind.rope.divisors[0] for kind in kinds[4:]] == [1.0, 8.0]
 
 
 def test_layers_may_be_listed() -> None:
-    kinds = WindowedConfig.read({"num_hidden_layers": 2, "layer_types": [FULL, SLIDING]}).kinds
+    kinds = WindowedConfig.read_decoder({"num_hidden_layers": 2, "layer_types": [FULL, SLIDING]}).kinds
     assert [kind.window for kind in kinds] == [None, 4096]
 
 
@@ -133,11 +133,11 @@ def test_layers_may_be_listed() -> None:
 )
 def test_a_wrong_config_names_the_key(path: str, value: object, words: str, network_folder: Folder) -> None:
     with pytest.raises(StartupError, match=words):
-        Spec.read(with_value(config_of(network_folder(NAME)), path, value))
+        Spec.read_config(with_value(config_of(network_folder(NAME)), path, value))
 
 
 def test_another_grid_is_refused(network_folder: Folder) -> None:
-    spec = Spec.read(config_of(network_folder(NAME)))
+    spec = Spec.read_config(config_of(network_folder(NAME)))
     assert spec.item_tokens((1, 8, 8)) == 16
     with pytest.raises(InvalidValue, match="8 rows and 8 columns"):
         spec.item_tokens((1, 8, 16))

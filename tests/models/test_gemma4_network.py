@@ -47,7 +47,7 @@ def test_features_equal_the_reference(name: str, network_folder: Folder) -> None
 def test_engine_counts_as_the_gateway(size: tuple[int, int], network_folder: Folder) -> None:
     folder = network_folder("gemma4")
     layout = Layout(config_of(folder), json.loads((folder / "preprocessor_config.json").read_text()))
-    spec, shape = Spec.read(config_of(folder)), layout.image(*size, layout.settings)
+    spec, shape = Spec.read_config(config_of(folder)), layout.image(*size, layout.settings)
     assert spec.item_tokens(shape.grid) == shape.num_tokens
     assert spec.pixel_shape(shape.grid) == shape.pixel_shape
     assert spec.span_lengths(shape.grid, "image") == (shape.num_tokens,)
@@ -84,7 +84,7 @@ def test_missing_keys_equal_the_reference() -> None:
 )
 def test_wrong_configurations_are_refused(path: str, value: object, words: str, checkpoint: Folder) -> None:
     with pytest.raises(StartupError, match=words):
-        Spec.read(with_value(config_of(checkpoint("gemma4")), path, value))
+        Spec.read_config(with_value(config_of(checkpoint("gemma4")), path, value))
 
 
 @pytest.mark.parametrize("name", ["gemma4", "gemma4_unified"])
@@ -102,7 +102,7 @@ def test_an_image_that_fills_a_graph_may_be_wider_than_the_table(name: str, netw
 def test_last_layer_attends_to_all_tokens(checkpoint: Folder) -> None:
     """As in the reference, whatever the list says."""
     config = with_value(config_of(checkpoint("gemma4")), "text_config.layer_types", [gemma4.SLIDING] * 4)
-    assert [kind.window for kind in Spec.read(config).text.kinds] == [40, 40, 40, None]
+    assert [kind.window for kind in Spec.read_config(config).text.kinds] == [40, 40, 40, None]
 
 
 def test_sound_is_not_loaded(network_folder: Folder) -> None:

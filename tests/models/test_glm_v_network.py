@@ -90,6 +90,6 @@ def test_sizes_of_the_releases() -> None:
     ],
 )
 def test_a_wrong_config_names_the_key(name: str, path: str, value: object, words: str, network_folder: Folder) -> None:
-    read: Any = OcrSpec.read if name == "glm_ocr" else Spec.read
+    read: Any = OcrSpec.read_config if name == "glm_ocr" else Spec.read_config
     with pytest.raises(StartupError, match=words):
         read(with_value(config_of(network_folder(name)), path, value))

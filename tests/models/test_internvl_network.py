@@ -99,7 +99,7 @@ def test_a_norm_over_all_heads_is_not_cut() -> None:
 @pytest.mark.parametrize("grid", [(1, 4, 6), (1, 0, 4), (2, 4, 8)])
 def test_impossible_grids_are_refused(grid: tuple[int, int, int], network_folder: Folder) -> None:
     with pytest.raises(InvalidValue):
-        Spec.read(config_of(network_folder("internvl"))).item_tokens(grid)
+        Spec.read_config(config_of(network_folder("internvl"))).item_tokens(grid)
 
 
 @table(
@@ -115,4 +115,4 @@ def test_impossible_grids_are_refused(grid: tuple[int, int, int], network_folder
 )
 def test_a_wrong_config_names_the_key(path: str, value: Any, words: str, network_folder: Folder) -> None:
     with pytest.raises(StartupError, match=words):
-        Spec.read(with_value(config_of(network_folder("internvl")), path, value))
+        Spec.read_config(with_value(config_of(network_folder("internvl")), path, value))

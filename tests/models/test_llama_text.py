@@ -101,7 +101,7 @@ def test_logits_equal_the_reference(name: str, tmp_path: Path) -> None:
     kind, changes = SUBJECTS[name]
     given = {**BASE, **changes}
     model = reference(kind, given)
-    config = TextConfig.read(given, PHI3, max_model_len=MAX_MODEL_LEN)
+    config = TextConfig.read_decoder(given, PHI3, max_model_len=MAX_MODEL_LEN)
     network = load(config, model, tmp_path)
     caches = [
         KvCache(*(torch.full((8, BLOCK, spec.num_kv_heads, spec.key_width), float("nan")) for _ in range(2)))
@@ -129,9 +129,9 @@ def test_defaults_stand_for_missing_keys_alone() -> None:
     silent = {key: value for key, value in BASE.items() if key not in ("rms_norm_eps", "num_key_value_heads")}
     defaults = {"rms_norm_eps": 1e-6, "num_key_value_heads": 3, "sliding_window": 20}
     style = PHI3._replace(defaults={**PHI3.defaults, **defaults})
-    config = TextConfig.read({**silent, "sliding_window": None}, style)
+    config = TextConfig.read_decoder({**silent, "sliding_window": None}, style)
     assert (config.norm_eps, config.num_kv_heads, config.sliding_window) == (1e-6, 3, None)
-    assert TextConfig.read(silent, style).sliding_window == 20
+    assert TextConfig.read_decoder(silent, style).sliding_window == 20
 
 
 @table(
@@ -147,4 +147,4 @@ def test_defaults_stand_for_missing_keys_alone() -> None:
 )
 def test_wrong_config_names_the_key(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(StartupError, match=words):
-        TextConfig.read({**BASE, **changes}, PHI3)
+        TextConfig.read_decoder({**BASE, **changes}, PHI3)

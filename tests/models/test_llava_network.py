@@ -42,7 +42,7 @@ def test_order_of_features_equals_the_reference(size: tuple[int, int], network_f
 
     folder = network_folder("llava_next")
     shape = layout_of(folder).image(*size, layout_of(folder).settings)
-    spec = Spec.read(config_of(folder))
+    spec = Spec.read_config(config_of(folder))
     kept = spec.unpadded_size(shape.grid, shape.original_size)
     order = tiles.feature_order(*shape.grid[1:], kept, spec.vision.side)
     # The features are their own numbers.
@@ -57,7 +57,7 @@ def test_order_of_features_equals_the_reference(size: tuple[int, int], network_f
 @table("name", NAMES)
 @table("size", SIZES)
 def test_engine_counts_as_the_gateway(name: str, size: tuple[int, int], network_folder: Callable[[str], Path]) -> None:
-    layout, spec = layout_of(network_folder(name)), Spec.read(config_of(network_folder(name)))
+    layout, spec = layout_of(network_folder(name)), Spec.read_config(config_of(network_folder(name)))
     shape = layout.image(*size, layout.settings)
     assert spec.item_tokens(shape.grid, shape.original_size) == shape.num_tokens
     assert spec.encoder_output_values(shape.grid, shape.original_size) == shape.num_tokens * 96
@@ -80,11 +80,11 @@ def test_bfloat16_is_as_near_as_it_can_be(name: str, network_folder: Callable[[s
 
 @table("max_patches", [0, 16, 31, 32, 79, 80, 159, 160])
 def test_square_grid_stays_below_the_budget(max_patches: int, network_folder: Callable[[str], Path]) -> None:
-    spec = Spec.read(config_of(network_folder("llava_next")))
+    spec = Spec.read_config(config_of(network_folder("llava_next")))
     grid = spec.square_grid(max_patches)
     assert spec.encode_cost(grid) <= max(max_patches, 32)
     assert spec.item_tokens(grid) == 16 + grid[1] * (grid[2] + 1)
-    assert Spec.read(config_of(network_folder("llava"))).square_grid(max_patches) == (1, 4, 4)
+    assert Spec.read_config(config_of(network_folder("llava"))).square_grid(max_patches) == (1, 4, 4)
 
 
 @table(
@@ -101,7 +101,7 @@ def test_square_grid_stays_below_the_budget(max_patches: int, network_folder: Ca
 )
 def test_impossible_shapes_are_refused(name: str, shape: MediaShape, network_folder: Callable[[str], Path]) -> None:
     with pytest.raises(InvalidValue):
-        Spec.read(config_of(network_folder(name))).item_tokens(shape.grid, shape.original_size)
+        Spec.read_config(config_of(network_folder(name))).item_tokens(shape.grid, shape.original_size)
 
 
 def test_the_encoder_cache_accounts_for_what_remains_without_padding(network_folder: Callable[[str], Path]) -> None:
@@ -128,7 +128,7 @@ def test_missing_settings_equal_the_reference() -> None:
         assert {key: getattr(text, key) for key in defaults} == defaults
     kinds = {"llava": "llama", "llava_next": "mistral"}
     llava, following = (
-        Spec.read({"model_type": name, "text_config": {"model_type": kind, "vocab_size": 32064}})
+        Spec.read_config({"model_type": name, "text_config": {"model_type": kind, "vocab_size": 32064}})
         for name, kind in kinds.items()
     )
     assert llava.kv_specs == (Paged(32, 128, 128),) * 32
@@ -166,9 +166,9 @@ def test_names_of_old_and_new_releases(
 
 def test_the_placeholder_is_that_of_the_gateway() -> None:  # E2: config.json, else the tokenizer's, else the default
     config = {"model_type": "llava", "text_config": {"vocab_size": 32064}}
-    assert Spec.read(config).placeholder_token_ids == (32000,)
-    assert Spec.read({**config, "placeholder_token_id": 7}).placeholder_token_ids == (7,)
-    assert Spec.read({**config, "placeholder_token_id": 7, "image_token_id": 0}).placeholder_of == {"image": 0}
+    assert Spec.read_config(config).placeholder_token_ids == (32000,)
+    assert Spec.read_config({**config, "placeholder_token_id": 7}).placeholder_token_ids == (7,)
+    assert Spec.read_config({**config, "placeholder_token_id": 7, "image_token_id": 0}).placeholder_of == {"image": 0}
 
 
 def test_a_tied_head_is_the_embedding(network_folder: Callable[[str], Path]) -> None:
@@ -199,4 +199,4 @@ def test_a_wrong_config_names_the_key(
 ) -> None:
     config = with_value(config_of(network_folder("llava")), path, value)
     with pytest.raises(StartupError, match=words):
-        Spec.read(config)
+        Spec.read_config(config)

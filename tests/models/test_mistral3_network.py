@@ -80,7 +80,7 @@ def test_missing_keys_of_ministral_have_the_defaults_of_the_reference() -> None:
     from transformers import Ministral3Config
 
     reference: Any = Ministral3Config()
-    text = Spec.read({"text_config": {"model_type": "ministral3"}, "vision_config": {}}).text
+    text = Spec.read_config({"text_config": {"model_type": "ministral3"}, "vision_config": {}}).text
     assert (text.hidden_size, text.intermediate_size, text.num_layers, text.num_heads, text.num_kv_heads) == (
         reference.hidden_size, reference.intermediate_size, reference.num_hidden_layers, reference.num_attention_heads,
         reference.num_key_value_heads,
@@ -107,7 +107,7 @@ def test_the_length_of_ministrals_training_is_read_in_each_place(
         reference: Any = Ministral3Config(**deepcopy(keys))
         with torch.device("meta"):
             Ministral3Model(reference)  # which completes the section
-        text = Spec.read({"text_config": {"model_type": "ministral3", **keys}, "vision_config": {}}).text
+        text = Spec.read_config({"text_config": {"model_type": "ministral3", **keys}, "vision_config": {}}).text
         own = reference.rope_parameters
         assert text.query_scaling == (own["llama_4_scaling_beta"], own["original_max_position_embeddings"])
 
@@ -115,7 +115,7 @@ def test_the_length_of_ministrals_training_is_read_in_each_place(
 def test_missing_keys_have_the_defaults_of_the_reference() -> None:
     from transformers import Mistral3Config, PixtralVisionConfig
 
-    spec = Spec.read({"text_config": {}, "vision_config": {}})
+    spec = Spec.read_config({"text_config": {}, "vision_config": {}})
     vision: Any = PixtralVisionConfig()
     assert (spec.vision.hidden_size, spec.vision.num_heads, spec.vision.depth, spec.vision.activation) == (
         vision.hidden_size, vision.num_attention_heads, vision.num_hidden_layers, vision.hidden_act,
@@ -141,4 +141,4 @@ def test_missing_keys_have_the_defaults_of_the_reference() -> None:
 )
 def test_a_wrong_config_names_the_key(path: str, value: object, words: str, network_folder: Folder) -> None:
     with pytest.raises(StartupError, match=words):
-        Spec.read(with_value(config_of(network_folder(NAME)), path, value))
+        Spec.read_config(with_value(config_of(network_folder(NAME)), path, value))

@@ -56,7 +56,7 @@ def test_empty_config_has_the_release() -> None:
     with torch.device("meta"):
         sizes = [parameter.numel() for parameter in PaddleOCRVLForConditionalGeneration(reference).parameters()]
     config = {"architectures": ["PaddleOCRVLForConditionalGeneration"], "image_token_id": 100295, "vision_config": {}}
-    spec = Spec.read(config)
+    spec = Spec.read_config(config)
     text, vision = reference.text_config, reference.vision_config
     assert spec.kv_specs == (Paged(text.num_key_value_heads, text.head_dim, text.head_dim),) * text.num_hidden_layers
     assert (spec.text.norm_eps, spec.text.rope.theta) == (text.rms_norm_eps, text.rope_parameters["rope_theta"])
@@ -87,4 +87,4 @@ def test_biases_are_read(network_folder: Folder) -> None:
 )
 def test_a_wrong_config_names_the_key(changes: dict[str, Any], words: str, network_folder: Folder) -> None:
     with pytest.raises(StartupError, match=words):
-        Spec.read(json.loads((network_folder(NAME) / "config.json").read_text()) | changes)
+        Spec.read_config(json.loads((network_folder(NAME) / "config.json").read_text()) | changes)

@@ -97,7 +97,7 @@ def test_length_chooses_the_set_of_factors(folder: Path, max_model_len: int | No
 
 
 def test_spec_agrees_with_the_layout(folder: Path) -> None:
-    spec = Spec.read(config_of(folder))
+    spec = Spec.read_config(config_of(folder))
     layout = Layout({}, {"num_crops": 16})
     for size in [(1, 1), (1280, 960), (90, 1000), (1600, 100)]:
         counted = layout.image(*size, layout.settings)
@@ -109,12 +109,12 @@ def test_spec_agrees_with_the_layout(folder: Path) -> None:
 @pytest.mark.parametrize("grid", [(2, 24, 24), (1, 12, 24), (1, 24, 25), (1, 0, 24)])
 def test_grids_that_are_not_of_crops_are_refused(folder: Path, grid: tuple[int, int, int]) -> None:
     with pytest.raises(InvalidValue, match="multiples of 24"):
-        Spec.read(config_of(folder)).item_tokens(grid)
+        Spec.read_config(config_of(folder)).item_tokens(grid)
 
 
 @pytest.mark.parametrize(("max_patches", "side"), [(0, 1), (1152, 1), (2879, 1), (2880, 2), (16384, 5)])
 def test_square_grid_has_room_for_the_global_view(folder: Path, max_patches: int, side: int) -> None:
-    spec = Spec.read(config_of(folder))
+    spec = Spec.read_config(config_of(folder))
     grid = spec.square_grid(max_patches)
     assert grid == (1, 24 * side, 24 * side)
     assert side == 1 or spec.encode_cost(grid) <= max_patches
@@ -136,14 +136,14 @@ def test_placeholder_comes_from_the_tokenizers_files(folder: Path) -> None:
     placeholder = config_of(folder)["placeholder_token_id"]
     tokens = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
     assert [entry["id"] for entry in tokens if entry["content"] == "<|image|>"] == [placeholder]
-    spec = Spec.read(config_of(folder))
+    spec = Spec.read_config(config_of(folder))
     assert (spec.placeholder_of, spec.placeholder_token_ids) == ({"image": placeholder}, (placeholder,))
 
 
 def test_the_release_describes_no_vision_tower(folder: Path) -> None:
     config = dict(config_of(folder, img_processor={"image_dim_out": 1024}))
     del config["vision_config"]
-    spec = Spec.read(config)
+    spec = Spec.read_config(config)
     assert (spec.vision.depth, spec.vision.hidden_size, spec.num_blocks) == (24, 1024, 23)
 
 
@@ -165,7 +165,7 @@ def test_the_release_describes_no_vision_tower(folder: Path) -> None:
 )
 def test_wrong_config_names_the_key(folder: Path, changes: dict[str, Any], words: str) -> None:  # [eng] 45
     with pytest.raises(StartupError, match=words):
-        Spec.read(config_of(folder, **changes))
+        Spec.read_config(config_of(folder, **changes))
 
 
 def test_bfloat16_is_as_near_as_it_can_be(folder: Path) -> None:

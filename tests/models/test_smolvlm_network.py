@@ -52,7 +52,7 @@ def test_position_ids_equal_the_reference(side: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_engine_counts_as_the_gateway(size: tuple[int, int], network_folder: Folder) -> None:
-    layout, spec = layout_of(network_folder("smolvlm")), Spec.read(config_of(network_folder("smolvlm")))
+    layout, spec = layout_of(network_folder("smolvlm")), Spec.read_config(config_of(network_folder("smolvlm")))
     shape = layout.image(*size, layout.settings)
     assert spec.item_tokens(shape.grid) == shape.num_tokens
     assert spec.encoder_output_values(shape.grid) == shape.num_tokens * 96
@@ -62,14 +62,14 @@ def test_engine_counts_as_the_gateway(size: tuple[int, int], network_folder: Fol
 
 @table("max_patches", [0, 16, 31, 32, 79, 80, 159, 160])
 def test_square_grid_stays_below_the_budget(max_patches: int, network_folder: Folder) -> None:
-    spec = Spec.read(config_of(network_folder("smolvlm")))
+    spec = Spec.read_config(config_of(network_folder("smolvlm")))
     assert spec.encode_cost(spec.square_grid(max_patches)) <= max(max_patches, 16)
 
 
 @pytest.mark.parametrize("grid", [(1, 4, 6), (1, 0, 4), (2, 4, 4)])
 def test_impossible_grids_are_refused(grid: tuple[int, int, int], network_folder: Folder) -> None:
     with pytest.raises(InvalidValue):
-        Spec.read(config_of(network_folder("smolvlm"))).item_tokens(grid)
+        Spec.read_config(config_of(network_folder("smolvlm"))).item_tokens(grid)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_empty_config_has_the_reference_defaults() -> None:
     from transformers import Idefics3Config
 
     reference = Idefics3Config()
-    spec = Spec.read({"image_token_id": 7, "scale_factor": 7})
+    spec = Spec.read_config({"image_token_id": 7, "scale_factor": 7})
     assert spec.text.norm_eps == reference.text_config.rms_norm_eps
     assert spec.kv_specs == (Paged(32, 128, 128),) * 32
     vision: Any = reference.vision_config
@@ -106,7 +106,7 @@ def test_empty_config_has_the_reference_defaults() -> None:
     )  # fmt: skip
     assert (spec.vision.activation, spec.vision.norm_eps) == (vision.hidden_act, vision.layer_norm_eps)
     with pytest.raises(StartupError, match=str(reference.image_token_id)):
-        Spec.read({})
+        Spec.read_config({})
 
 
 def network_of(folder: Path, **changes: Any) -> Network:
@@ -132,4 +132,4 @@ def test_a_tied_head_is_the_embedding(network_folder: Folder) -> None:
 )
 def test_a_wrong_config_names_the_key(changes: dict[str, Any], words: str, network_folder: Folder) -> None:
     with pytest.raises(StartupError, match=words):
-        Spec.read(config_of(network_folder("smolvlm")) | changes)
+        Spec.read_config(config_of(network_folder("smolvlm")) | changes)

@@ -43,11 +43,11 @@ HYBRID_MOE = {**DENSE, **STATES, **EXPERTS, "shared_expert_intermediate_size": 3
 
 
 def grouped_query(style: Any, **keys: Any) -> nn.Module:
-    return GroupedQueryDecoder(TextConfig.read({**DENSE, **keys}, style))
+    return GroupedQueryDecoder(TextConfig.read_decoder({**DENSE, **keys}, style))
 
 
 def hybrid(style: Any, text: Mapping[str, Any]) -> nn.Module:
-    return HybridDecoder(HybridConfig.read(text, style))
+    return HybridDecoder(HybridConfig.read_decoder(text, style))
 
 
 Layer = tuple[Callable[[], Any], int, int]

@@ -24,7 +24,7 @@ def require_key(admin_key: str | None, user: str = "--gateway") -> str:
     return admin_key
 
 
-def read(gateway: str, path: str, admin_key: str, kind: type[T], command: str) -> T:
+def read_answer(gateway: str, path: str, admin_key: str, kind: type[T], command: str) -> T:
     """Return the answer of *gateway* to a GET as a value of *kind*. Raises StartupError.
 
     *command* is the one that reads it, for the error about a gateway with other answers.

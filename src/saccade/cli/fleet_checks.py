@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from saccade.cli.admin_port import read
+from saccade.cli.admin_port import read_answer
 from saccade.cli.machine_checks import Finding, State
 from saccade.fleet.feed import ALONE, CacheListener
 from saccade.fleet.index import BlockIndex
@@ -37,7 +37,7 @@ class _Workers(msgspec.Struct):
 
 def reports_of_gateway(gateway: str, admin_key: str) -> list[WorkerReport]:
     """Return what the gateway with the admin port *gateway*, a URL, knows of its workers. Raises StartupError."""
-    return read(gateway, "/workers", admin_key, _Workers, "saccade doctor").workers
+    return read_answer(gateway, "/workers", admin_key, _Workers, "saccade doctor").workers
 
 
 async def reports_of_workers(urls: Sequence[str], credentials: WorkerCredentials) -> list[WorkerReport]:

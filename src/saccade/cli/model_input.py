@@ -103,7 +103,7 @@ async def draft_of(
     parts = [_part(content) for content in encoded]
     message = ChatMessage("user", [*parts, ContentPart(type="text", text=question)])
     request = ChatRequest(model=served.name, messages=[message])
-    chat = prompts.read(served, request)
+    chat = prompts.read_chat(served, request)
     sources = [replace(source, content=content) for source, content in zip(chat.images, encoded, strict=True)]
     with Request.begin(limits, Account(EVERYBODY), client=None) as call:
         images = await media.images.collect(call, served, sources, salt=b"")

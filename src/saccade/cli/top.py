@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from saccade.cli.admin_port import read, require_key
+from saccade.cli.admin_port import read_answer, require_key
 from saccade.config import Switch
 from saccade.consoles import new_console
 from saccade.gateway.admin import Board
@@ -43,7 +43,7 @@ def top(
     key = require_key(admin_key, "`saccade top`")
 
     def now() -> Board:
-        return read(gateway, "/board", key, Board, "saccade top")
+        return read_answer(gateway, "/board", key, Board, "saccade top")
 
     console, board = new_console(), now()
     if not console.is_terminal:

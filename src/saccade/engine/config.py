@@ -180,7 +180,7 @@ class EngineConfig(EngineSettings, SplitSettings):
     @cached_property
     def speculation(self) -> SpeculativeConfig | None:
         """Who proposes tokens. Raises StartupError."""
-        return None if self.speculative_config is None else SpeculativeConfig.read(self.speculative_config)
+        return None if self.speculative_config is None else SpeculativeConfig.read_option(self.speculative_config)
 
     def check(self) -> None:
         """Raise StartupError if settings do not go together. The parser of flags has checked each of them."""

@@ -23,7 +23,7 @@ class SpeculativeConfig:
     longest: int = RUN_LENGTH
 
     @classmethod
-    def read(cls, text: str) -> Self:
+    def read_option(cls, text: str) -> Self:
         """Return what a JSON object in vLLM's form requests; `mtp` may follow a family's name. Raises StartupError."""
         values = json.loads(text)
         if "model" in values:

@@ -65,7 +65,7 @@ class WorkersFile:
         while True:
             urls = None
             try:
-                if (content := await asyncio.to_thread(file.read)) is not None:
+                if (content := await asyncio.to_thread(file.read_content)) is not None:
                     urls, content_fault = await asyncio.to_thread(_urls, content)
                 self._note(content_fault)
             except StartupError as error:

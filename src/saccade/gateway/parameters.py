@@ -116,7 +116,7 @@ class ParameterReader(Generic[S]):
         self._later = {name: harmless for name, harmless in later.items() if name not in self._decoders}
         self._names = frozenset(names | later.keys()).union(without_effect)
 
-    def read(self, body: Body, strict: bool) -> tuple[S, str]:
+    def read_parameters(self, body: Body, strict: bool) -> tuple[S, str]:
         """Return the request in *body*, and a warning that names unknown parameters, "" if there are none.
 
         Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported or, if *strict*, unknown ones.

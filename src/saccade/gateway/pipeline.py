@@ -72,7 +72,9 @@ class Pipeline:
     pixels: PixelPreparer
     metrics: Metrics
 
-    def read(self, request: Request, params: ChatRequest, prompts: Sequence[PlainPrompt] = ()) -> Awaitable[list[Part]]:
+    def read_chat(
+        self, request: Request, params: ChatRequest, prompts: Sequence[PlainPrompt] = ()
+    ) -> Awaitable[list[Part]]:
         """Read a chat, or several plain *prompts* that share its parameters, as far as that takes little time.
 
         The caller awaits the rest after its turn: the part of each prompt. Of the memory of *request* only the chat's
@@ -81,7 +83,7 @@ class Pipeline:
         constraint = read_constraint(params)
         params = without_constraint(params)
         served = self.model_registry.get(params.model)
-        chat = None if prompts or is_long(params) else self.prompts.read(served, params)
+        chat = None if prompts or is_long(params) else self.prompts.read_chat(served, params)
         return self._parts(request, params, prompts, constraint, served, chat)
 
     async def _parts(

@@ -84,7 +84,7 @@ class SchemaReader:
     strict: bool
     compiles: Callable[[Schema], bool]
 
-    def read(self, text: str) -> SupportedSchema:
+    def read_schema(self, text: str) -> SupportedSchema:
         """Return the schema in *text*, all keywords of which a grammar enforces.
 
         Raises InvalidValue and UnsupportedParameter, which name the keyword's place.

@@ -192,7 +192,7 @@ class AsyncLLM:
         with Request.begin(app.limits, self._account, CLIENT) as request:
             request.memory.take_bytes(COPIES * len(body))
             async with request.turn(len(body)):
-                reading = app.pipeline.read(request, parse_chat(body, strict=True)[0])
+                reading = app.pipeline.read_chat(request, parse_chat(body, strict=True)[0])
             del body
             [part] = await reading
             await self._load(part.chat.images, sources, request)

@@ -195,7 +195,7 @@ class Fetcher:
         QueueFull if too many fetches are running.
         """
         try:
-            target = self._urls.read(url)
+            target = self._urls.read_url(url)
             root = self._config.local_root
             if target.scheme == "file" and root is None:
                 self._refusals.note("files are not read", "--allowed-local-media-path")

@@ -80,7 +80,7 @@ class UrlReader:
         self._refusals = refusals or Refusals()
         self._no_scheme = NO_SCHEME_OF_A_FILE if reads_files else NO_SCHEME
 
-    def read(self, text: str) -> URL:
+    def read_url(self, text: str) -> URL:
         """Return *text* as an http, https or file URL. Raises InvalidImageUrl."""
         _check_kind(text, self._no_scheme)
         if len(text) > self._max_characters:

@@ -120,7 +120,7 @@ def has_network(name: str) -> bool:
 def load_spec(name: str, config: Mapping[str, Any]) -> ModelSpec:
     """Return the spec of a model of this family. No torch. Raises StartupError."""
     _check_has_network(name)
-    return _part(name, "spec", "Spec").read(config)  # type: ignore[no-any-return]
+    return _part(name, "spec", "Spec").read_config(config)  # type: ignore[no-any-return]
 
 
 def load_network(name: str) -> Any:

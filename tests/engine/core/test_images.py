@@ -34,7 +34,7 @@ def test_a_slot_that_cannot_be_read_is_given_up_once() -> None:
     image, names = RequestImage(item, b"", "media[3]"), list[str]()
     for _ in range(2):
         with pytest.raises(WorkerFailed, match="image") as failure:
-            image.read(names)
+            image.read_patches(names)
         assert failure.value.param == "media[3]"
     assert not image.has_pixels
     image.release(names)

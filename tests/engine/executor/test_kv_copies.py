@@ -45,7 +45,7 @@ def test_state_arrives_in_other_places_bit_for_bit(kind: str, blocks: torch.dtyp
     source, target = (caches(KINDS[kind], dtype, blocks, seed) for seed in (1, 2))
     before = [tensor.clone() for tensor in tensors(target)]
     row = 2 if kind == "recurrent" else None
-    content = kv_copies.read(source, KvSend((4, 1), row))
+    content = kv_copies.read_blocks(source, KvSend((4, 1), row))
     state = kv_copies.state_nbytes(source) if row is not None else 0
     assert len(content) == 2 * kv_copies.block_nbytes(source) + state
     kv_copies.write(target, KvReceive((0, 5), content, 0 if row is not None else None))
@@ -61,7 +61,7 @@ def test_blocks_of_layers_with_a_window_have_their_own_numbers() -> None:
     specs = [Paged(2, 8, 6), Paged(1, 4, 4, window=9), Latent(12, 4)]
     source, target = (caches(specs, torch.float32, torch.float32, seed) for seed in (1, 2))
     before = [tensor.clone() for tensor in tensors(target)]
-    content = kv_copies.read(source, KvSend((4, 1), window_blocks=(3,)))
+    content = kv_copies.read_blocks(source, KvSend((4, 1), window_blocks=(3,)))
     assert len(content) == 2 * kv_copies.block_nbytes(source) + kv_copies.window_nbytes(source)
     assert kv_copies.window_nbytes(source) == 4 * 2 * 4 * 4
     kv_copies.write(target, KvReceive((0, 5), content, window_blocks=(2,)))
@@ -73,8 +73,8 @@ def test_blocks_of_layers_with_a_window_have_their_own_numbers() -> None:
 
 def test_states_without_blocks_and_empty_copies() -> None:
     source = caches(KINDS["recurrent"], torch.float32, torch.float32, 1)
-    assert len(kv_copies.read(source, KvSend((), 1))) == kv_copies.state_nbytes(source)
-    assert kv_copies.read(source, KvSend(())) == b""
+    assert len(kv_copies.read_blocks(source, KvSend((), 1))) == kv_copies.state_nbytes(source)
+    assert kv_copies.read_blocks(source, KvSend(())) == b""
     kv_copies.write(source, KvReceive((), b""))
 
 

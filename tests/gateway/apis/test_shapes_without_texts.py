@@ -34,7 +34,7 @@ CHAT: Read = lambda body: read_chat_completion(False, body, b"")  # noqa: E731
 COMPLETION: Read = lambda body: read_completion(False, body, b"")  # noqa: E731
 MESSAGES: Read = lambda body: read_messages(False, body, b"")  # noqa: E731
 COUNT: Read = lambda body: read_count(False, body, b"")  # noqa: E731
-RESPONSE: Read = lambda body: ResponseReader(False, ResponseStore(1 << 26)).read(body, b"")  # noqa: E731
+RESPONSE: Read = lambda body: ResponseReader(False, ResponseStore(1 << 26)).read_chat(body, b"")  # noqa: E731
 
 TURN = '[{"role":"user","content":"a"}]'
 CALL = '[{"id":"a","type":"function","function":{"name":"f","arguments":%s}}]'

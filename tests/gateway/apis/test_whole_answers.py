@@ -214,7 +214,10 @@ def test_the_end_of_an_answer_does_not_grow_with_its_log_probabilities(
         (read_chat_completion, {**CHAT, "n": 1}),
         (read_completion, {**COMPLETION, "n": 1}),
         (read_messages, {"max_tokens": 5, "messages": CHAT["messages"], "model": "m"}),
-        (lambda strict, body, tenant: ResponseReader(strict, None).read(body, tenant), {"input": "hi", "model": "m"}),
+        (
+            lambda strict, body, tenant: ResponseReader(strict, None).read_chat(body, tenant),
+            {"input": "hi", "model": "m"},
+        ),
     ],
     ["chat", "completion", "message", "response"],
 )

@@ -89,7 +89,7 @@ async def test_next_turn_of_a_long_chat_encodes_what_is_new(tiny_qwen3_vl: Path)
     for messages in ([*turns, last], [*turns, last, {"role": "assistant", "content": "yes"}, last]):
         request, _ = parse_chat(json.dumps({"model": "m", "messages": messages}).encode())
         before = cache.num_encoded
-        chat = prompts.read(served, request)
+        chat = prompts.read_chat(served, request)
         draft = await prompts.draft(served, request, chat, salt=b"tenant")
         assert draft == await plain.draft(served, request, chat)
         spent.append(cache.num_encoded - before)

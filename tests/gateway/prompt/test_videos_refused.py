@@ -44,24 +44,24 @@ def model(checkpoint: Callable[[str], Path]) -> Callable[[str], ServedModel]:
 
 async def test_models_of_images_refuse_videos(prompts: PromptDrafter, model: Callable[[str], ServedModel]) -> None:
     with pytest.raises(UnsupportedParameter, match="no videos") as caught:
-        prompts.read(model("llava"), asked(ContentPart(type="text", text="a"), VIDEO))
+        prompts.read_chat(model("llava"), asked(ContentPart(type="text", text="a"), VIDEO))
     assert caught.value.param == "messages[0].content[1].video_url"
 
 
 async def test_a_request_has_four_videos(prompts: PromptDrafter, model: Callable[[str], ServedModel]) -> None:
     served = model("qwen2_vl")
-    assert len(prompts.read(served, asked(*[VIDEO] * 4)).images) == 4
+    assert len(prompts.read_chat(served, asked(*[VIDEO] * 4)).images) == 4
     with pytest.raises(TooManyImages, match="5 videos"):
-        prompts.read(served, asked(*[VIDEO] * 5))
+        prompts.read_chat(served, asked(*[VIDEO] * 5))
 
 
 async def test_images_and_videos_have_limits_of_their_own(model: Callable[[str], ServedModel]) -> None:
     """As with vLLM's --limit-mm-per-prompt."""
     served, prompts = model("qwen2_vl"), prompts_of(GatewayConfig(media_limits=MediaLimits(images=2, videos=1)))
-    assert len(prompts.read(served, asked(IMAGE, VIDEO, IMAGE)).images) == 3
+    assert len(prompts.read_chat(served, asked(IMAGE, VIDEO, IMAGE)).images) == 3
     for parts, words in (([IMAGE] * 3, "3 images; at most 2"), ([IMAGE, VIDEO, VIDEO], "2 videos; at most 1")):
         with pytest.raises(TooManyImages, match=words):
-            prompts.read(served, asked(*parts))
+            prompts.read_chat(served, asked(*parts))
 
 
 async def test_workers_of_other_engines_take_no_videos(
@@ -69,7 +69,7 @@ async def test_workers_of_other_engines_take_no_videos(
 ) -> None:
     served = model("qwen2_vl")
     assert served.videos is not None
-    refusal = why_not_as_chat(served, prompts.read(served, asked(VIDEO)), [])
+    refusal = why_not_as_chat(served, prompts.read_chat(served, asked(VIDEO)), [])
     assert isinstance(refusal, UnsupportedParameter)
     header = VideoHeader(4, 2.0, 64, 64)
     settings = served.videos.layout.settings

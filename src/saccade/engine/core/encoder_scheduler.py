@@ -107,7 +107,7 @@ class EncoderScheduler:
     def _begin(self, sequence: Sequence, image: RequestImage, builder: ScheduleBuilder) -> bool:
         """Plan to encode an image in this step. Return False if it cannot be read."""
         try:
-            pixels = image.read(self.frames[sequence.connection].released)
+            pixels = image.read_patches(self.frames[sequence.connection].released)
         except SaccadeError as error:
             builder.unreadable[sequence] = image.key, error
             return False

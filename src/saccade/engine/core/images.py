@@ -67,7 +67,7 @@ class RequestImage:
         self.is_requested = False
         self._slot, self._inline = slot, inline
 
-    def read(self, slot_names: list[str]) -> bytes:
+    def read_patches(self, slot_names: list[str]) -> bytes:
         """Return the patches, and add the name of a slot that was read to *slot_names*.
 
         Raises WorkerFailed if there are no pixels or the slot cannot be read; the image then has no pixels.

@@ -51,7 +51,7 @@ class CacheScales:
             for part in PARTS[which]:
                 self.tensors[int(layer[1]), part].append(tensor)
 
-    def read(self, checkpoint: Checkpoint) -> dict[int, tuple[float, float]]:
+    def read_scales(self, checkpoint: Checkpoint) -> dict[int, tuple[float, float]]:
         """Return the scales of keys and values by layer; a missing one is 1. Raises StartupError."""
         scales = {key: _one(list(_values(tensors, checkpoint))) for key, tensors in self.tensors.items()}
         return {layer: (scales.get((layer, KEYS), 1.0), scales.get((layer, VALUES), 1.0)) for layer, _ in scales}

@@ -32,7 +32,7 @@ def state_nbytes(caches: Caches) -> int:
 
 
 @torch.inference_mode()
-def read(caches: Caches, send: KvSend) -> bytes:
+def read_blocks(caches: Caches, send: KvSend) -> bytes:
     """Return a copy of the blocks and states of *send*."""
     parts = [tensor.index_select(0, index).flatten() for tensor, index in _places(caches, send)]
     return torch.cat(parts).cpu().numpy().tobytes() if parts else b""

@@ -89,7 +89,7 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
             plan = make_plan(network, checkpoint, quantisation, ranks)
             _note_spare(plan, config)
             fill(network, plan, checkpoint, device, progress)
-            kv_scales = plan.cache_scales.read(checkpoint)
+            kv_scales = plan.cache_scales.read_scales(checkpoint)
     network.finish()
     if config.quantization is not None and quantisation is None:
         _round_to_fp8(network)

@@ -135,7 +135,7 @@ class ModelRunner:
         return Forwarded(step, batch, hidden, output, drafting)
 
     def _send(self, step: StepInput) -> tuple[bytes, ...]:
-        return tuple(kv_copies.read(self.caches, send) for send in step.send)
+        return tuple(kv_copies.read_blocks(self.caches, send) for send in step.send)
 
     @torch.inference_mode()
     def draw(self, forwarded: Forwarded, sampling: SamplingInput) -> Drawing:

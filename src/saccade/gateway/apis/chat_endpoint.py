@@ -129,7 +129,7 @@ class ChatEndpoint:
         """Serve one request. It releases its place when its answer is generated, not when the client has read it."""
         with self.bodies.begin(scope) as request:
             # Only _read() has the body, and drops it.
-            reading = self._read(read_api, scope, await self.bodies.read(scope, receive, request), request)
+            reading = self._read(read_api, scope, await self.bodies.read_body(scope, receive, request), request)
             with while_connected(scope):
                 await self._answer(reading, request, scope, send)
 
@@ -139,14 +139,14 @@ class ChatEndpoint:
         Raises SaccadeError.
         """
         with self.bodies.begin(scope, account, is_charged=False) as request:
-            body = await self.bodies.read(scope, receive, request)
+            body = await self.bodies.read_body(scope, receive, request)
             [(_, part), *_] = await self._read(read_api, scope, body, request)
             return await self.pipeline.preview(request, part)
 
     async def count(self, read_api: ReadApi, scope: Scope, receive: Receive) -> int:
         """Return the number of tokens of the prompt, images expanded, after all checks of a chat that is answered."""
         with self.bodies.begin(scope) as request:
-            reading = self._read(read_api, scope, await self.bodies.read(scope, receive, request), request)
+            reading = self._read(read_api, scope, await self.bodies.read_body(scope, receive, request), request)
             with while_connected(scope):
                 [(form, part)] = await reading
                 with form.names.in_errors():
@@ -173,7 +173,7 @@ class ChatEndpoint:
             names = formats[0].names
             with names.in_errors():
                 prompts = [form.prompt for form in formats if form.prompt is not None]
-                reading = self.pipeline.read(request, read.request, prompts)
+                reading = self.pipeline.read_chat(request, read.request, prompts)
             self.pipeline.metrics.note_pause("read", start)
         # Only the coroutine has the messages, and drops them.
         del body, read

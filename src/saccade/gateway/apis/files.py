@@ -63,7 +63,7 @@ class Files:
         self.store.check("file")
         tenant = _tenant(request)
         with self.bodies.begin(request.scope) as call:
-            body = await self.bodies.read(request.scope, request.receive, call)
+            body = await self.bodies.read_body(request.scope, request.receive, call)
             headers = request.scope["headers"]
             is_long = len(body) > THREAD_FROM_BYTES
             file = await self.threads.run(is_long, len(body), lambda: self._read(tenant, body, headers))

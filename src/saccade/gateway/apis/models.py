@@ -84,7 +84,7 @@ class ModelPage(Struct, frozen=True):
 
 def parse_tokenize(body: bytes | bytearray, strict: bool = False) -> tuple[TokenizeRequest, str]:
     """Return the request for token ids in *body*, and a warning. Raises as parse_chat does."""
-    request, warning = _TOKENIZE.read(body, strict)
+    request, warning = _TOKENIZE.read_parameters(body, strict)
     check_messages(request.messages or ())
     if request.messages:
         request = structs.replace(request, messages=with_text_files(request.messages))
@@ -93,7 +93,7 @@ def parse_tokenize(body: bytes | bytearray, strict: bool = False) -> tuple[Token
 
 def parse_detokenize(body: bytes | bytearray, strict: bool = False) -> tuple[DetokenizeRequest, str]:
     """Return the request for a text in *body*, and a warning. Raises as parse_chat does."""
-    return _DETOKENIZE.read(body, strict)
+    return _DETOKENIZE.read_parameters(body, strict)
 
 
 _DETOKENIZE: Final = ParameterReader(DetokenizeRequest)

@@ -109,7 +109,7 @@ class Endpoints:
 
     async def _read_body(self, request: Request, call: Call, parse: Callable[[bytes | bytearray], tuple[T, str]]) -> T:
         """Return the parsed body of *request*, which *call* counts; its warning goes to the answer's headers."""
-        body = await self.bodies.read(request.scope, request.receive, call)
+        body = await self.bodies.read_body(request.scope, request.receive, call)
         await call.hold_values(body, self.bodies.threads)
         async with call.turn(len(body)):
             parsed, request.scope[WARNINGS] = await self.bodies.threads.parse(body, parse)
@@ -194,7 +194,7 @@ class Apis:
             "/v1/chat/completions": self._read_chat,
             "/v1/completions": partial(read_completion, strict),
             "/v1/messages": partial(read_messages, strict),
-            "/v1/responses": ResponseReader(strict, kept_store).read,
+            "/v1/responses": ResponseReader(strict, kept_store).read_chat,
         }
         endpoints = Endpoints(bodies, pipeline, self._chats, strict, siblings)
         files = Files(images.files, bodies, images.limits, images.threads)

@@ -45,7 +45,7 @@ class TextFiles:
 
     num_characters: int = 0
 
-    def read(self, url: str | None, filename: str | None, field: str) -> str | None:
+    def read_file(self, url: str | None, filename: str | None, field: str) -> str | None:
         """Return the text in *url*, the value of *field*, after its *filename*; None if it is no file of text.
 
         Raises BodyTooLarge, InvalidBase64 and InvalidValue that name the field.
@@ -59,7 +59,7 @@ class TextFiles:
     def text_of(self, head: str, payload: str, field: str, filename: str = "") -> str | None:
         """Return the text in *payload*, what follows *head* in a data: URL; None if *head* states no text.
 
-        Raises as read() does.
+        Raises as read_file() does.
         """
         scheme, _, described = head.removesuffix(",").lower().partition(":")
         kind, *parameters = (word.strip() for word in described.split(";"))
@@ -140,7 +140,7 @@ def _with_text(part: ContentPart, field: str, files: TextFiles) -> ContentPart:
     file = decode(part.file, _FILE, f"{field}.file")
     if file.file_id is not None:
         return part
-    text = files.read(file.file_data, file.filename, f"{field}.file.file_data")
+    text = files.read_file(file.file_data, file.filename, f"{field}.file.file_data")
     if text is None or part.image_url or part.video_url:
         # What is in another part's field is refused with the type that the client sent.
         return part

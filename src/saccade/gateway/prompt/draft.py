@@ -51,7 +51,7 @@ class PromptDrafter:
     defaults: RequestDefaults = NO_DEFAULTS
     pieces: PieceCache = field(default_factory=lambda: PieceCache(PIECES_BYTES))
 
-    def read(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
+    def read_chat(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
         """Return the chat in *request*. Raises RequestError, naming the field."""
         if request.chat_template is not None and not self.takes_templates:
             raise UnsupportedParameter(
@@ -67,8 +67,8 @@ class PromptDrafter:
         return chat
 
     async def read_long(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
-        """As read(), in a thread, for a request that `is_long`."""
-        return await self.threads.run(True, 0, lambda: self.read(served, request))
+        """As read_chat(), in a thread, for a request that `is_long`."""
+        return await self.threads.run(True, 0, lambda: self.read_chat(served, request))
 
     async def read_plain(self, served: ServedModel, request: ChatRequest, prompts: Sequence[PlainPrompt]) -> list[Chat]:
         """Return a Chat with the token ids of each of *prompts*. Raises RequestError, also if one is too long."""

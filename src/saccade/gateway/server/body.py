@@ -62,7 +62,7 @@ class BodyReader:
         """Return an empty reservation for the answer to the request of *scope*."""
         return self.limits.memory.reservation(self._client(scope, scope[ACCOUNT]))
 
-    async def read(self, scope: Scope, receive: Receive, request: Request) -> bytearray:
+    async def read_body(self, scope: Scope, receive: Receive, request: Request) -> bytearray:
         """Return the body, decoded, and reserve memory for it; LARGE_BODY_BYTES or less need no reservation.
 
         Raises UnsupportedContentEncoding, InvalidValue, BodyTooLarge, QueueFull and ClientDisconnected.

@@ -196,7 +196,7 @@ class Connection(HttpToolsProtocol):
             if not self._expects_body and self._head_since is None:
                 self._head_since, self._idle_since = self.loop.time(), None
             num_bytes = len(data)
-            data = self._reader.read(data)
+            data = self._reader.read_request(data)
             self._num_wire_bytes += num_bytes - len(data)
             if self._expects_body and self._num_wire_bytes > MAX_HEAD_BYTES + 2 * self._num_body_bytes:
                 raise InvalidValue(TOO_MUCH_FRAMING)

@@ -54,7 +54,7 @@ def body_length(version: str, headers: Sequence[tuple[bytes, bytes]]) -> int | N
 
 
 class RequestReader:
-    """Gives *connection*'s parser the head of a request, then its body; each read() stops at the end of either.
+    """Gives *connection*'s parser the head of a request, then its body; each read_request() stops at the end of either.
 
     The parser calls the connection's methods, and the connection calls begin_body() and end_body() in turn.
     """
@@ -80,7 +80,7 @@ class RequestReader:
         """Return *data* without the ends of lines before a request (RFC 9112, 2.2)."""
         return data if self._head or self._is_in_body else data.lstrip(b"\r\n")
 
-    def read(self, data: bytes) -> bytes:
+    def read_request(self, data: bytes) -> bytes:
         """Parse *data* up to the end of the head or body, and return the rest. Raises RequestError."""
         is_in_body = self._is_in_body  # The connection may find a fault in a head after it has begun the body.
         try:

@@ -103,7 +103,7 @@ def try_constraint(constraint: Constraint) -> Outcome:
 def _compiled(constraint: Constraint, vocabulary: LLTokenizer) -> Outcome:
     if constraint.kind == "json_schema":
         reader = SchemaReader(constraint.param, constraint.strict, lambda schema: _compiles(vocabulary, schema))
-        result = reader.read(constraint.text)
+        result = reader.read_schema(constraint.text)
         grammar, dropped = _grammar_of(result.schema), result.dropped
     elif constraint.kind == "regex":
         grammar, dropped = Grammar("regex", constraint.text), []
@@ -123,13 +123,13 @@ def _calls(constraint: Constraint, vocabulary: LLTokenizer) -> Outcome:
     form = FORMATS[calls.tokens.format]
     for function in calls.functions:
         reader = SchemaReader(function.place, function.strict, lambda schema: _compiles(vocabulary, schema))
-        result = form.limits(function, reader.read(msgspec.json.encode(function.parameters).decode()))
+        result = form.limits(function, reader.read_schema(msgspec.json.encode(function.parameters).decode()))
         dropped += result.dropped
         functions.append(msgspec.structs.replace(function, parameters=result.schema))
     content = calls.content
     if content is not None:
         reader = SchemaReader(content.place, content.strict, lambda schema: _compiles(vocabulary, schema))
-        result = reader.read(content.text)
+        result = reader.read_schema(content.text)
         if form.structural_tag is not None:
             result = form.limits(FunctionConstraint("", {}, content.place, content.strict), result)
         dropped += result.dropped

@@ -32,7 +32,7 @@ def flag_keys(api_keys: Iterable[str], admin_keys: Iterable[str]) -> dict[bytes,
 def read_keys_file(file: WatchedFile, flags: Mapping[bytes, str]) -> KeyTable:
     """Return parse_keys() of *file* when a program starts. Raises StartupError that names the file."""
     try:
-        return parse_keys(file.read() or b"", flags)
+        return parse_keys(file.read_content() or b"", flags)
     except StartupError as error:
         raise StartupError(f"{FLAG} {file.path}: {error.message}") from error
 
@@ -109,7 +109,7 @@ class ApiKeyStore:
         if self._file is None:
             return
         try:
-            content = await asyncio.to_thread(self._file.read)
+            content = await asyncio.to_thread(self._file.read_content)
         except StartupError as error:
             self._note(error.message)
             return

@@ -46,7 +46,7 @@ class ClipConfig(VisionConfig):
     norm_eps: Annotated[float, "layer_norm_eps"]
 
     @classmethod
-    def read(cls, vision: Mapping[str, Any]) -> Self:
+    def read_vision(cls, vision: Mapping[str, Any]) -> Self:
         """Read a `vision_config`. Raises StartupError, naming the key."""
         vision = {**SILENT, **vision}
         activation = choice(vision, "hidden_act", ("quick_gelu", "gelu", "gelu_pytorch_tanh"))

@@ -29,7 +29,7 @@ class ExpertConfig:
     scaling: Annotated[float, "routed_scaling_factor"]
 
     @classmethod
-    def read(cls, text: Mapping[str, Any]) -> "ExpertConfig":
+    def read_experts(cls, text: Mapping[str, Any]) -> "ExpertConfig":
         """Read `text_config`. Raises StartupError, naming the key."""
         check_equal(text, {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1})
         config = cls(
@@ -81,7 +81,7 @@ class DeepseekTextConfig(DecoderConfig):
             "num_dense_layers": min(num_dense, num_layers),
             "max_position_embeddings": max_positions,
             "rope": read_rope(text, integer(text, "qk_rope_head_dim"), max_positions),
-            "experts": ExpertConfig.read(text) if num_dense < num_layers else None,
+            "experts": ExpertConfig.read_experts(text) if num_dense < num_layers else None,
         }
 
     @property

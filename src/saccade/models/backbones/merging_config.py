@@ -26,7 +26,7 @@ class MergingConfig(MergingVisionConfig):
     norm_eps: float = 1e-6
 
     @classmethod
-    def read(cls, vision: Mapping[str, Any]) -> Self:
+    def read_vision(cls, vision: Mapping[str, Any]) -> Self:
         """Read `vision_config`. Raises StartupError, naming the key."""
         vision = {**cls.defaults, **vision}
         activation = choice(vision, "hidden_act", ACTIVATIONS)

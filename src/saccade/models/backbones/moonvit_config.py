@@ -69,7 +69,7 @@ class MoonVitConfig(MergingVisionConfig):
     temporal_patch_size: int = 1
 
     @classmethod
-    def read(cls, config: Mapping[str, Any], vision: Mapping[str, Any], out_hidden_size: int) -> "MoonVitConfig":
+    def read_vision(cls, config: Mapping[str, Any], vision: Mapping[str, Any], out_hidden_size: int) -> "MoonVitConfig":
         """Read `vision_config`, and *config* around it; *out_hidden_size* is the decoder's. Raises StartupError."""
         for key, other in RELEASE.items():
             if vision.get(key) != vision.get(other) and {key, other} <= vision.keys():

@@ -80,7 +80,7 @@ class DecoderConfig:
     mrope_section: tuple[int, int, int] | None = None
 
     @classmethod
-    def read(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None = None) -> Self:
+    def read_decoder(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None = None) -> Self:
         """Read the decoder's keys *text*. Raises StartupError, naming the key.
 
         *max_model_len* is the length of the longest sequence to serve, None that of the model. See read_rope.
@@ -122,7 +122,7 @@ class ExpertsConfig:
     layers: frozenset[int]
 
     @classmethod
-    def read(cls, text: Mapping[str, Any]) -> "ExpertsConfig | None":
+    def read_experts(cls, text: Mapping[str, Any]) -> "ExpertsConfig | None":
         """Read the decoder's keys; None for a dense model. Raises StartupError, naming the key."""
         # transformers reads the first name before the second.
         key = next((key for key in ("num_local_experts", "num_experts") if key in text), "")
@@ -183,7 +183,7 @@ class TextConfig(DecoderConfig):
             "sliding_window": window if window < max_positions else None,
             "rope": rope,
             "mrope_section": _mrope_section(text, style, len(rope.divisors)),
-            "experts": ExpertsConfig.read(text),
+            "experts": ExpertsConfig.read_experts(text),
             "query_scaling": _query_scaling(text) if style.scales_queries else None,
         }
 
@@ -261,7 +261,7 @@ class DeltaNetConfig:
     num_taps: Annotated[int, "linear_conv_kernel_dim"]
 
     @classmethod
-    def read(cls, text: Mapping[str, Any]) -> "DeltaNetConfig":
+    def read_delta_net(cls, text: Mapping[str, Any]) -> "DeltaNetConfig":
         """Read the decoder's keys. Raises StartupError, naming the key."""
         integer(text, "linear_conv_kernel_dim", least=2)
         config = cls(**values_of(cls, text))
@@ -304,17 +304,17 @@ class HybridConfig(TextConfig):
     drafts: bool = False
 
     @classmethod
-    def read(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None = None) -> Self:
+    def read_decoder(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None = None) -> Self:
         text = {**style.defaults, **text}
         if not text["attn_output_gate"]:
             raise StartupError("config.json: `attn_output_gate` is false; this network has an output gate.")
         if SHARED_WIDTH in text:
             text = {**text, "intermediate_size": integer(text, SHARED_WIDTH)}
-        return super().read(text, style, max_model_len)
+        return super().read_decoder(text, style, max_model_len)
 
     @classmethod
     def more(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None) -> dict[str, Any]:
-        own = {"delta_net": DeltaNetConfig.read(text), "full_attention": _full_attention(text)}
+        own = {"delta_net": DeltaNetConfig.read_delta_net(text), "full_attention": _full_attention(text)}
         return {**super().more(text, style, max_model_len), **own}
 
     @property

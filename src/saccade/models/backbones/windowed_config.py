@@ -61,7 +61,7 @@ class WindowedConfig(DecoderConfig):
     kinds: tuple[LayerKind, ...]
 
     @classmethod
-    def read(cls, text: Mapping[str, Any], style: TextStyle = STYLE, max_model_len: int | None = None) -> Self:
+    def read_decoder(cls, text: Mapping[str, Any], style: TextStyle = STYLE, max_model_len: int | None = None) -> Self:
         text = {**style.defaults, **text}
         choice(text, "hidden_activation", (ACTIVATION,))
         return cls(style=style, **values_of(cls, text), **cls.more(text, style, max_model_len))

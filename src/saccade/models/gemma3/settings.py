@@ -65,7 +65,7 @@ def tower(config: Mapping[str, Any]) -> ClipConfig:
         raise StartupError(f"config.json: `vision_config` must be an object, not {vision!r}.")
     vision = {**VISION_DEFAULTS, **vision}
     check_equal(vision, {"model_type": VISION_DEFAULTS["model_type"]})
-    return ClipConfig.read(vision)
+    return ClipConfig.read_vision(vision)
 
 
 def tokens_per_image(config: Mapping[str, Any], vision: ClipConfig) -> int:

@@ -24,10 +24,10 @@ class Spec(TiledSpec):
     text: WindowedConfig
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> "Spec":
+    def read_config(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json. Raises StartupError, naming the key."""
         section(config, "text_config")
-        text, vision = WindowedConfig.read(text_section({**TIED, **config})), tower(config)
+        text, vision = WindowedConfig.read_decoder(text_section({**TIED, **config})), tower(config)
         token_id = FAMILY.placeholder_below(config, text.vocab_size, DEFAULT_IMAGE_TOKEN_ID)
         scale = vision.side // round(tokens_per_image(config, vision) ** 0.5)
         return cls(text, vision, scale, {IMAGE: token_id})

@@ -135,7 +135,7 @@ class GemmaText(DecoderConfig):
     sees_images: bool
 
     @classmethod
-    def read(cls, text: Mapping[str, Any], style: TextStyle = STYLE, max_model_len: int | None = None) -> Self:
+    def read_decoder(cls, text: Mapping[str, Any], style: TextStyle = STYLE, max_model_len: int | None = None) -> Self:
         text = {**style.defaults, **text}
         choice(text, "hidden_activation", (ACTIVATION,))
         return cls(style=style, **values_of(cls, text), **cls.more(text, style, max_model_len))
@@ -234,7 +234,7 @@ class ImageConfig:
     temporal_patch_size: int = 1
 
     @classmethod
-    def read(cls, vision: Mapping[str, Any], out_hidden_size: int) -> Self:
+    def read_vision(cls, vision: Mapping[str, Any], out_hidden_size: int) -> Self:
         """Read `vision_config`. Raises StartupError, naming the key."""
         raise NotImplementedError
 
@@ -257,7 +257,7 @@ class GemmaVision(ImageConfig):
     theta: float
 
     @classmethod
-    def read(cls, vision: Mapping[str, Any], out_hidden_size: int) -> Self:
+    def read_vision(cls, vision: Mapping[str, Any], out_hidden_size: int) -> Self:
         vision = {**VISION_DEFAULTS, **vision}
         choice(vision, "hidden_activation", (ACTIVATION,))
         theta = number(section(vision, "rope_parameters"), "rope_theta")
@@ -284,7 +284,7 @@ class UnifiedVision(ImageConfig):
     table_size: Annotated[int, "mm_posemb_size"]
 
     @classmethod
-    def read(cls, vision: Mapping[str, Any], out_hidden_size: int) -> Self:
+    def read_vision(cls, vision: Mapping[str, Any], out_hidden_size: int) -> Self:
         vision = {**UNIFIED_VISION_DEFAULTS, **vision}
         config = cls(out_hidden_size=out_hidden_size, **values_of(cls, vision))
         if integer(vision, "output_proj_dims") != config.width:
@@ -308,12 +308,12 @@ class Spec(MergedPatchSpec):
     placeholder_of: Mapping[str, int]
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Self:
+    def read_config(cls, config: Mapping[str, Any]) -> Self:
         """Read config.json. Raises StartupError, naming the key."""
         # Ids and ties that a file leaves out are transformers' Gemma4Config's.
         config = {"image_token_id": 258_880, "video_token_id": 258_884, **TIED, **config}
-        text = GemmaText.read(text_section(config), cls.style)
-        vision = cls.images.read(section(config, "vision_config"), text.hidden_size)
+        text = GemmaText.read_decoder(text_section(config), cls.style)
+        vision = cls.images.read_vision(section(config, "vision_config"), text.hidden_size)
         return cls(text, vision, placeholders(config, text.vocab_size))
 
     @property

@@ -30,7 +30,7 @@ class GlmTextConfig(TextConfig):
 
     @classmethod
     def more(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None) -> dict[str, Any]:
-        routed = ExpertConfig.read(text) if "n_routed_experts" in text else None
+        routed = ExpertConfig.read_experts(text) if "n_routed_experts" in text else None
         num_dense = integer(text, "first_k_dense_replace", least=0) if routed else integer(text, "num_hidden_layers")
         return {**super().more(text, style, max_model_len), "routed": routed, "num_dense_layers": num_dense}
 
@@ -44,7 +44,7 @@ class GlmTextConfig(TextConfig):
             style = style._replace(qkv_bias=flag({**style.defaults, **text}, "attention_bias"))
         if text.get("use_qk_norm"):
             raise StartupError("config.json: `use_qk_norm` is true; this network's heads have no norms.")
-        return cls.read({**text, "attention_bias": False}, style)
+        return cls.read_decoder({**text, "attention_bias": False}, style)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +81,11 @@ class Spec(GridSpec):
     placeholder_of: Mapping[str, int]
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Self:
+    def read_config(cls, config: Mapping[str, Any]) -> Self:
         """Read config.json. Raises StartupError, naming the key."""
         keys = text_section(config)
         text = GlmTextConfig.of(keys, ROUTED if has_experts(config, keys) else cls.style)
-        vision = cls.tower.read(part(config, "vision_config"))
+        vision = cls.tower.read_vision(part(config, "vision_config"))
         if vision.out_hidden_size != text.hidden_size:
             raise StartupError("config.json: the vision tower's `out_hidden_size` must equal the text `hidden_size`.")
         token_id = GLM4V.placeholder_below(config, text.vocab_size)

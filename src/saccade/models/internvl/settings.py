@@ -99,7 +99,7 @@ def tower(config: Mapping[str, Any]) -> InternConfig:
                 vision[key] = height
     if is_chat(config) and config.get("force_image_size") is not None:
         check_equal(config, {"force_image_size": vision["image_size"]})
-    return InternConfig.read(vision)
+    return InternConfig.read_vision(vision)
 
 
 def scale(config: Mapping[str, Any], vision: ClipConfig) -> int:

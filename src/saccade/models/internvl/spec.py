@@ -21,13 +21,15 @@ class Spec(TiledSpec):
     """models.spec.ModelSpec, and the validated parts of config.json for the network."""
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Self:
+    def read_config(cls, config: Mapping[str, Any]) -> Self:
         """Read config.json. Raises StartupError, naming the key."""
         if is_chat(config):
             keys = text_section({**config, "text_config": part(config, "llm_config")})
         else:
             keys = text_section({**TIED, **config, "text_config": part(config, "text_config")})
-        text = TextConfig.read(keys, STYLES[choice({"model_type": "qwen2", **keys}, "model_type", tuple(STYLES))])
+        text = TextConfig.read_decoder(
+            keys, STYLES[choice({"model_type": "qwen2", **keys}, "model_type", tuple(STYLES))]
+        )
         vision = tower(config)
         token_id = FAMILY.placeholder_below(config, text.vocab_size)
         return cls(text, vision, scale(config, vision), {IMAGE: token_id, VIDEO: token_id})

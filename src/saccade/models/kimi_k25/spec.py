@@ -24,10 +24,10 @@ class Spec(MergedPatchSpec):
     placeholder_of: Mapping[str, int]
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> "Spec":
+    def read_config(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json. Raises StartupError, naming the key."""
-        text = DeepseekTextConfig.read(text_section({**TIED, **config}), DEEPSEEK)
-        vision = MoonVitConfig.read(config, part(config, "vision_config"), text.hidden_size)
+        text = DeepseekTextConfig.read_decoder(text_section({**TIED, **config}), DEEPSEEK)
+        vision = MoonVitConfig.read_vision(config, part(config, "vision_config"), text.hidden_size)
         placeholder = FAMILY.placeholder_below(config, text.vocab_size)
         return cls(text, vision, {IMAGE: placeholder, VIDEO: placeholder})
 

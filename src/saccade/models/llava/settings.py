@@ -68,7 +68,7 @@ def tower(config: Mapping[str, Any]) -> ClipConfig:
     vision = LARGE_336 if vision is None else vision
     if not isinstance(vision, Mapping) or vision.get("model_type", TOWER) != TOWER:
         raise StartupError(f"config.json: vision_config must be a {TOWER}, the only supported vision tower.")
-    return ClipConfig.read(vision)
+    return ClipConfig.read_vision(vision)
 
 
 def _edges(preprocessor: Mapping[str, Any]) -> tuple[int, int]:

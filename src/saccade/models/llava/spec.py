@@ -47,7 +47,7 @@ class Spec(ModelSpec):
     placeholder_of: Mapping[str, int]
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> "Spec":
+    def read_config(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json. Raises StartupError, naming the key."""
         text, vision = _text(config), tower(config)
         stated = {**DEFAULTS, **{key: config[key] for key in DEFAULTS if config.get(key) is not None}}
@@ -120,4 +120,4 @@ def _text(config: Mapping[str, Any]) -> TextConfig:
     text = {} if config.get("text_config") is None else section(config, "text_config")
     kind = choice({"model_type": "llama", **text}, "model_type", tuple(STYLES))
     tied = bool(config.get("tie_word_embeddings", False) or text.get("tie_word_embeddings", False))
-    return TextConfig.read({**text, "tie_word_embeddings": tied}, STYLES[kind])
+    return TextConfig.read_decoder({**text, "tie_word_embeddings": tied}, STYLES[kind])

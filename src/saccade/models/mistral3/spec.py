@@ -49,7 +49,7 @@ class TowerConfig(MergingVisionConfig):
     norm_eps: float = 1e-5
 
     @classmethod
-    def read(cls, config: Mapping[str, Any], text: TextConfig) -> Self:
+    def read_vision(cls, config: Mapping[str, Any], text: TextConfig) -> Self:
         """Read `vision_config`, and *config* around it; *text* is the decoder's. Raises StartupError."""
         stated = section(config, "vision_config")
         vision = {**SILENT_VISION, **stated, **rope_section(stated)}
@@ -76,11 +76,11 @@ class Spec(MergedPatchSpec):
     placeholder_of: Mapping[str, int]
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Self:
+    def read_config(cls, config: Mapping[str, Any]) -> Self:
         """Read config.json. Raises StartupError, naming the key."""
         section(config, "text_config")
         keys = text_section({**TIED, **config})
         kind = choice({"model_type": "mistral", **keys}, "model_type", tuple(STYLES))
-        text = TextConfig.read(keys, STYLES[kind])
+        text = TextConfig.read_decoder(keys, STYLES[kind])
         token_id = FAMILY.placeholder_below(config, text.vocab_size, DEFAULT_IMAGE_TOKEN_ID)
-        return cls(text, TowerConfig.read(config, text), {IMAGE: token_id})
+        return cls(text, TowerConfig.read_vision(config, text), {IMAGE: token_id})

@@ -68,12 +68,12 @@ class Spec(GridSpec):
     placeholder_of: Mapping[str, int]
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Self:
+    def read_config(cls, config: Mapping[str, Any]) -> Self:
         """Read config.json. Raises StartupError, naming the key."""
         keys = text_section({**TIED, **config})
         biases = dict.fromkeys(("attention_bias", "mlp_bias"), flag(keys, "use_bias"))
-        text = TextConfig.read({**keys, **biases}, ERNIE)
-        vision = TowerConfig.read(
+        text = TextConfig.read_decoder({**keys, **biases}, ERNIE)
+        vision = TowerConfig.read_vision(
             {**SILENT_VISION, **part(config, "vision_config"), "out_hidden_size": text.hidden_size}
         )
         vision.check_rotation("`num_attention_heads`")

@@ -29,9 +29,9 @@ class Spec(ModelSpec):
     placeholder_of: Mapping[str, int]
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> "Spec":
+    def read_config(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json as models.files.engine_config returns it. Raises StartupError, naming the key."""
-        text = TextConfig.read(config, PHI3, max_model_len=config.get(MAX_MODEL_LEN))
+        text = TextConfig.read_decoder(config, PHI3, max_model_len=config.get(MAX_MODEL_LEN))
         embedding = section(config, "embd_layer")
         choice(embedding, "projection_cls", ("mlp",))
         choice(embedding, "hd_transform_order", ("sub_glb",))
@@ -39,7 +39,7 @@ class Spec(ModelSpec):
         choice(processor, "type_feature", ("patch",))
         # The releases only name the tower; a checkpoint with another one describes it as CLIP's configurations do.
         described = section(config, "vision_config") if "vision_config" in config else {}
-        vision = ClipConfig.read({**LARGE_336, **described})
+        vision = ClipConfig.read_vision({**LARGE_336, **described})
         if (vision.image_size, vision.patch_size) != (CROP, PATCH):
             raise StartupError(
                 f"config.json: the vision tower must take images of {CROP} pixels in patches of {PATCH}, not "

@@ -52,11 +52,11 @@ class QwenSpec(GridSpec):
     placeholder_of: Mapping[str, int]
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Self:
+    def read_config(cls, config: Mapping[str, Any]) -> Self:
         """Read config.json. Raises StartupError, naming the key."""
         style = cls.style_with_experts if has_experts(config) else cls.style
-        text = cls.text_config.read(text_section(config), style)
-        vision = cls.tower.read(part(config, "vision_config"))
+        text = cls.text_config.read_decoder(text_section(config), style)
+        vision = cls.tower.read_vision(part(config, "vision_config"))
         if vision.out_hidden_size != text.hidden_size:
             raise StartupError("config.json: the vision tower's `out_hidden_size` must equal the text `hidden_size`.")
         if vision.num_features > 1 + text.num_layers:
@@ -102,9 +102,9 @@ class HybridSpec(QwenSpec):
     style, style_with_experts, tower, text_config = PARTIAL, PARTIAL_EXPERTS, FlatTowerConfig, HybridConfig
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Self:
+    def read_config(cls, config: Mapping[str, Any]) -> Self:
         """Read config.json. Raises StartupError, naming the key."""
-        spec = super().read(config)
+        spec = super().read_config(config)
         if not config.get(DRAFTS):
             return spec
         text = {**HYBRID.defaults, **text_section(config)}

@@ -16,7 +16,7 @@ class Tower2Config(MergingConfig):
     defaults: ClassVar[Mapping[str, Any]] = defaults.TOWER2
 
     @classmethod
-    def read(cls, vision: Mapping[str, Any]) -> Self:
+    def read_vision(cls, vision: Mapping[str, Any]) -> Self:
         keys = {**cls.defaults, **vision}
         width = integer(keys, "embed_dim")
         widths = {
@@ -24,7 +24,7 @@ class Tower2Config(MergingConfig):
             "intermediate_size": width * integer(keys, "mlp_ratio"),
             "out_hidden_size": integer(keys, "hidden_size"),
         }
-        return super().read({**keys, **widths})
+        return super().read_vision({**keys, **widths})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,7 @@ def tower(config: Mapping[str, Any]) -> ClipConfig:
     vision = config.get("vision_config") or {}
     if not isinstance(vision, Mapping):
         raise StartupError(f"config.json: `vision_config` must be an object, not {vision!r}.")
-    return ClipConfig.read({**SILENT_VISION, **vision})
+    return ClipConfig.read_vision({**SILENT_VISION, **vision})
 
 
 def scale(config: Mapping[str, Any], vision: ClipConfig) -> int:

@@ -18,7 +18,7 @@ class Spec(TiledSpec):
     """models.spec.ModelSpec, and the validated parts of config.json for the network."""
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> "Spec":
+    def read_config(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json. Raises StartupError, naming the key."""
         text, vision = _text(config), tower(config)
         token_id = FAMILY.placeholder_below(config, text.vocab_size, DEFAULT_IMAGE_TOKEN_ID)
@@ -30,4 +30,4 @@ def _text(config: Mapping[str, Any]) -> TextConfig:
     text = {"rms_norm_eps": 1e-5} if config.get("text_config") is None else section(config, "text_config")
     choice({"model_type": "llama", **text}, "model_type", ("llama",))
     tied = bool(config.get("tie_word_embeddings", False))
-    return TextConfig.read({**text, "tie_word_embeddings": tied}, LLAMA)
+    return TextConfig.read_decoder({**text, "tie_word_embeddings": tied}, LLAMA)

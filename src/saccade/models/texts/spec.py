@@ -48,7 +48,7 @@ class Spec(ModelSpec):
     placeholder_of: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Self:
+    def read_config(cls, config: Mapping[str, Any]) -> Self:
         """Read config.json. Raises StartupError, naming the key."""
         reader, style = READERS[choice(config, "model_type", tuple(READERS))]
-        return cls(reader.read(config, style, config.get(MAX_MODEL_LEN)))
+        return cls(reader.read_decoder(config, style, config.get(MAX_MODEL_LEN)))

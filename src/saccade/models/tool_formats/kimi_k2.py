@@ -157,7 +157,7 @@ def _function(function: Mapping[str, Any]) -> str:
     else:
         whole = _object(parameters, "")
     for name, schema in list(references.definitions.items()):
-        references.read(schema)
+        references.read_schema(schema)
         if not isinstance(schema, dict):
             raise _CannotSay
         lines.append(f"{_comment(schema.get('description'), '')}interface {name} {_type(schema, '')}")
@@ -176,11 +176,11 @@ class _References:
         """Note the definitions in *schema*, and read its properties. Raises _CannotSay."""
         self.definitions.update(_mapping(schema.get("$defs") or {}))
         if isinstance(schema.get("additionalProperties"), dict):
-            self.read(schema["additionalProperties"])
+            self.read_schema(schema["additionalProperties"])
         for declared in _mapping(schema.get("properties", {})).values():
-            self.read(declared)
+            self.read_schema(declared)
 
-    def read(self, schema: Any) -> None:
+    def read_schema(self, schema: Any) -> None:
         """Read one schema. Raises _CannotSay."""
         if isinstance(schema, bool):
             return
@@ -189,7 +189,7 @@ class _References:
                 self._resolve(reference)
             case {"anyOf": list(parts)}:
                 for part in parts:
-                    self.read(part)
+                    self.read_schema(part)
             case {"anyOf": _}:
                 raise _CannotSay
             case {"enum": values}:
@@ -199,7 +199,7 @@ class _References:
             case {"type": "object"}:
                 self.read_object(schema)
             case {"type": "array"}:
-                self.read(schema.get("items") or True)
+                self.read_schema(schema.get("items") or True)
             case {"type": str()}:
                 pass
             case {**keywords} if keywords:

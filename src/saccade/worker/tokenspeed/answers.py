@@ -56,9 +56,9 @@ class _Sample:
 class ResponseBuilder:
     """Builds the responses to *request*, whose id on the wire is *name*.
 
-    Call take_delta() with every delta; `num_open` samples have not ended. With *streams* each delta makes a chunk, and the
-    complete answer repeats no log probabilities. *keeps_stop* keeps the stop id among the tokens. *search* returns a
-    new search for stop strings.
+    Call take_delta() with every delta; `num_open` samples have not ended. With *streams* each delta makes a chunk, and
+    the complete answer repeats no log probabilities. *keeps_stop* keeps the stop id among the tokens. *search* returns
+    a new search for stop strings.
     """
 
     def __init__(

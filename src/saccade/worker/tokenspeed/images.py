@@ -67,7 +67,7 @@ class ImageReader:
         denormaliser = Denormaliser(layout.settings["image_mean"], layout.settings["image_std"])
         return cls(spec, layout, grid_name, denormaliser, denormaliser.takes_bfloat16)
 
-    def read(self, item: pb.MultimodalItem, token_ids: Sequence[int], field: str) -> MediaItem:
+    def read_image(self, item: pb.MultimodalItem, token_ids: Sequence[int], field: str) -> MediaItem:
         """Return the image in *item*, the message's *field*, of the prompt *token_ids*. Takes milliseconds.
 
         Raises RequestError, naming the field.
@@ -105,13 +105,15 @@ class ImageReader:
             )
         if self.grid_name not in tensors_by_name:
             raise InvalidValue(f"{field}.model_specific_tensors lacks {self.grid_name!r}.", field)
-        sizes = tensors.read(tensors_by_name[self.grid_name], f"{field}.{self.grid_name}").ravel().tolist()
+        sizes = tensors.read_tensor(tensors_by_name[self.grid_name], f"{field}.{self.grid_name}").ravel().tolist()
         if len(sizes) != 3 or not all(type(size) is int and 0 < size < 1 << 20 for size in sizes):
             raise InvalidValue(f"{field}.{self.grid_name} must be the frames, rows and columns of one image.", field)
         if sizes[0] != 1:
             raise InvalidValue(f"{field}.{self.grid_name}: an image has one frame, not {sizes[0]}.", field)
         if PATCHES_PER_IMAGE in tensors_by_name:
-            counts = tensors.read(tensors_by_name[PATCHES_PER_IMAGE], f"{field}.{PATCHES_PER_IMAGE}").ravel().tolist()
+            counts = (
+                tensors.read_tensor(tensors_by_name[PATCHES_PER_IMAGE], f"{field}.{PATCHES_PER_IMAGE}").ravel().tolist()
+            )
             if counts != [math.prod(sizes)]:
                 raise InvalidValue(f"{field}.{PATCHES_PER_IMAGE} is {counts}; the grid {sizes} has another.", field)
         return sizes[0], sizes[1], sizes[2]
@@ -139,7 +141,7 @@ class ImageReader:
         own, external = self.spec.pixel_shape(grid), self._external_shape(grid)
         if tuple(tensor.shape) != external:
             raise InvalidValue(f"{field} has the shape {list(tensor.shape)}; the grid needs {list(external)}.", field)
-        values = tensors.read(tensor, field).reshape(own[0], CHANNELS, math.prod(external) // math.prod(own), -1)
+        values = tensors.read_tensor(tensor, field).reshape(own[0], CHANNELS, math.prod(external) // math.prod(own), -1)
         if not all(np.array_equal(values[:, :, 0], values[:, :, other]) for other in range(1, values.shape[2])):
             raise InvalidValue(f"{field}: the frames of a still image must be equal.", field)
         try:

@@ -78,7 +78,7 @@ def _media(message: pb.GenerateRequest, model: WireModel, token_ids: list[int]) 
         field = f"mm_inputs.items[{index}]"
         if model.images is None:
             raise UnsupportedParameter("This wire has no form for the images of this model.", field)
-        yield model.images.read(item, token_ids, field)
+        yield model.images.read_image(item, token_ids, field)
 
 
 def _sampling(message: pb.GenerateRequest, defaults: GenerationDefaults, room: int) -> SamplingParams:

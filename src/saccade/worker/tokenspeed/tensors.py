@@ -24,7 +24,7 @@ NUMPY_DTYPES = {"bfloat16": "<u2", "float32": "<f4", "int64": "<i8", "uint32": "
 """The numpy type with the bits of a value, by its name on the wire."""
 
 
-def read(tensor: pb.TensorData, field: str) -> npt.NDArray[Any]:
+def read_tensor(tensor: pb.TensorData, field: str) -> npt.NDArray[Any]:
     """Return the values of *tensor*, the message's *field*; bfloat16 as uint16. Raises InvalidValue.
 
     Raises UnsupportedParameter for dtypes and transports that are not served.

@@ -20,7 +20,7 @@ def parse_chat(body: Body, strict: bool = False) -> tuple[ChatRequest, str]:
 
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
     """
-    request, warning = _CHAT.read(body, strict)
+    request, warning = _CHAT.read_parameters(body, strict)
     check_stream(request)
     check_messages(request.messages)
     return msgspec.structs.replace(request, messages=with_text_files(request.messages)), warning

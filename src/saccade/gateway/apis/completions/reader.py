@@ -67,7 +67,7 @@ class CompletionRequest(AnswerFields, frozen=True, kw_only=True):
 
 def parse_completion(body: Body, strict: bool = False) -> tuple[CompletionBatch, str]:
     """Return the batch in *body*, and a warning about ignored parameters. Raises as parse_chat does."""
-    completion, warning = _READER.read(body, strict)
+    completion, warning = _READER.read_parameters(body, strict)
     check_stream(completion)
     num_samples = completion.n or 1
     if completion.best_of not in (None, num_samples):

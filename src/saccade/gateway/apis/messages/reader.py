@@ -104,7 +104,7 @@ def parse_messages(body: Body, strict: bool = False) -> tuple[ChatRequest, str, 
 
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
     """
-    request, warning = _MESSAGES.read(body, strict)
+    request, warning = _MESSAGES.read_parameters(body, strict)
     sampling = {name: getattr(request, name) for name in ("max_tokens", "stream", "temperature", "top_p", "top_k")}
     chat, names = _chat(request, sampling | {"stop": request.stop_sequences})
     return chat, _with_omissions(warning, request), names
@@ -112,7 +112,7 @@ def parse_messages(body: Body, strict: bool = False) -> tuple[ChatRequest, str, 
 
 def parse_count(body: Body, strict: bool = False) -> tuple[ChatRequest, str, FieldNames]:
     """Return the chat in the *body* of POST /v1/messages/count_tokens. Raises as parse_messages does."""
-    request, warning = _COUNT.read(body, strict)
+    request, warning = _COUNT.read_parameters(body, strict)
     chat, names = _chat(request, {})
     return chat, _with_omissions(warning, request), names
 

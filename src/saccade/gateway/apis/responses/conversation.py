@@ -303,7 +303,7 @@ def _part(part: Part, name: str, place: str, chat: Conversation) -> ContentPart:
         case Part(type="input_text" | "output_text"):
             raise InvalidValue(f"`{name}.text` is missing.", f"{name}.text")
         case Part(type="input_file") if (
-            file_text := chat.files.read(part.file_data, part.filename, f"{name}.file_data")
+            file_text := chat.files.read_file(part.file_data, part.filename, f"{name}.file_data")
         ) is not None:
             check_no_limits(part, name)
             return ContentPart(type="text", text=file_text)

@@ -74,7 +74,7 @@ def parse_response(body: Body, strict: bool = False) -> tuple[ResponseRequest, s
 
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
     """
-    request, warning = _READER.read(body, strict)
+    request, warning = _READER.read_parameters(body, strict)
     if request.top_logprobs or LOGPROBS in (request.include or ()):
         param = "top_logprobs" if request.top_logprobs else "include"
         raise UnsupportedParameter(f"`{param}`: log probabilities are not served here; chats have them.", param)
@@ -88,7 +88,7 @@ class ResponseReader:
     strict_parameters: bool
     store: ResponseStore | None
 
-    def read(self, body: Body, tenant: bytes) -> ReadBody:
+    def read_chat(self, body: Body, tenant: bytes) -> ReadBody:
         """Return the chat in *body*. Raises RequestError that names the field."""
         original, warning = parse_response(body, self.strict_parameters)
 
