@@ -112,7 +112,7 @@ class TenantLru(Generic[K, V]):
     def __len__(self) -> int:
         return sum(map(len, self._tenants.values()))
 
-    def of(self, tenant: bytes) -> ByteLru[K, V]:
+    def of_tenant(self, tenant: bytes) -> ByteLru[K, V]:
         """Return the values of *tenant*, for reading; empty if there are none."""
         return self._tenants.get(tenant) or ByteLru(0)
 
@@ -129,7 +129,7 @@ class TenantLru(Generic[K, V]):
 
     def pop(self, tenant: bytes, key: K) -> V | None:
         """Remove a value and return it."""
-        values = self.of(tenant)
+        values = self.of_tenant(tenant)
         value = values.pop(key)
         if not len(values):
             self._tenants.pop(tenant, None)

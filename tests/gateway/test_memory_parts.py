@@ -66,7 +66,7 @@ def test_a_part_shows_what_it_has_now() -> None:
 
 async def test_pixels_without_room_wait_and_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request, "PIXELS_WAIT_SECONDS", 0.01)
-    limits = request.Limits.of(GatewayConfig(shared_memory_bytes=1 << 20))
+    limits = request.Limits.of_config(GatewayConfig(shared_memory_bytes=1 << 20))
     bound = {part.name: part.bound_bytes for part in limits.memory_parts}["pixels"]
     with request.Request.begin(limits, Account(EVERYBODY), "a") as one:
         with await one.pixels(bound):
@@ -96,7 +96,7 @@ async def test_kept_grammars_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     kept = grammars.RequestGrammars()
     part, most = kept.memory_part, 0
     for number in range(20):
-        await kept.of(Constraint("regex", f"{number}" + "a" * 4000, "guided_regex"))
+        await kept.grammar_of(Constraint("regex", f"{number}" + "a" * 4000, "guided_regex"))
         most = max(most, part.num_bytes())
     kept.close()
     assert part.bound_bytes / 2 < most <= part.bound_bytes == 100_000

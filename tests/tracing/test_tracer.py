@@ -19,8 +19,8 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "saccade.tracing.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(StartupError, match=r"pip install 'saccade-vlm\[tracing\]'"):
-        Tracer.of(TraceSettings("http://127.0.0.1:4317"))
+        Tracer.of_settings(TraceSettings("http://127.0.0.1:4317"))
 
 
 def test_nothing_is_traced_without_an_endpoint() -> None:
-    assert Tracer.of(TraceSettings(sample=1)) is None
+    assert Tracer.of_settings(TraceSettings(sample=1)) is None

@@ -97,7 +97,7 @@ async def draft_of(
     PDFs and videos need a *pool* that is started.
     """
     config = GatewayConfig(media_limits=MediaLimits(images=len(encoded), videos=len(encoded)))
-    limits, metrics = Limits.of(config), Metrics()
+    limits, metrics = Limits.of_config(config), Metrics()
     media = Media(config, pool or DecodePool(config), limits.work_threads(), metrics)
     prompts = PromptDrafter(config.media_limits, metrics, media.threads)
     parts = [_part(content) for content in encoded]

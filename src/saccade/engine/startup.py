@@ -189,9 +189,9 @@ def assemble(
         config.max_num_waiting,
         whole_images=spec.longest_whole > 0,
     )
-    costs = EncodeCosts.of(spec, network.dtype.itemsize)
+    costs = EncodeCosts.of_model(spec, network.dtype.itemsize)
     blocks, encoder_cache = _block_manager(config, spec, caches), EncoderCache(config.encoder_cache_bytes)
-    speculation = Speculation.of(config.speculation) if config.speculation else None
+    speculation = Speculation.of_config(config.speculation) if config.speculation else None
     scheduler = Scheduler(budgets, blocks, encoder_cache, costs, speculation)
     if peers is not None:
         peers.renew(config.cuda_graphs is not False)

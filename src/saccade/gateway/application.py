@@ -55,8 +55,8 @@ class Application:
     ) -> None:
         self.metrics = metrics = Metrics()
         self._access_log = access_log or AccessLog()
-        self._tracer = Tracer.of(config.tracing)
-        self.limits = Limits.of(config)
+        self._tracer = Tracer.of_settings(config.tracing)
+        self.limits = Limits.of_config(config)
         self._worker_pool = worker_pool
         num_processes = 1 if config.member is None else config.member.size
         self._api_keys = ApiKeyStore(config.api_keys, config.api_keys_file, config.admin_keys, num_processes)
@@ -71,7 +71,7 @@ class Application:
         self.siblings = Siblings(
             config.member, self._work, self.media.forget, metrics.registry, of_engines, self._api_keys.usages
         )
-        self.bodies = BodyReader.of(config, self.limits, self.media.threads)
+        self.bodies = BodyReader.of_config(config, self.limits, self.media.threads)
         self.pipeline = Pipeline(
             model_registry=self.model_registry,
             prompts=PromptDrafter(

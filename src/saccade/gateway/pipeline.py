@@ -109,7 +109,7 @@ class Pipeline:
         salt, answer_grammar = request_salt(request.tenant.salt, params.cache_salt), None
         rules = token_rules(params, served)
         if constraint is not None:
-            answer_grammar = await self.grammars.of(constraint, salt, request.client, request.tenant.priority)
+            answer_grammar = await self.grammars.grammar_of(constraint, salt, request.client, request.tenant.priority)
         priority = (params.priority or 0) if self.dispatcher.limits.takes_priorities else 0
         return [Part(params, one, served, salt, rules, answer_grammar, priority) for one in chats]
 

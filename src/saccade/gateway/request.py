@@ -53,7 +53,7 @@ class Limits:
         return WorkThreads(self.admission)
 
     @classmethod
-    def of(cls, config: GatewayConfig) -> Self:
+    def of_config(cls, config: GatewayConfig) -> Self:
         """Return the limits of *config*, with nothing taken."""
         return cls(
             Admission(config.max_requests, config.max_tenant_requests),

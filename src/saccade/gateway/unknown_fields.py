@@ -60,7 +60,7 @@ class Shape:
     ignores_empty: bool
 
     @classmethod
-    def of(cls, kind: type[Struct]) -> "Shape":
+    def of_struct(cls, kind: type[Struct]) -> "Shape":
         """Return the shape of *kind*."""
         fields = msgspec.structs.fields(kind)
         without_effect: frozenset[str] = getattr(kind, "without_effect", frozenset())
@@ -98,7 +98,7 @@ class UnknownFields:
         while pending:
             one = pending.pop()
             if one not in self._shapes:
-                self._shapes[one] = Shape.of(one)
+                self._shapes[one] = Shape.of_struct(one)
                 pending += self._shapes[one].structs.values()
 
     def within(self, raw: bytes | Raw, kind: type[Struct] | None = None, path: str = "") -> Iterator[tuple[str, str]]:

@@ -128,7 +128,7 @@ class AsyncLLM:
                 begun_at = [choice.first_token_at for choice in answer.choices if choice.first_token_at]
                 ttft_seconds = min(begun_at) - start if begun_at else None
                 completion = await complete(answer, chunks)
-                return ChatResult.of(completion, ttft_seconds, time.perf_counter() - start, warning)
+                return ChatResult.of_completion(completion, ttft_seconds, time.perf_counter() - start, warning)
             except QueueFull:
                 # Large images may fill a limit before all places are taken. Other chats end, and give it back.
                 await asyncio.sleep(RETRY_SECONDS)
@@ -142,7 +142,7 @@ class AsyncLLM:
         deltas, maker = asyncio.Queue[Delta | None](), Deltas()
 
         def take(chunk: Chunk) -> None:
-            deltas.put_nowait(maker.of(chunk))  # now: its choice changes with later chunks
+            deltas.put_nowait(maker.delta_of(chunk))  # now: its choice changes with later chunks
 
         async def run() -> Delta:
             try:

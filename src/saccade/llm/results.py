@@ -44,7 +44,7 @@ class ChatResult:
     """Which settings have no effect, as in the API's header `x-saccade-warning`."""
 
     @classmethod
-    def of(
+    def of_completion(
         cls, completion: ChatCompletion, ttft_seconds: float | None, seconds: float, warning: str = ""
     ) -> "ChatResult":
         first = completion.choices[0]
@@ -90,7 +90,7 @@ class Deltas:
         self._pieces: dict[int, list[GeneratedCall]] = {}
         """Of the open call of each choice."""
 
-    def of(self, chunk: Chunk) -> Delta:
+    def delta_of(self, chunk: Chunk) -> Delta:
         """Return what *chunk* adds."""
         pieces = [*self._pieces.get(chunk.choice.index, ()), *chunk.calls]
         num_whole = max((place for place, piece in enumerate(pieces, 1) if piece.ends), default=0)

@@ -23,6 +23,6 @@ class RequestTraits:
     """Why a worker that takes only chats cannot serve it; None if it can."""
 
     @classmethod
-    def of(cls, request: EngineRequest) -> "RequestTraits":
+    def of_request(cls, request: EngineRequest) -> "RequestTraits":
         """Return the traits of *request*, which goes as token ids."""
         return cls(len(request.token_ids), request.sampling, request.num_samples, bool(request.media), request.salt)

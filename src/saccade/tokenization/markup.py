@@ -41,7 +41,7 @@ class Markup(NamedTuple):
     sep_id: int
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> "Markup | None":
+    def of_tokenizer(cls, tokenizer: Tokenizer) -> "Markup | None":
         """Return the ids in a vocabulary, None if it lacks one of them."""
         ids = [tokenizer.special_tokens.get(tag) for tag in ("<|open|>", "<|close|>", "<|sep|>")]
         return None if None in ids else cls(*ids)  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ class Tracer:
         self._sample = sample
 
     @classmethod
-    def of(cls, settings: TraceSettings) -> Self | None:
+    def of_settings(cls, settings: TraceSettings) -> Self | None:
         """Return a tracer, None without an endpoint. Raises StartupError if OpenTelemetry is not installed."""
         return None if settings.endpoint is None else cls(_sender(settings.endpoint), settings.sample)
 

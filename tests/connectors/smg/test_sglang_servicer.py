@@ -215,9 +215,12 @@ async def test_refused_parameters_are_known_before_sending(
 ) -> None:  # F9
     traits = {"traits": lambda _: Traits("image_grid_thw")}
     async with listening(engine.servicer(servicer_of)) as target, registered(target, slots, **traits) as client:
-        known = RequestTraits.of(ask(salt=b"one"))
-        others = [RequestTraits.of(ask(salt=b"other")), RequestTraits.of(ask(floats(inline=PIXELS), salt=b"one"))]
-        others += [RequestTraits.of(ask(salt=b"one", seed=1)), dataclasses.replace(known, num_samples=2)]
+        known = RequestTraits.of_request(ask(salt=b"one"))
+        others = [
+            RequestTraits.of_request(ask(salt=b"other")),
+            RequestTraits.of_request(ask(floats(inline=PIXELS), salt=b"one")),
+        ]
+        others += [RequestTraits.of_request(ask(salt=b"one", seed=1)), dataclasses.replace(known, num_samples=2)]
         # To ask does not make a tenant the first.
         assert [client.refuses(traits) is None for traits in (others[0], known)] == [True, True]
         [delta async for delta in generate(client, ask(salt=b"one"))]

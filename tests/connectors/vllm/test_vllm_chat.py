@@ -55,7 +55,7 @@ async def answer(client: VllmClient, request: EngineRequest, chat: ChatPrompt = 
 async def test_grammars_are_refused() -> None:  # F13
     async with listening(chats_only()) as url, registered(url) as client:
         asked = ask(grammar=Grammar("structural_tag", "{}"))
-        refusals = [client.refuses(RequestTraits.of(request)) for request in (asked, ask())]
+        refusals = [client.refuses(RequestTraits.of_request(request)) for request in (asked, ask())]
     assert isinstance(refusals[0], UnsupportedParameter)
     assert refusals[1] is None
 

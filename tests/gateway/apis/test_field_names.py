@@ -23,8 +23,8 @@ NAMES = FieldNames({"messages[1]": "input[0]", "messages[1].content[0]": "input[
     ],
 )
 def test_the_longest_known_field_names(field: str, expected: str) -> None:
-    assert NAMES.of(field) == expected
-    assert FieldNames().of(field) == field
+    assert NAMES.name_of(field) == expected
+    assert FieldNames().name_of(field) == field
 
 
 def test_errors_are_renamed() -> None:

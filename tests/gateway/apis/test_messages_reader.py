@@ -131,7 +131,9 @@ def test_a_schema_holds_the_answer() -> None:
     assert request.response_format is not None
     assert request.response_format.json_schema is not None
     assert msgspec.json.decode(request.response_format.json_schema.schema) == schema  # type: ignore[arg-type]
-    assert names.of("response_format.json_schema.schema.properties.a") == "output_config.format.schema.properties.a"
+    assert (
+        names.name_of("response_format.json_schema.schema.properties.a") == "output_config.format.schema.properties.a"
+    )
 
 
 def test_counting_takes_bodies_of_messages_and_needs_no_max_tokens() -> None:
@@ -270,7 +272,7 @@ def test_anthropics_own_tools_are_left_out() -> None:
     own = [{"type": kind, "name": kind} for kind in types]
     request, warning, names = parse_messages(body(tools=[own[0], TOOL, *own[1:]], tool_choice={"type": "any"}))
     assert [tool["function"]["name"] for tool in read_chat(request, FAMILY).tools] == ["look"]
-    assert names.of("tools[0].function.parameters") == "tools[1].input_schema"
+    assert names.name_of("tools[0].function.parameters") == "tools[1].input_schema"
     assert warning == f"tools of Anthropic's own types left out: {', '.join(types)}"
     assert parse_messages(body(tools=[{"type": "é\n" + "a" * 99}]))[1].endswith(f"out: ??{'a' * 59}...")
 

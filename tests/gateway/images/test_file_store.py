@@ -58,17 +58,17 @@ def test_ids_are_those_of_content_and_tenant() -> None:
 def test_tenants_do_not_find_each_others_files(store: FileStore) -> None:
     own = put(store, b"t", 1)
     assert is_there(store, b"t", own)
-    assert store.of(b"u") == []
+    assert store.files_of(b"u") == []
     for method in (store.get, store.delete):
         with pytest.raises(FileNotFound) as refused:
             method(b"u", own, "f")
         assert (refused.value.param, refused.value.status) == ("f", 404)
-    assert [about.id for about in store.of(b"t")] == [own]
+    assert [about.id for about in store.files_of(b"t")] == [own]
 
 
 def test_the_same_content_is_one_file(store: FileStore) -> None:
     assert put(store, b"t", 1) == put(store, b"t", 1)
-    assert len(store.of(b"t")) == 1
+    assert len(store.files_of(b"t")) == 1
     assert store.num_bytes == 1000 + ENTRY_BYTES
 
 
@@ -81,7 +81,7 @@ def test_files_are_kept_for_their_time(store: FileStore, clock: Clock) -> None:
     clock.seconds = 1010
     assert [is_there(store, b"t", known_as) for known_as in (short, long, again)] == [False, True, True]
     clock.seconds = 1100
-    assert store.of(b"t") == []
+    assert store.files_of(b"t") == []
     assert store.num_bytes == 0
 
 
@@ -119,9 +119,9 @@ def test_the_tenant_that_holds_most_loses_its_oldest_file(store: FileStore) -> N
 def test_files_are_listed_in_the_order_of_their_uploads(store: FileStore) -> None:
     ids = [put(store, b"t", number) for number in (2, 0, 1)]
     store.get(b"t", ids[0], "f")
-    assert [about.id for about in store.of(b"t")] == ids
+    assert [about.id for about in store.files_of(b"t")] == ids
     assert put(store, b"t", 2) == ids[0]
-    assert [about.id for about in store.of(b"t")] == [*ids[1:], ids[0]]
+    assert [about.id for about in store.files_of(b"t")] == [*ids[1:], ids[0]]
 
 
 def test_a_tenant_has_a_bounded_number_of_files(clock: Clock) -> None:
@@ -129,7 +129,7 @@ def test_a_tenant_has_a_bounded_number_of_files(clock: Clock) -> None:
     about = FileObject(id="", bytes=0, created_at=0, expires_at=2000, filename="a", purpose="vision")
     for number in range(MAX_FILES + 1):
         store.put(b"t", StoredFile(msgspec.structs.replace(about, id=str(number)), b""))
-    ids = [about.id for about in store.of(b"t")]
+    ids = [about.id for about in store.files_of(b"t")]
     assert (ids[0], ids[-1], len(ids)) == ("1", str(MAX_FILES), MAX_FILES)
 
 

@@ -26,7 +26,7 @@ def tokenizer(tiny_qwen3_vl: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def markers(tokenizer: Tokenizer) -> ReasoningTokens:
-    found = ReasoningTokens.of(tokenizer, THINK)
+    found = ReasoningTokens.of_tokenizer(tokenizer, THINK)
     assert found is not None
     return found
 
@@ -49,7 +49,7 @@ def test_markers_are_found_by_name(tokenizer: Tokenizer, markers: ReasoningToken
 def test_model_without_markers(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     known = tokenizer.token_id
     monkeypatch.setattr(tokenizer, "token_id", lambda content: None if content == "</think>" else known(content))
-    assert ReasoningTokens.of(tokenizer, THINK) is None
+    assert ReasoningTokens.of_tokenizer(tokenizer, THINK) is None
 
 
 S, E = "start", "end"

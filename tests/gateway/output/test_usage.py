@@ -79,7 +79,7 @@ def test_usage_without_images_has_no_fields_of_images(gateway: scripted.Gateway)
 def test_entry_of_a_video_has_its_frames() -> None:
     videos = load_video_layout("qwen3_vl")({}, {}, {})
     layout = videos.video(VideoHeader(48, 24.0, 320, 240), videos.settings_for(VideoOptions()))
-    entry = ImageUsage.of(layout, [Span(1, layout.num_tokens // 2), Span(90, layout.num_tokens // 2)], 0)
+    entry = ImageUsage.of_layout(layout, [Span(1, layout.num_tokens // 2), Span(90, layout.num_tokens // 2)], 0)
     assert (entry.frames, entry.tokens) == (len(layout.frames), layout.num_tokens)
     assert (entry.width, entry.height) == (entry.patch * layout.grid[2], entry.patch * layout.grid[1])
 
@@ -91,5 +91,5 @@ def test_entry_of_tiles_has_the_size_of_all() -> None:
         {"vision_config": {"image_size": 336, "patch_size": 14}, **pinpoints}, {**pinpoints, **edges}
     )
     layout = layouts.image(300, 900, layouts.settings)
-    entry = ImageUsage.of(layout, [Span(0, layout.num_tokens)], 0)
+    entry = ImageUsage.of_layout(layout, [Span(0, layout.num_tokens)], 0)
     assert (entry.width, entry.height, entry.patch) == (336, 672, 14)

@@ -35,7 +35,7 @@ async def test_long_chats_leave_the_event_loop_free(
 ) -> None:
     """However little text is in them."""
     served = ServedModel.from_files("tiny", read_model_files(tiny_qwen3_vl), max_model_len)
-    prompts = PromptDrafter(MediaLimits(), Metrics(), WorkThreads(Limits.of(GatewayConfig()).admission))
+    prompts = PromptDrafter(MediaLimits(), Metrics(), WorkThreads(Limits.of_config(GatewayConfig()).admission))
     asked = ChatRequest(model="tiny", messages=messages)
 
     async def draft() -> None:
@@ -56,7 +56,7 @@ class Recording(WorkThreads):
     """Notes which work went to a thread."""
 
     def __init__(self) -> None:
-        super().__init__(Limits.of(GatewayConfig()).admission)
+        super().__init__(Limits.of_config(GatewayConfig()).admission)
         self.in_thread: list[bool] = []
 
     async def run(self, is_long: bool, num_bytes: int, work: Callable[[], Any]) -> Any:

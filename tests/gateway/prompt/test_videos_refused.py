@@ -29,7 +29,7 @@ def asked(*parts: ContentPart) -> ChatRequest:
 
 
 def prompts_of(config: GatewayConfig) -> PromptDrafter:
-    return PromptDrafter(config.media_limits, Metrics(), WorkThreads(Limits.of(config).admission))
+    return PromptDrafter(config.media_limits, Metrics(), WorkThreads(Limits.of_config(config).admission))
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def test_a_video_and_an_image_have_room_in_their_order(name: str, checkpoint: Ca
             assert sum(span.length for span in of_item) == layout.num_tokens
             for span in of_item:
                 ids = token_ids[span.start : span.start + span.length]
-                assert set(ids) == {model.placeholders.of(layout)}
+                assert set(ids) == {model.placeholders.id_of(layout)}
         # Text of a user stays text, whatever it looks like.
         assert sum(token_id in model.placeholders.ids for token_id in token_ids) == sum(
             layout.num_tokens for layout in layouts

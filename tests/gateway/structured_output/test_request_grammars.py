@@ -36,7 +36,7 @@ async def grammars() -> AsyncIterator[RequestGrammars]:
 
 
 def asking(grammars: RequestGrammars, constraint: Constraint, client: str) -> asyncio.Task[object]:
-    return asyncio.create_task(grammars.of(constraint, client.encode(), client))
+    return asyncio.create_task(grammars.grammar_of(constraint, client.encode(), client))
 
 
 async def leave(*tasks: asyncio.Task[object]) -> None:
@@ -53,8 +53,8 @@ def test_a_trial_that_fails_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -
         with monkeypatch.context() as broken:
             broken.setattr(trial, "PROGRAM", "saccade.gateway.no_such_module")
             with pytest.raises(InternalError):
-                await grammars.of(SHORT)
-        held = await grammars.of(SHORT)
+                await grammars.grammar_of(SHORT)
+        held = await grammars.grammar_of(SHORT)
         assert (held.grammar.kind, held.grammar.text) == ("regex", "[ab]+")
 
     asyncio.run(run())
@@ -97,8 +97,8 @@ async def test_one_client_does_not_keep_others_waiting(grammars: RequestGrammars
 async def test_tenants_learn_nothing_of_one_anothers_grammars(
     grammars: RequestGrammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await grammars.of(SHORT, b"salt of one")
+    await grammars.grammar_of(SHORT, b"salt of one")
     monkeypatch.setattr(trial, "PROGRAM", "saccade.gateway.no_such_module")
-    await grammars.of(SHORT, b"salt of one")
+    await grammars.grammar_of(SHORT, b"salt of one")
     with pytest.raises(InternalError):
-        await grammars.of(SHORT, b"salt of another")
+        await grammars.grammar_of(SHORT, b"salt of another")

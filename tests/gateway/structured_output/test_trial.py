@@ -62,9 +62,9 @@ async def test_a_killed_child_says_nothing_about_the_grammar(tmp_path: Path, mon
         for death in DEATHS.values():
             (tmp_path / "dying.py").write_text(f"import os\nimport sys\n{death}\nos.kill(os.getpid(), 9)\n")
             with pytest.raises(InternalError):
-                await subject.of(constraint({"type": "boolean"}))
+                await subject.grammar_of(constraint({"type": "boolean"}))
             assert not children()
-    assert (await subject.of(constraint({"type": "boolean"}))).grammar.text == '{"type":"boolean"}'
+    assert (await subject.grammar_of(constraint({"type": "boolean"}))).grammar.text == '{"type":"boolean"}'
     subject.close()
 
 
@@ -73,8 +73,8 @@ async def test_a_starved_child_says_nothing_about_the_grammar(monkeypatch: pytes
     with monkeypatch.context() as starved:
         starved.setattr(trial, "START_SECONDS", -LIMITS.seconds)
         with pytest.raises(DeadlineExceeded):
-            await subject.of(constraint({"type": "boolean"}))
-    assert (await subject.of(constraint({"type": "boolean"}))).grammar.text == '{"type":"boolean"}'
+            await subject.grammar_of(constraint({"type": "boolean"}))
+    assert (await subject.grammar_of(constraint({"type": "boolean"}))).grammar.text == '{"type":"boolean"}'
     subject.close()
 
 
@@ -128,11 +128,11 @@ async def test_a_grammar_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammars, "Trial", Counted)
     subject = RequestGrammars()
     wanted, refused = constraint({"uniqueItems": True}), constraint({"not": {}}, strict=True)
-    first, second = await asyncio.gather(subject.of(wanted), subject.of(wanted))
-    assert first == second == await subject.of(wanted)
+    first, second = await asyncio.gather(subject.grammar_of(wanted), subject.grammar_of(wanted))
+    assert first == second == await subject.grammar_of(wanted)
     assert first.dropped == [f"{PARAM}.uniqueItems"]
     for _ in range(2):
         with pytest.raises(UnsupportedParameter):
-            await subject.of(refused)
+            await subject.grammar_of(refused)
     assert tried == [wanted, refused]
     subject.close()

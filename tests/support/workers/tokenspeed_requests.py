@@ -46,7 +46,7 @@ class Model:
 
     @cached_property
     def wire(self) -> WireModel:
-        return WireModel.of(self.description)
+        return WireModel.of_description(self.description)
 
     @cached_property
     def layout(self) -> Layout:

@@ -208,7 +208,7 @@ class SmgClient(Connector[SmgSession]):
         session = self._session
         if session is None:
             raise WorkerUnavailable(NOT_READY)
-        if error := self.refused(RequestTraits.of(request), session):
+        if error := self.refused(RequestTraits.of_request(request), session):
             raise error
         self.begin(request)
         _check_pixels(request, session.description)

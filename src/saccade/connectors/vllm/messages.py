@@ -102,7 +102,7 @@ def refused_parameter(traits: RequestTraits) -> UnsupportedParameter | None:
 
 
 def _check_parameters(request: EngineRequest) -> None:
-    if error := refused_parameter(RequestTraits.of(request)):
+    if error := refused_parameter(RequestTraits.of_request(request)):
         raise error
 
 

@@ -37,7 +37,7 @@ class EncodeCosts:
     num_bytes: Callable[[Grid, Size | None], int]
 
     @staticmethod
-    def of(spec: ModelSpec, itemsize: int) -> "EncodeCosts":
+    def of_model(spec: ModelSpec, itemsize: int) -> "EncodeCosts":
         """Return the costs for the model of *spec*, whose features have *itemsize* bytes each."""
         return EncodeCosts(spec.encode_cost, lambda *shape: spec.encoder_output_values(*shape) * itemsize)
 

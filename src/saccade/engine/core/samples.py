@@ -23,7 +23,7 @@ class Samples:
     parked: deque[Sequence] = field(default_factory=deque)
 
     @classmethod
-    def of(cls, sequence: Sequence) -> Self:
+    def of_sequence(cls, sequence: Sequence) -> Self:
         """Return the samples of the request of *sequence*, its first one. A transfer of state needs all at once."""
         request = sequence.request
         num_at_once = request.num_at_once

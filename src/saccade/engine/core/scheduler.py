@@ -149,7 +149,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request by its sample 0."""
-        request = Samples.of(sequence)
+        request = Samples.of_sequence(sequence)
         self.requests[sequence.connection][sequence.request_id] = request
         if sequence.awaits_kv:
             sequence.forks = request.begin(sequence)

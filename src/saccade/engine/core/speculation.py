@@ -55,7 +55,7 @@ class Speculation:
         self._accounts: WeakKeyDictionary[Sequence, _Account] = WeakKeyDictionary()
 
     @classmethod
-    def of(cls, config: SpeculativeConfig) -> Self:
+    def of_config(cls, config: SpeculativeConfig) -> Self:
         """Return what *config* requests."""
         if config.method == "mtp":
             return cls(OwnDrafts(), config.num_tokens, config.num_tokens - 1)

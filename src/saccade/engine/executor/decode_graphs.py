@@ -102,7 +102,7 @@ class DecodeGraphs:
         if layout.num_decodes < num_rows or batch.media_rows is not None or not is_small:
             return None
         # Before the copies: the capture of another size pads all its rows.
-        (count, plans), graph = self.by_size.of(num_rows)
+        (count, plans), graph = self.by_size.graph_of_size(num_rows)
         buffers.input_ids[:num_rows].copy_(batch.input_ids)
         buffers.positions[:, :num_rows].copy_(batch.positions)
         buffers.rows[:num_rows].copy_(layout.rows)

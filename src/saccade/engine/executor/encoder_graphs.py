@@ -105,7 +105,7 @@ class EncoderGraphs:
         budget = next(size for size in self.by_size.sizes if size >= num_patches)
         added = [self._padding(budget - num_patches)] if budget > num_patches else []
         metadata = self._network.prepare([*items, *added], self._backend)
-        buffers, graph = self.by_size.of(budget)
+        buffers, graph = self.by_size.graph_of_size(budget)
         if not _fits(metadata, buffers.metadata):
             return None
         _fill(buffers.metadata, metadata)

@@ -95,7 +95,7 @@ class Graphs(Generic[Buffers]):
             yield number, len(self.sizes)
             try:
                 with attempt():
-                    self.of(size)
+                    self.graph_of_size(size)
             except Unavailable as error:
                 raise StartupError(
                     f"A call of size {size} cannot be captured as a CUDA graph: {error.reason}. "
@@ -103,7 +103,7 @@ class Graphs(Generic[Buffers]):
                 ) from error
 
     @torch.inference_mode()
-    def of(self, size: int) -> tuple[Buffers, Captured]:
+    def graph_of_size(self, size: int) -> tuple[Buffers, Captured]:
         """Return the buffers and the graph for input of *size*, which must not exceed the largest."""
         size = next(one for one in self.sizes if one >= size)
         if size not in self._captured:

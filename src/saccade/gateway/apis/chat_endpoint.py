@@ -44,7 +44,7 @@ class FieldNames:
 
     names: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, name: str) -> str:
+    def name_of(self, name: str) -> str:
         """Return the client's name for the field *name*."""
         end = len(name)
         while end > 0:
@@ -61,18 +61,18 @@ class FieldNames:
         except RequestError as error:
             if self.names:
                 error.message, error.reason = self.text(error.message), self.text(error.reason)
-                error.param = None if error.param is None else self.of(error.param)
+                error.param = None if error.param is None else self.name_of(error.param)
             raise
 
     def text(self, text: str) -> str:
         """Return *text* with the client's names for the fields that it has in backquotes."""
-        return _NAMED.sub(lambda match: f"`{self.of(match[1])}`", text)
+        return _NAMED.sub(lambda match: f"`{self.name_of(match[1])}`", text)
 
 
 def warning_of(part: Part, names: FieldNames) -> str:
     """Return what of the chat in *part* has no effect, with the client's *names*; "" if all has one."""
     places = [] if part.answer_grammar is None else part.answer_grammar.dropped
-    dropped = [names.of(place) for place in places]
+    dropped = [names.name_of(place) for place in places]
     of_grammar = f"keywords that the grammar does not enforce: {listed(dropped, len(dropped))}" if dropped else ""
     of_priority = NO_PRIORITIES if part.params.priority and not part.priority else ""
     return "; ".join(filter(None, (names.text(part.chat.warning), of_grammar, of_priority)))

@@ -77,7 +77,7 @@ class Files:
         _check_one_of("order", order := query.get("order", "desc"), ("asc", "desc"))
         limit = _whole_number("limit", query.get("limit", str(MAX_LISTED)), MAX_LISTED)
         with self.bodies.begin(request.scope):
-            files = self.store.of(_tenant(request))
+            files = self.store.files_of(_tenant(request))
         if (purpose := query.get("purpose")) is not None:
             files = [about for about in files if about.purpose == purpose]
         if order == "desc":

@@ -77,7 +77,7 @@ class ModelPage(Struct, frozen=True):
     has_more: Literal[False] = False
 
     @classmethod
-    def of(cls, models: list[ModelInfo]) -> "ModelPage":
+    def of_models(cls, models: list[ModelInfo]) -> "ModelPage":
         """Return the page of *models*."""
         return cls(models, models[0].id if models else None, models[-1].id if models else None)
 

@@ -67,7 +67,7 @@ class Endpoints:
         """GET /v1/models, in Anthropic's form for clients that name a version of its API."""
         named = self.pipeline.model_registry.names()
         if ANTHROPIC_VERSION in request.headers:
-            return _json(ModelPage.of([_info(name, served) for name, served in named]))
+            return _json(ModelPage.of_models([_info(name, served) for name, served in named]))
         return _json(ModelList([_card(name, served) for name, served in named]))
 
     async def model(self, request: Request) -> Response:

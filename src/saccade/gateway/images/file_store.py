@@ -96,7 +96,7 @@ class FileStore:
         self._expire()
         entry = _Entry(file, self._clock() + file.about.expires_at - file.about.created_at)
         self._files.put(tenant, file.about.id, entry, num_bytes)
-        files = self._files.of(tenant)
+        files = self._files.of_tenant(tenant)
         if len(files) > MAX_FILES:
             self._files.pop(tenant, next(iter(files)))
         heapq.heappush(self._expiring, (entry.ends_at, tenant, file.about.id))
@@ -106,17 +106,17 @@ class FileStore:
         """Return a file of *tenant*; errors name *param*. Raises FileNotFound and UnsupportedParameter."""
         self.check(param)
         self._expire()
-        entry = self._files.of(tenant).peek(known_as)
+        entry = self._files.of_tenant(tenant).peek(known_as)
         if entry is None:
             raise FileNotFound(
                 f"`{param}`: there is no such file, or it is not kept any longer; upload it by POST /v1/files.", param
             )
         return entry.file
 
-    def of(self, tenant: bytes) -> list[FileObject]:
+    def files_of(self, tenant: bytes) -> list[FileObject]:
         """Return the descriptions of the files of *tenant*, the oldest first."""
         self._expire()
-        return [entry.file.about for _, entry in self._files.of(tenant).items()]
+        return [entry.file.about for _, entry in self._files.of_tenant(tenant).items()]
 
     def delete(self, tenant: bytes, known_as: str, param: str) -> None:
         """Delete a file of *tenant*. Raises as get() does."""
@@ -127,7 +127,7 @@ class FileStore:
         now = self._clock()
         while self._expiring and self._expiring[0][0] <= now:
             _, tenant, known_as = heapq.heappop(self._expiring)
-            entry = self._files.of(tenant).peek(known_as)
+            entry = self._files.of_tenant(tenant).peek(known_as)
             # The same content may have been uploaded again, with a later expiry.
             if entry is not None and entry.ends_at <= now:
                 self._files.pop(tenant, known_as)

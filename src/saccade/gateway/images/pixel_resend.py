@@ -49,7 +49,7 @@ class PixelResend:
         images = self._media
         if images is None or not all(images.is_by_hash(index) for index in media):
             raise InternalError("The worker asked for the pixels of an image that was not sent by its hash.")
-        missing = images.of(media)
+        missing = images.images_at(media)
         self._resources.enter_context(await self._request.pixels(missing.num_pixel_bytes))
         items = await self._preparer.resend(self._family, missing, self._salt, self._request.client)
         return tuple(MediaPixels(index, item.slot, item.inline) for index, item in zip(media, items, strict=True))

@@ -67,7 +67,7 @@ class PromptImages:
         )
         return dataclasses.replace(self, images=tuple(images))
 
-    def of(self, media: Sequence[int]) -> "PromptImages":
+    def images_at(self, media: Sequence[int]) -> "PromptImages":
         """Return the images of these indices, all with pixels."""
         return PromptImages(tuple(self.images[i] for i in media), tuple(self.spans[i] for i in media))
 

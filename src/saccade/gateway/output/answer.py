@@ -38,7 +38,7 @@ class ImageUsage(Struct, frozen=True):
     cached: bool | UnsetType = UNSET
 
     @classmethod
-    def of(cls, layout: ImageLayout, spans: Sequence[Span], num_cached_tokens: int) -> "ImageUsage":
+    def of_layout(cls, layout: ImageLayout, spans: Sequence[Span], num_cached_tokens: int) -> "ImageUsage":
         """Return the usage of the image or video with *layout*, whose tokens lie in *spans*."""
         return cls(
             width=layout.resized_width,
@@ -214,7 +214,7 @@ class Answer:
         num_cached = self._num_cached_tokens
         if not self._images:
             return PromptTokensDetails(num_cached)
-        images = [ImageUsage.of(layout, spans, num_cached) for layout, spans in self._images]
+        images = [ImageUsage.of_layout(layout, spans, num_cached) for layout, spans in self._images]
         num_video_tokens = sum(image.tokens for image in images if image.frames)
         num_image_tokens = sum(image.tokens for image in images) - num_video_tokens
         return PromptTokensDetails(

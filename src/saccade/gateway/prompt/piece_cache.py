@@ -35,7 +35,7 @@ class PieceCache:
         for text in texts:
             key = blake3(tokenizer).update(text.encode(errors="surrogatepass")).digest()
             with self._lock:
-                ids = self._ids.of(salt).get(key)
+                ids = self._ids.of_tenant(salt).get(key)
             if ids is None:
                 ids = array("I", encode(text))
                 with self._lock:

@@ -51,7 +51,7 @@ def expand(
     those of the runs.
     """
     places = sorted(place for placeholder in placeholders.ids for place in _places(token_ids, placeholder))
-    expected = [placeholders.of(layout) for layout in layouts for _ in runs(layout)]
+    expected = [placeholders.id_of(layout) for layout in layouts for _ in runs(layout)]
     if [token_ids[place] for place in places] != expected:
         raise _refusal(len(places), len(layouts))
     expanded: list[int] = []
@@ -63,7 +63,7 @@ def expand(
             place = next(pending)
             expanded += token_ids[position:place]
             of_item.append(Span(len(expanded), length))
-            expanded += [placeholders.of(layout)] * length
+            expanded += [placeholders.id_of(layout)] * length
             position = place + 1
         spans.append(tuple(of_item))
     return expanded + token_ids[position:], tuple(spans)

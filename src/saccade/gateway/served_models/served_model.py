@@ -96,7 +96,7 @@ class Placeholders(NamedTuple):
         """The ids of all placeholders."""
         return frozenset(placeholder for placeholder in (self.image, self.video_id) if placeholder is not None)
 
-    def of(self, layout: ImageLayout) -> int:
+    def id_of(self, layout: ImageLayout) -> int:
         """Return the id of the placeholders of the image or video of *layout*. Raises InvalidValue if there is none."""
         token_id = self.image if self.video_id is None or not layout.frames else self.video_id
         if token_id is None:
@@ -146,9 +146,9 @@ class ReasoningTokens:
     header: str = ""
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, tags: ReasoningTags) -> "ReasoningTokens | None":
+    def of_tokenizer(cls, tokenizer: Tokenizer, tags: ReasoningTags) -> "ReasoningTokens | None":
         """Return the markers of a model, None if it has none."""
-        if Markup.of(tokenizer) is not None:
+        if Markup.of_tokenizer(tokenizer) is not None:
             return cls(THINK, END_THINK)
         start_id, end_id = tokenizer.token_id(tags.begin), tokenizer.token_id(tags.end)
         return None if start_id is None or end_id is None else cls(start_id, end_id, tags.header)
@@ -239,8 +239,10 @@ class ServedModel:
             layout=layout,
             files_digest=digest,
             defaults=generation_defaults(model_files, declaration),
-            markup=Markup.of(text.tokenizer),
-            reasoning=ReasoningTokens.of(text.tokenizer, declaration.reasoning) if parsers.reads_reasoning else None,
+            markup=Markup.of_tokenizer(text.tokenizer),
+            reasoning=ReasoningTokens.of_tokenizer(text.tokenizer, declaration.reasoning)
+            if parsers.reads_reasoning
+            else None,
             tool_calls=tool_call_tokens(text.tokenizer, parsers.tool_format(declaration)),
             max_model_len=max_model_len,
             created=int(time.time()),

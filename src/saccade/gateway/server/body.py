@@ -46,7 +46,7 @@ class BodyReader:
     max_bytes: int
 
     @classmethod
-    def of(cls, config: ServerSettings, limits: Limits, threads: WorkThreads) -> Self:
+    def of_config(cls, config: ServerSettings, limits: Limits, threads: WorkThreads) -> Self:
         """Return the reader of *config*. Raises StartupError if a proxy's network is malformed."""
         max_bytes = min(config.max_body_bytes, config.max_request_memory_bytes // COPIES)
         return cls(limits, threads, TrustedProxies(config.trusted_proxies), max_bytes)

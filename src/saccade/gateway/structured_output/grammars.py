@@ -73,7 +73,7 @@ class RequestGrammars:
         """The outcomes that are kept."""
         return MemoryPart("grammars", CACHE_BYTES, lambda: self._outcomes.num_bytes)
 
-    async def of(
+    async def grammar_of(
         self, constraint: Constraint, salt: bytes = b"", client: Hashable = None, priority: int = 1
     ) -> AnswerGrammar:
         """Return the grammar of *constraint* for the tenant of *salt*; a trial takes a turn of *client*.

@@ -35,7 +35,7 @@ class GlmTextConfig(TextConfig):
         return {**super().more(text, style, max_model_len), "routed": routed, "num_dense_layers": num_dense}
 
     @classmethod
-    def of(cls, text: Mapping[str, Any], style: TextStyle) -> Self:
+    def read_glm_decoder(cls, text: Mapping[str, Any], style: TextStyle) -> Self:
         """Read the keys *text* of a decoder of *style*. Raises StartupError, naming the key.
 
         `attention_bias` of a decoder with experts is a bias of queries, keys and values alone.
@@ -84,7 +84,7 @@ class Spec(GridSpec):
     def read_config(cls, config: Mapping[str, Any]) -> Self:
         """Read config.json. Raises StartupError, naming the key."""
         keys = text_section(config)
-        text = GlmTextConfig.of(keys, ROUTED if has_experts(config, keys) else cls.style)
+        text = GlmTextConfig.read_glm_decoder(keys, ROUTED if has_experts(config, keys) else cls.style)
         vision = cls.tower.read_vision(part(config, "vision_config"))
         if vision.out_hidden_size != text.hidden_size:
             raise StartupError("config.json: the vision tower's `out_hidden_size` must equal the text `hidden_size`.")

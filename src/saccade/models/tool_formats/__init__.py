@@ -26,7 +26,7 @@ def tool_call_tokens(tokenizer: Tokenizer, name: str | None) -> ToolCallTokens |
     if name is None:
         return None
     if FORMATS[name].markup is not None:
-        return FORMATS[name].markup if Markup.of(tokenizer) is not None else None
+        return FORMATS[name].markup if Markup.of_tokenizer(tokenizer) is not None else None
     token_ids = [None if tag is None else tokenizer.token_id(tag) for tag in FORMATS[name].tags]
     is_lacking = any(tag is not None and one is None for tag, one in zip(FORMATS[name].tags, token_ids, strict=True))
     return None if is_lacking else ToolCallTokens(name, *token_ids)  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ class ImageReader:
     takes_bfloat16: bool
 
     @classmethod
-    def of(cls, spec: ModelSpec, layout: Layout, grid_name: str) -> "ImageReader":
+    def of_model(cls, spec: ModelSpec, layout: Layout, grid_name: str) -> "ImageReader":
         """Return a reader of images that are normalised with the settings of *layout*."""
         denormaliser = Denormaliser(layout.settings["image_mean"], layout.settings["image_std"])
         return cls(spec, layout, grid_name, denormaliser, denormaliser.takes_bfloat16)

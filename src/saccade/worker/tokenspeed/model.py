@@ -32,7 +32,7 @@ class WireModel:
     _needs: TokenizerNeeds
 
     @classmethod
-    def of(cls, description: Description) -> "WireModel":
+    def of_description(cls, description: Description) -> "WireModel":
         """Build it from the files in *description*. Raises StartupError."""
         config = files.parse_json(description.files, CONFIG)
         name = models.family_of(config)
@@ -41,7 +41,7 @@ class WireModel:
         images = None
         if family.external_grid is not None:
             layout = models.load_layout(name)(config, files.image_processor(description.files, family))
-            images = ImageReader.of(spec, layout, family.external_grid)
+            images = ImageReader.of_model(spec, layout, family.external_grid)
         declared = family.placeholder_token_id(config)
         return cls(
             description=description,

@@ -32,7 +32,7 @@ class TokenSpeedServer:
         self._server = grpc.aio.server(
             interceptors=[ErrorBorder()], options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS
         )
-        self._tracer = Tracer.of(port.tracing)
+        self._tracer = Tracer.of_settings(port.tracing)
         service = TokenSpeedService(self._client, kv_events=port.kv_events, tracer=self._tracer)
         add_TokenSpeedSchedulerServicer_to_server(service, self._server)
         self.port = 0

@@ -105,7 +105,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
         async with self._building:
             description = self._client.description()
             if self._model is None or self._model.description is not description:
-                self._model = await asyncio.to_thread(WireModel.of, description)
+                self._model = await asyncio.to_thread(WireModel.of_description, description)
             return self._model
 
     async def Abort(self, message: pb.AbortRequest, context: Any) -> pb.AbortResponse:

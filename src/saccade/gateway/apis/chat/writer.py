@@ -90,7 +90,7 @@ class ChatCompletionEvents:
         if self._with_each_usage:
             template = msgspec.structs.replace(template, usage=self._answer.usage)
         if _is_text(chunk) and not self._with_each_usage:
-            events = self._texts[chunk.choice.index].of(chunk.content)
+            events = self._texts[chunk.choice.index].event_of(chunk.content)
         else:
             events = _events(template, chunk)
         if events and not self._has_begun:
@@ -220,7 +220,7 @@ class _TextEvents:
         whole = _event(msgspec.structs.replace(template, choices=[wire]))
         self._head, _, self._tail = whole.partition(b'"content":""')
 
-    def of(self, content: str) -> bytes:
+    def event_of(self, content: str) -> bytes:
         """Return the event for *content*, none if it is empty."""
         return self._head + b'"content":' + msgspec.json.encode(content) + self._tail if content else b""
 

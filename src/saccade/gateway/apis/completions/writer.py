@@ -114,7 +114,7 @@ class _CompletionWriter:
         if self._echoes_logprobs:
             # The tokenizer's own first token is no part of a text; ids are shown as they came.
             as_ids = isinstance(self._prompt.content, list)
-            places = TextPlaces(tokenizer, as_ids, continues=False).of(token_ids)
+            places = TextPlaces(tokenizer, as_ids, continues=False).places_of(token_ids)
             growing = _Columns(self._num_top)
             growing.add_first(places[0], tokenizer.bytes_of[token_ids[0]].decode(errors="replace"))
             growing.add(choice_logprobs(tokenizer, token_ids[1:], answer.prompt_logprobs).content, places[1:])
@@ -242,7 +242,7 @@ class CompletionEvents(_CompletionWriter):
             return None, UNSET
         logprobs, token_ids = choice.record.flush()
         ids = token_ids if isinstance(token_ids, list) else []
-        entries = None if logprobs is None else _in_text(logprobs.content, places.of(ids), self._num_top)
+        entries = None if logprobs is None else _in_text(logprobs.content, places.places_of(ids), self._num_top)
         return entries, ids if self._batch.token_ids else UNSET
 
 
@@ -329,7 +329,7 @@ class _GrowingChoice:
         logprobs, token_ids = record.flush()
         ids = token_ids if isinstance(token_ids, list) else []
         if logprobs is not None:
-            self._columns.add(logprobs.content, self._places.of(ids))
+            self._columns.add(logprobs.content, self._places.places_of(ids))
         if self._with_ids:
             self._token_ids += ids
         return logprobs is not None
@@ -379,7 +379,7 @@ class TextPlaces:
         self._num_characters = num_characters
         self._stream = tokenizer.stream(continues=continues)
 
-    def of(self, token_ids: Sequence[int]) -> list[int]:
+    def places_of(self, token_ids: Sequence[int]) -> list[int]:
         """Return the offsets of the next tokens."""
         places = []
         for token_id in token_ids:

@@ -61,7 +61,7 @@ class ResponseStore:
             return False
         self._responses.put(tenant, response_id, response, num_bytes + ENTRY_BYTES)
         # The tenant with the most bytes may lose the response that it has just added.
-        return response_id in self._responses.of(tenant)
+        return response_id in self._responses.of_tenant(tenant)
 
     def body(self, tenant: bytes, response_id: str) -> bytes:
         """Return the JSON of a response. Raises ResponseNotFound."""
@@ -97,7 +97,7 @@ class ResponseStore:
         missing: type[RequestError] = ResponseNotFound,
         param: str = "response_id",
     ) -> StoredResponse:
-        response = self._responses.of(tenant).get(response_id)
+        response = self._responses.of_tenant(tenant).get(response_id)
         if response is None:
             raise missing(
                 f"`{param}`: this response is not kept here, or no longer; send the whole conversation as `input`.",
