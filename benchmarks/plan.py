@@ -74,7 +74,7 @@ def removal(num_sequences: int) -> float:
     newest_first = list(scheduler.running)[::-1]
     began = time.process_time()
     for sequence in newest_first:
-        scheduler.end(sequence, FinishReason.ABORT)
+        scheduler.end_sequence(sequence, FinishReason.ABORT)
     return time.process_time() - began
 
 

@@ -136,7 +136,7 @@ def test_a_stage_has_its_seconds_and_what_it_added(deep_gemm: DeepGemm) -> None:
     log("packing", 0, 0)
     deep_gemm.product(x, weight, weight_scale=x)
     deep_gemm.product(x, weight, weight_scale=x)
-    log.end()
+    log.end_stage()
     assert log.stages == [("loading", 2.0, {}), ("packing", 5.0, {"products of DeepGEMM": 1})]
     assert lines == [("loading", 0, 1), ("loading", 1, 1), ("packing", 0, 0)]
 

@@ -222,7 +222,7 @@ def test_a_sequence_that_cannot_be_computed_again_puts_a_segment_off(tiny_qwen3_
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path) as subject:
         expected = engines.drain(subject, asked).answers["a"].token_ids
         recordings.recorder(subject).rest_seconds = 0
-        recordings.recorder(subject).end("")
+        recordings.recorder(subject).end_segment("")
         # Until its first token, a segment could begin: its gateway would be asked for the image.
         num_segments = []
         subject.recorder, kept = None, subject.recorder

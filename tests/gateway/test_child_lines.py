@@ -19,7 +19,7 @@ def logged(pieces: Sequence[bytes], times: Sequence[float] = (0.0,)) -> list[str
         for index, piece in enumerate(pieces):
             now = times[min(index, len(times) - 1)]
             lines.add(piece)
-        lines.end()
+        lines.end_lines()
     return [entry.get("line", entry.get("left_out")) for entry in entries]
 
 

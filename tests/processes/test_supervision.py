@@ -18,7 +18,7 @@ async def started(program: str) -> asyncio.subprocess.Process:
 
 async def test_process_that_ends_when_asked_is_not_killed() -> None:
     process = await started("import time; time.sleep(0.1); raise SystemExit(3)")
-    await supervision.end(process, 60)
+    await supervision.end_process(process, 60)
     assert process.returncode == 3
     supervision.send(process, signal.SIGKILL)  # for one that has ended, no error
 
@@ -26,14 +26,14 @@ async def test_process_that_ends_when_asked_is_not_killed() -> None:
 async def test_process_that_does_not_end_in_time_is_killed() -> None:
     process = await started(SLEEP)
     before = time.monotonic()
-    await supervision.end(process, 0.2)
+    await supervision.end_process(process, 0.2)
     assert process.returncode == -signal.SIGKILL
     assert time.monotonic() - before < 30
 
 
 async def test_cancelled_end_leaves_no_process() -> None:
     process = await started(SLEEP)
-    ending = asyncio.create_task(supervision.end(process, 600))
+    ending = asyncio.create_task(supervision.end_process(process, 600))
     await asyncio.sleep(0.1)
     ending.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -42,11 +42,11 @@ class StageLog:
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Note a report of *stage*."""
         if stage != self._name:
-            self.end()
+            self.end_stage()
             self._name = stage
         self._progress(stage, done, total)
 
-    def end(self) -> None:
+    def end_stage(self) -> None:
         """Note the stage that ends now."""
         now, counts = self._seconds(), _counts()
         if self._name:
@@ -88,7 +88,7 @@ def compile_ahead(config: EngineConfig, progress: Progress) -> tuple[Description
     refuse_without_gpu(config)
     log = StageLog(progress)
     engine = start(dataclasses.replace(config, record_steps=None, record_pixels=False, device="cuda"), log)
-    log.end()
+    log.end_stage()
     engine.close()
     return engine.description, log.stages
 

@@ -151,7 +151,7 @@ class Recorder:
 
     def close(self) -> None:
         """End the segment, wait until it is written, and close the executor."""
-        self.end(ENDING)
+        self.end_segment(ENDING)
         self._pool.shutdown()
         self.executor.close()
 
@@ -180,7 +180,7 @@ class Recorder:
             yield
         except Exception as error:
             self._record(StepFailed(f"{type(error).__name__}: {error}"))
-            self.end("a step failed")
+            self.end_segment("a step failed")
             raise
 
     def _record(self, record: "Header | Record") -> None:
@@ -189,16 +189,16 @@ class Recorder:
         frame = framed(msgspec.msgpack.encode(record))
         num_bytes = self._num_bytes[segment.path] + len(frame)
         if num_bytes > self._max_bytes:
-            self.end(FULL)
+            self.end_segment(FULL)
         elif segment.error or num_bytes - segment.num_written > self.max_queued_bytes:
-            self.end(segment.error or "the disk is too slow")
+            self.end_segment(segment.error or "the disk is too slow")
             self._began = time.monotonic() + DISK_REST_SECONDS
         else:
             self._num_bytes[segment.path] = num_bytes
             if segment.add(frame):
                 self._pool.submit(segment.write)
 
-    def end(self, reason: str) -> None:
+    def end_segment(self, reason: str) -> None:
         """End the segment, if there is one."""
         if (segment := self._segment) is not None:
             log = logger.info if reason in (FULL, ENDING) else logger.warning

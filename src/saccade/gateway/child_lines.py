@@ -54,7 +54,7 @@ class ChildLines:
             for start in range(0, len(line), MAX_LINE_BYTES):
                 self._log(line[start : start + MAX_LINE_BYTES])
 
-    def end(self) -> None:
+    def end_lines(self) -> None:
         """Log the rest, and how many lines were left out."""
         self.add(b"\n")
         self._tell()
@@ -64,7 +64,7 @@ class ChildLines:
         with open(descriptor, "rb", buffering=0) as pipe:
             while piece := pipe.read(READ_BYTES):
                 self.add(piece)
-        self.end()
+        self.end_lines()
 
     def _log(self, line: bytes) -> None:
         if self._clock() >= self._since + PERIOD_SECONDS:

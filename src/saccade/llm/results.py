@@ -104,4 +104,4 @@ async def complete(answer: Answer, chunks: Iterable[Chunk]) -> ChatCompletion:
     writer = ChatCompletionObject(answer)
     for chunk in chunks:
         writer.take_chunk(chunk)
-    return msgspec.json.decode(b"".join(joined(await writer.end(), TURN_BYTES)), type=ChatCompletion)
+    return msgspec.json.decode(b"".join(joined(await writer.end_answer(), TURN_BYTES)), type=ChatCompletion)

@@ -40,7 +40,7 @@ def send(process: Process, number: signal.Signals) -> None:
             process.send_signal(number)
 
 
-async def end(process: Process, seconds: float) -> None:
+async def end_process(process: Process, seconds: float) -> None:
     """Wait at most *seconds* for a process to end after its signal, then kill it; cancelled, kill it at once."""
     try:
         async with asyncio.timeout(seconds):

@@ -126,7 +126,7 @@ class Child:
         self._stopping = True
         if self._process is not None:
             supervision.send(self._process, signal.SIGTERM)
-            await supervision.end(self._process, self.spec.stop_seconds)
+            await supervision.end_process(self._process, self.spec.stop_seconds)
 
     def kill(self) -> None:
         self._stopping = True

@@ -67,7 +67,7 @@ class Tracer:
         TRACE.set(trace)
         return trace
 
-    def end(self, trace: Trace, name: str, attributes: Attributes, *, has_failed: bool) -> None:
+    def end_trace(self, trace: Trace, name: str, attributes: Attributes, *, has_failed: bool) -> None:
         """Queue the spans of a request that has ended: *name* with *attributes*, and its stages. Never waits."""
         if trace.is_sampled:
             self._sender.send(trace, name, attributes, has_failed=has_failed)

@@ -149,7 +149,7 @@ class EngineProcess:
         with contextlib.suppress(OSError):
             channel.send(Shutdown())
         try:
-            await supervision.end(process, self._timeouts.exit_seconds)
+            await supervision.end_process(process, self._timeouts.exit_seconds)
         finally:
             channel.close()
             self.pid = None

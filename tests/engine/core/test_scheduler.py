@@ -194,7 +194,7 @@ def test_removed_sequences_do_no_work(state: str) -> None:  # [eng] 27
     subject.add(owner)
     if state == "running":
         run(subject)
-    subject.end(owner, FinishReason.ABORT)
+    subject.end_sequence(owner, FinishReason.ABORT)
     assert not subject.has_work
     assert schedule_step(subject).chunks == {}
 
@@ -230,10 +230,10 @@ def test_no_more_samples_run_at_once_than_their_request_may_have(ends: str) -> N
     subject.add(first := with_samples(1, 9, num_at_once=3))
     run(subject)
     if ends == "aborted":
-        subject.end(first, FinishReason.ABORT)
+        subject.end_sequence(first, FinishReason.ABORT)
     elif ends == "aborted while it waits":
         for waiting in list(subject.parked)[:2]:
-            subject.end(waiting, FinishReason.ABORT)
+            subject.end_sequence(waiting, FinishReason.ABORT)
     elif ends == "with its request":
         subject.fail(first, InternalError("The model failed."))
     most = 0
@@ -354,7 +354,7 @@ def num_compared(num_sequences: int) -> int:
     while not subject.counters.preemptions_total:
         run(subject)
     for owner in list(subject.running)[::-1]:
-        subject.end(owner, FinishReason.ABORT)
+        subject.end_sequence(owner, FinishReason.ABORT)
     return Compared.count
 
 

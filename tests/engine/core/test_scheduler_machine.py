@@ -59,7 +59,7 @@ class Machine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 99))
     def abort(self, which: int) -> None:
         owner = self.alive.pop(which % len(self.alive))
-        self.subject.end(owner, FinishReason.ABORT)
+        self.subject.end_sequence(owner, FinishReason.ABORT)
         assert not owner.block_table
         assert not any(image.pins for image in owner.images)
 

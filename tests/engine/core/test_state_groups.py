@@ -256,7 +256,7 @@ def test_failed_step_saves_no_checkpoint() -> None:
         subject.rows.start(owner)
         _, saves = group.moves([owner], step.chunks)
         assert [save.checkpoint for save in saves[owner]] == [0]
-        subject.end(owner, FinishReason.ABORT)
+        subject.end_sequence(owner, FinishReason.ABORT)
 
 
 def test_checkpoint_without_its_paged_blocks_is_not_reused() -> None:

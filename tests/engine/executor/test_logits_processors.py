@@ -41,7 +41,7 @@ def test_rows_keep_allowed_tokens_only() -> None:
         [0, 3],
     ]
     assert subject.changes.allowed_ids.keys() == {7, 2, 3}
-    subject.end((7, 1, 2))
+    subject.end_rows((7, 1, 2))
     start(subject, {2: (1,)})
     assert subject.changes.allowed_ids.keys() == {2, 3}
     logits = torch.zeros(2, 5)
@@ -64,7 +64,7 @@ def test_biases_are_made_once_a_row_and_added_to_each_of_its_draws() -> None:
         bias.clear()  # a step that read them would find none
     add_biases(logits, rows, subject.changes.biases)
     assert torch.equal(logits, expected)
-    subject.end((7, 2))
+    subject.end_rows((7, 2))
     assert not subject.changes.biases
     add_biases(logits, rows, subject.changes.biases)
     assert torch.equal(logits, expected)
@@ -78,7 +78,7 @@ def test_stop_ids_are_forbidden_for_short_answers_only() -> None:
     logits = torch.zeros(4, 5)
     forbid_stops(logits, [4, 5, 6, 4], [0, 1, 2], changes.stop_ids)
     assert logits.isinf().nonzero().tolist() == [[0, 1], [0, 3]]
-    changes.end(4)
+    changes.end_row(4)
     assert changes.stop_ids.keys() == {5}
 
 

@@ -125,7 +125,7 @@ async def test_whole_answers_are_the_bytes_of_their_structs(
         for index in (1, 0):
             for delta in deltas(ids, index):
                 delivery.take(delta)
-        body += await writer.end()
+        body += await writer.end_answer()
     content = written(body)
     assert num_bytes(body) == len(content)
     answered = msgspec.json.decode(content, type=kind)
@@ -169,7 +169,7 @@ def test_tokens_that_do_not_belong_to_the_answer_after_all_lose_their_entries(se
 
 
 async def end(writer: AnswerWriter) -> list[Part]:
-    return list(await writer.end())
+    return list(await writer.end_answer())
 
 
 def counted(writer: AnswerWriter) -> tuple[list[Part], int]:

@@ -145,7 +145,7 @@ async def test_levels_above_info_make_no_lines_and_keep_errors(tmp_path: Path) -
         line = log.begin("an-id", "POST", 499)
         note_failure(ModelNotFound("The model 'gone' is not served.", reason="Not served here."))
         line.status = 404
-        log.end(line)
+        log.end_line(line)
         (error,) = log.errors
         assert (error.request_id, error.status, error.code) == ("an-id", 404, "model_not_found")
         assert error.message == "Not served here."
@@ -172,8 +172,8 @@ def test_probes_have_lines_at_debug(
     log = AccessLog(LogOutput(writer, level, is_terminal=False))
     line = log.begin("an-id", "GET", status)
     line.route = route
-    log.end(line)
-    log.end(log.begin("last", "GET", 200))
+    log.end_line(line)
+    log.end_line(log.begin("last", "GET", 200))
     assert writer.flush()
     first, *others = map(json.loads, os.read(pipe[0], 4096).splitlines())
     assert (first["level"] if others else None) == expected
@@ -184,8 +184,8 @@ async def test_last_errors_are_kept_and_other_requests_are_not() -> None:
     for number in range(MAX_ERRORS + 5):
         line = log.begin(str(number), "GET", 404)
         note_failure(ModelNotFound("It is not served."))
-        log.end(line)
-        log.end(log.begin("fine", "GET", 200))
+        log.end_line(line)
+        log.end_line(log.begin("fine", "GET", 200))
     assert [error.request_id for error in log.errors] == [str(number) for number in range(MAX_ERRORS + 4, 4, -1)]
 
 
@@ -212,7 +212,7 @@ def test_a_line_for_people_obeys_no_one(pipe: tuple[int, int]) -> None:
     log = AccessLog(LogOutput(writer, logging.INFO, is_terminal=True))
     line = log.begin("an-id", "POST", 499)
     line.status, line.model = 200, "\x1b[2J,fine"
-    log.end(line)
+    log.end_line(line)
     assert writer.flush()
     text = os.read(pipe[0], 4096).decode()
     assert " 200 POST none 0.000s model=\\x1b[2J,fine request_id=an-id\n" in text

@@ -93,7 +93,7 @@ class Requests:
             delta = TokenDelta(request_id, [], FinishReason.ABORT, index=other)
             self._scheduler.frames[connection].deltas.append(delta)
         for sequence in [live for live in request.live.values() if index in (None, live.index)]:
-            self._scheduler.end(sequence, FinishReason.ABORT)
+            self._scheduler.end_sequence(sequence, FinishReason.ABORT)
         if self._scheduler.find(connection, request_id) is None and self.grammars is not None:
             self.grammars.give_up(connection, request_id)
 

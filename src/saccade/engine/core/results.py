@@ -67,7 +67,7 @@ def take_results(scheduler: Scheduler, schedule: Schedule, plan: PlannedStep, ou
                 sequence.mask = sequence.matcher.mask()
             except InvalidValue as error:
                 logger.warning("cut an answer short", request_id=sequence.request_id, reason=error.message)
-                scheduler.end(sequence, FinishReason.LENGTH)
+                scheduler.end_sequence(sequence, FinishReason.LENGTH)
 
 
 def _accept(

@@ -187,7 +187,7 @@ class Scheduler:
         if reason is not None:
             self._finish(sequence, reason)
 
-    def end(self, sequence: Sequence, reason: FinishReason, failure: Failure | None = None) -> None:
+    def end_sequence(self, sequence: Sequence, reason: FinishReason, failure: Failure | None = None) -> None:
         """End *sequence* without another token."""
         times = sequence.clock.times(time.perf_counter())
         delta = TokenDelta(sequence.request_id, [], reason, failure=failure, index=sequence.index, times=times)
@@ -200,7 +200,7 @@ class Scheduler:
         if request is None or sequence.finish_reason is not None:
             return
         request.unstarted.clear()
-        self.end(sequence, FinishReason.ERROR, failure_of(error))
+        self.end_sequence(sequence, FinishReason.ERROR, failure_of(error))
         for sample in list(request.live.values()):
             self._finish(sample, FinishReason.ERROR)
 
@@ -353,7 +353,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.is_blocked = False
         self.block_manager.release(sequence)
-        self.rows.end(sequence)
+        self.rows.end_row(sequence)
         sequence.received_state = b""
 
 

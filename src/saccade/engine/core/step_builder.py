@@ -58,7 +58,7 @@ class Rows:
             sequence.clock.scheduled = time.perf_counter()
         return RowStart(sequence.row, next(self._ids), sequence.sampling, sequence.positions.delta)
 
-    def end(self, sequence: Sequence) -> None:
+    def end_row(self, sequence: Sequence) -> None:
         """Free the row of *sequence*, if it has one."""
         if sequence.row is None:
             return

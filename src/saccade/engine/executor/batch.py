@@ -75,10 +75,10 @@ class RowBuffers:
         places_on_device, blocks_on_device = transfer([np.concatenate(places), np.concatenate(blocks)], self._device)
         self._copy.view(-1).index_copy_(0, places_on_device, blocks_on_device)
 
-    def end(self, rows: Iterable[int]) -> None:
+    def end_rows(self, rows: Iterable[int]) -> None:
         for row in rows:
             self._sampling[row] = None
-            self.changes.end(row)
+            self.changes.end_row(row)
 
     def sampling(self, row: int) -> SamplingParams:
         """Return the sampling parameters of a started row. Raises ValueError."""

@@ -51,7 +51,7 @@ class RowChanges:
         if params.min_tokens:
             self.stop_ids[row] = np.array(params.stop_token_ids, np.int64)
 
-    def end(self, row: int) -> None:
+    def end_row(self, row: int) -> None:
         """Forget a row."""
         for changes in (self.allowed_ids, self.biases, self.stop_ids):
             changes.pop(row, None)

@@ -89,7 +89,7 @@ class ModelRunner:
         """Prepare a step: drop encoder outputs, end and start rows, change block tables, restore and receive states."""
         for output_id in step.drop:
             self.encoder_outputs.pop(output_id, None)
-        self.rows.end(step.ended)
+        self.rows.end_rows(step.ended)
         self.rows.start(step.started)
         self.rows.change_tables(step.tables)
         self.caches.begin_rows(step)

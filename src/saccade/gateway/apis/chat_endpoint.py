@@ -81,7 +81,7 @@ def warning_of(part: Part, names: FieldNames) -> str:
 class AnswerWriter(ChunkWriter, Protocol):
     """Writes one answer in the format of its API: as events while it grows, or whole at its end."""
 
-    async def end(self) -> Sequence[JsonPart]:
+    async def end_answer(self) -> Sequence[JsonPart]:
         """Return the last events, or the whole answer. With several prompts, only their last one returns any."""
 
 
@@ -209,7 +209,7 @@ class ChatEndpoint:
 
             with form.names.in_errors():
                 await self.pipeline.answer(request, part, deliver)
-                if last := await writers[0].end():
-                    await response.end(last)
+                if last := await writers[0].end_answer():
+                    await response.end_response(last)
 
         await all_or_none(generate(*one) for one in parts)

@@ -175,7 +175,7 @@ class GeneratedChoice:
             reasoning, token_ids = self._reasoning.take_tokens(token_ids)
         for piece in self._pieces(reader, token_ids, is_last):
             if isinstance(piece, GeneratedCall):
-                reasoning += "" if self._reasoning is None else self._reasoning.end()
+                reasoning += "" if self._reasoning is None else self._reasoning.end_reasoning()
                 calls.append(piece)
                 places.append(len(content))
                 reader.separator.call()

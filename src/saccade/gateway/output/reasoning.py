@@ -67,7 +67,7 @@ class Reasoning:
         """Separate text of a part of a token: text of the reasoning, and of the content."""
         return (self._show(self._detokenizer.push_text(text)), "") if self.is_open else ("", text)
 
-    def end(self) -> str:
+    def end_reasoning(self) -> str:
         """End the reasoning, which may not be open, with what follows it. Return the rest of its text."""
         self._is_first = False
         text = self.finish()
@@ -84,7 +84,7 @@ class Reasoning:
             if self.is_open and token_id != self._end_id:
                 text += self._show(self._detokenizer.push([token_id]))
             elif self.is_open or (token_id == self._end_id and not self._num_started):
-                text += self.end()
+                text += self.end_reasoning()
                 self.num_markers += 1
             elif token_id == self._start_id and self._markers.header:
                 # Its header tells another block of reasoning from a marker that is mentioned.

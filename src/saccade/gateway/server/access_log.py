@@ -156,7 +156,7 @@ class AccessLog:
         _line.set(line)
         return line
 
-    def end(self, line: RequestLine) -> None:
+    def end_line(self, line: RequestLine) -> None:
         """Keep the error of *line*, if it has one and is no probe's, and write the line."""
         if line.code is not None and line.route not in PROBES:
             fields = msgspec.structs.asdict(line) | {"time": line.timestamp.timestamp(), "message": line.reason}

@@ -56,7 +56,7 @@ class WholeResponse:
         if self._is_over:
             raise QueueFull(NO_ROOM)
 
-    async def end(self, parts: Sequence[Part]) -> None:
+    async def end_response(self, parts: Sequence[Part]) -> None:
         """Send the whole response, in JSON."""
         self._memory.count(num_held_bytes(parts) - self._memory.num_bytes)
         num_left = num_bytes(parts)
@@ -119,7 +119,7 @@ class EventStream:
             if failure is not error:
                 _logger.exception("unforeseen error in a stream")
             drop_tracebacks(error)
-            await self.end([self._failure(failure)])
+            await self.end_response([self._failure(failure)])
             return True
         finally:
             self._connection.on_sweep = None
@@ -145,7 +145,7 @@ class EventStream:
         self._memory.take_bytes(len(events))
         return len(self._backlog) <= BACKLOG_BYTES and not self._memory.is_over
 
-    async def end(self, parts: Sequence[Part]) -> None:
+    async def end_response(self, parts: Sequence[Part]) -> None:
         """Send the last events, and return when the connection has accepted all."""
         self._more = False
         self.write(b"".join(joined(parts, PIECE_BYTES)))

@@ -121,10 +121,10 @@ class TelemetryMiddleware:
             line.is_warned = bool(scope.get(WARNINGS))
             if (account := scope.get(ACCOUNT)) is not None:
                 line.tenant = account.tenant.name
-            self._access_log.end(line)
+            self._access_log.end_line(line)
             if self._tracer is not None and trace is not None:
                 has_failed = line.status >= 500 or (line.status == 200 and line.code is not None)
-                self._tracer.end(trace, f"{line.method} {route}", span_attributes(line), has_failed=has_failed)
+                self._tracer.end_trace(trace, f"{line.method} {route}", span_attributes(line), has_failed=has_failed)
 
 
 def guarded(

@@ -88,7 +88,7 @@ class CallScanner(ABC):
 
     def end_answer(self) -> None:
         """End the call with the answer, if it may end."""
-        self.end(self._number)
+        self.end_call(self._number)
 
     @abstractmethod
     def add(self, text: str) -> None:
@@ -100,13 +100,13 @@ class CallScanner(ABC):
 
     def begin_next(self, tag: Tag, text: str) -> None:
         """Take a tag that begins another call: this one ended before it."""
-        self.end(self._number - 1)
+        self.end_call(self._number - 1)
 
     def close(self, tag: Tag, text: str) -> None:
         """Take the tag that ends the call, or its section."""
-        self.end(self._number)
+        self.end_call(self._number)
 
-    def end(self, last: int) -> None:
+    def end_call(self, last: int) -> None:
         """End the call with the token number *last*, if it may end there."""
         if self.is_whole:
             self.ending = Ending(last)

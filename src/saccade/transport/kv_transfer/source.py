@@ -146,7 +146,7 @@ class KvSource:
             offer.deadline.cancel()
         if offer.connection is not None:
             offer.connection.cancel()
-        offer.untaken.end()
+        offer.untaken.end_transfer()
 
     def _wait_anew(self, offer: _Offer) -> None:
         """Let the transfer stand still for timeout_seconds from now on."""

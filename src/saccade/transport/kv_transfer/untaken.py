@@ -47,7 +47,7 @@ class UntakenPieces:
         if slot is not None and self._pool is not None:
             self._pool.release(slot.name)
 
-    def end(self) -> None:
+    def end_transfer(self) -> None:
         """Give back all slots, for good."""
         pool, self._pool = self._pool, None
         for slot in self._slots:

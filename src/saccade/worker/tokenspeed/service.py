@@ -79,7 +79,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
             del self._ids[name]
             if self._tracer is not None and trace is not None:
                 attributes = {"saccade.request_id": name, "gen_ai.usage.input_tokens": len(request.token_ids)}
-                self._tracer.end(trace, "Generate", attributes, has_failed=answer.num_open > 0)
+                self._tracer.end_trace(trace, "Generate", attributes, has_failed=answer.num_open > 0)
 
     async def _begun(self, message: pb.GenerateRequest) -> tuple[EngineRequest, ResponseBuilder]:
         """Return the engine's request, with its images, and its responses. Removes the files of the message."""

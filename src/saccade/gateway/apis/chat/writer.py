@@ -43,7 +43,7 @@ class ChatCompletionObject:
         self.num_kept_bytes += grown.num_bytes - num_before
         return b""
 
-    async def end(self) -> list[Part]:
+    async def end_answer(self) -> list[Part]:
         """Return the object, in JSON."""
         answer = self._answer
         has_ranked = answer.request.prompt_logprobs is not None
@@ -98,7 +98,7 @@ class ChatCompletionEvents:
             return _roles(template, self._answer) + events
         return events
 
-    async def end(self) -> list[Part]:
+    async def end_answer(self) -> list[Part]:
         """Return the event for the usage, if requested, and [DONE]."""
         if not self._with_usage:
             return [DONE]

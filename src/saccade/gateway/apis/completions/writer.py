@@ -67,7 +67,7 @@ class JoinedAnswers:
         """Return the event for a piece of *answer* that is in JSON already."""
         return event(b"".join(joined(filled(self._piece(answer), {b'"choices":[]': choice}), TURN_BYTES)))
 
-    def end(self, answer: Answer, events: bytes) -> list[Part]:
+    def end_answer(self, answer: Answer, events: bytes) -> list[Part]:
         """End one *answer* with its last *events*; after the last answer, return those of all, else nothing."""
         self._last_events += events
         if not self._end(answer):
@@ -161,7 +161,7 @@ class CompletionObject(_CompletionWriter):
         self.num_kept_bytes += grown.num_bytes - num_before
         return b""
 
-    async def end(self) -> list[Part]:
+    async def end_answer(self) -> list[Part]:
         """Return the object in JSON, or nothing if another prompt's answer ends later."""
         # The entries of a long prompt would block the event loop for too long.
         prompt = await asyncio.to_thread(self._echoed)
@@ -201,12 +201,12 @@ class CompletionEvents(_CompletionWriter):
         self.num_kept_bytes += len(wire)
         return self._begin()
 
-    async def end(self) -> list[Part]:
+    async def end_answer(self) -> list[Part]:
         """Return the last events, or nothing if another prompt's answer ends later."""
         events = b""
         if self._waiting:
             events = self._with_prompt(await (self._prompt_part or asyncio.to_thread(self._echoed)))
-        return self._joined.end(self._answer, events)
+        return self._joined.end_answer(self._answer, events)
 
     def _begin(self) -> bytes:
         """Return the events that wait, after those that show the prompt; nothing if these are not ready."""

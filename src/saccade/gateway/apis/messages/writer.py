@@ -42,7 +42,7 @@ class MessageObject:
         self.num_kept_bytes += chunk.num_bytes
         return b""
 
-    async def end(self) -> list[Part]:
+    async def end_answer(self) -> list[Part]:
         """Return the object, in JSON."""
         answer = self._answer
         return [msgspec.json.encode(_message(answer, _joined(self._pieces), *_stop(answer.choices[0])))]
@@ -69,7 +69,7 @@ class MessageEvents:
             self._beginning = typed_event("message_start", message=_message(self._answer, [], None, None))
         return self._after_beginning(self._blocks(chunk))
 
-    async def end(self) -> list[Part]:
+    async def end_answer(self) -> list[Part]:
         """Return the events that end the open block and the message."""
         reason, sequence = _stop(self._answer.choices[0])
         stop = {"stop_reason": reason, "stop_sequence": sequence}

@@ -52,10 +52,10 @@ class ResponseWriter:
         """Bytes of the texts so far, which the last event or the whole response repeats."""
         return self._num_kept_bytes
 
-    async def end(self) -> list[Part]:
+    async def end_answer(self) -> list[Part]:
         """Return the events that end the open item and the response, or the whole response."""
         status = _status(self._answer)
-        events = self._output.beginning() + self._output.end(status)
+        events = self._output.beginning() + self._output.end_answer(status)
         whole = self._output.whole(self._answer)
         return (
             [events, self._output.event(f"response.{status}", response=Raw(whole))] if self._output.streams else [whole]
@@ -138,10 +138,10 @@ class ResponseOutput:
             if isinstance(part, str):
                 events += self._grow(MessageItem, "response.output_text.delta", part, logprobs=[])
             else:
-                events += (self.end("completed") if part.begins else b"") + self._call(part)
+                events += (self.end_answer("completed") if part.begins else b"") + self._call(part)
         return events
 
-    def end(self, status: Status) -> bytes:
+    def end_answer(self, status: Status) -> bytes:
         """Return the events that end the open item, none if none is open."""
         if self._open is None:
             return b""
@@ -165,7 +165,7 @@ class ResponseOutput:
     def _grow(self, kind: type[MessageItem | ReasoningItem], event: str, text: str, **fields: Any) -> bytes:
         if not text:
             return b""
-        events = b"" if self._open is kind else self.end("completed") + self._begin(kind)
+        events = b"" if self._open is kind else self.end_answer("completed") + self._begin(kind)
         self._texts.append(text)
         return events + self.event(event, **self._place(), content_index=0, delta=text, **fields)
 
