@@ -199,7 +199,7 @@ def test_a_batch_is_not_overwritten_by_the_next(shared: Engine, tiny_qwen3_vl: P
     sequence = shared.validator.validated(0, asked, 1)
     shared.scheduler.block_manager.admit(sequence, headroom_blocks=0)
     rows, buffers, cache = Rows(1), RowBuffers(1, torch.device("cpu")), EncoderCache(0)
-    cache.begin(sequence.images[0].key, 0)
+    cache.begin_image(sequence.images[0].key, 0)
     builder = StepBuilder(rows, cache)
     batches, expected = [], []
     for num_tokens in (3, 5, 4):

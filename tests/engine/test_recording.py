@@ -204,7 +204,7 @@ def test_segments_are_written_in_the_order_of_their_starts(tiny_qwen3_vl: Path, 
         file.write_bytes(bytes(MIB // 3))
         os.utime(file, (1000 - age, 1000 - age))  # the first one was written last
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path, record_steps_bytes=MIB) as subject:
-        recordings.recorder(subject).begin()
+        recordings.recorder(subject).begin_segment()
         assert [file.exists() for file in old] == [False, True, True]
 
 

@@ -68,7 +68,7 @@ async def test_pixels_without_room_wait_and_are_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(request, "PIXELS_WAIT_SECONDS", 0.01)
     limits = request.Limits.of_config(GatewayConfig(shared_memory_bytes=1 << 20))
     bound = {part.name: part.bound_bytes for part in limits.memory_parts}["pixels"]
-    with request.Request.begin(limits, Account(EVERYBODY), "a") as one:
+    with request.Request.begin_request(limits, Account(EVERYBODY), "a") as one:
         with await one.pixels(bound):
             with pytest.raises(QueueFull):
                 await one.pixels(1)

@@ -235,7 +235,7 @@ def test_failed_worker_gives_everything_back(tiny_qwen3_vl: Path, stage: str) ->
 
 async def test_a_request_without_images_does_not_wait_for_pixels() -> None:
     config = GatewayConfig()
-    with Request.begin(Limits.of_config(config), Account(EVERYBODY), client=None) as request:
+    with Request.begin_request(Limits.of_config(config), Account(EVERYBODY), client=None) as request:
         with await request.pixels(2 * config.max_pixel_bytes), await asyncio.wait_for(request.pixels(0), 30):
             assert request.limits.pixels.weight == 2 * config.max_pixel_bytes
         assert request.limits.pixels.weight == 0

@@ -127,10 +127,10 @@ class Recorder:
         """
         if self.is_due:
             collect()
-            if scheduler.can_start_over and self.begin():
+            if scheduler.can_start_over and self.begin_segment():
                 scheduler.start_over()
 
-    def begin(self) -> bool:
+    def begin_segment(self) -> bool:
         """Start a segment; return whether its file could be created.
 
         Before the next step, no row may be in use, and the caches must be empty.

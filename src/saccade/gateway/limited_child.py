@@ -113,7 +113,7 @@ def _output_of(process: subprocess.Popen[bytes], end: float, max_bytes: int) -> 
     return bytes(output), len(output) == max_bytes
 
 
-def begin(kind: type[T]) -> tuple[ChildLimits, T]:
+def begin_task(kind: type[T]) -> tuple[ChildLimits, T]:
     """Return the limits and the task of this child, and confine it; all its modules must be imported."""
     limits, task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=tuple[ChildLimits, kind])  # type: ignore[valid-type]
     # In a session of its own, no hangup of a terminal ends it.

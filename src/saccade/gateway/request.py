@@ -89,7 +89,9 @@ class Request:
 
     @classmethod
     @contextlib.contextmanager
-    def begin(cls, limits: Limits, account: Account, client: Hashable, *, is_charged: bool = True) -> Iterator[Self]:
+    def begin_request(
+        cls, limits: Limits, account: Account, client: Hashable, *, is_charged: bool = True
+    ) -> Iterator[Self]:
         """Serve a request in the block.
 
         Raises Draining, QueueFull and RateLimitExceeded if it must be refused.

@@ -189,7 +189,7 @@ class AsyncLLM:
                 "Messages and options must be dicts, lists, texts, numbers, booleans and None."
             ) from error
 
-        with Request.begin(app.limits, self._account, CLIENT) as request:
+        with Request.begin_request(app.limits, self._account, CLIENT) as request:
             request.memory.take_bytes(COPIES * len(body))
             async with request.turn(len(body)):
                 reading = app.pipeline.read_chat(request, parse_chat(body, strict=True)[0])

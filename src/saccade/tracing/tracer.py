@@ -61,7 +61,7 @@ class Tracer:
         """Return a tracer, None without an endpoint. Raises StartupError if OpenTelemetry is not installed."""
         return None if settings.endpoint is None else cls(_sender(settings.endpoint), settings.sample)
 
-    def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> Trace:
+    def begin_trace(self, headers: Iterable[tuple[bytes, bytes]]) -> Trace:
         """Return the trace of the request with *headers*, which this task serves."""
         trace = Trace.of_headers(headers, self._sample)
         TRACE.set(trace)

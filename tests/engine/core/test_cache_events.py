@@ -70,7 +70,7 @@ class Subject:
             key = EncoderKey(SALTS[which % 2], "image", bytes([which]) * 32, (1, 2, 6))
             self.encoder_keys.add(key)
             if key not in self.encoder_cache:
-                self.encoder_cache.begin(key, 10)
+                self.encoder_cache.begin_image(key, 10)
                 self.encoder_cache.complete(key)
         elif event == "clear":
             while self.alive:

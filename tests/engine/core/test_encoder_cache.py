@@ -17,7 +17,7 @@ def image(name: str) -> RequestImage:
 
 
 def put(cache: EncoderCache, name: str, num_bytes: int = 10) -> None:
-    cache.begin(key(name), num_bytes)
+    cache.begin_image(key(name), num_bytes)
     cache.complete(key(name))
 
 
@@ -47,7 +47,7 @@ def test_pinned_entries_stay_until_the_last_pin_is_gone() -> None:  # [eng] 26
     assert [name for name in "abcd" if key(name) in cache] == ["a", "d"]
     cache.unpin(one, 0)
     cache.unpin(other, 0)
-    cache.begin(key("e"), 20)
+    cache.begin_image(key("e"), 20)
     cache.pin(large := image("e"), 0, Until.COMPUTED)
     cache.complete(key("e"))
     assert [name for name in "ade" if key(name) in cache] == ["a", "e"]
@@ -61,7 +61,7 @@ def test_pinned_entries_stay_until_the_last_pin_is_gone() -> None:  # [eng] 26
 
 def test_entry_over_the_budget_stays_while_pinned() -> None:
     cache = EncoderCache(5)
-    cache.begin(key("a"), 10)
+    cache.begin_image(key("a"), 10)
     cache.pin(pinned := image("a"), 0, Until.COMPUTED)
     cache.complete(key("a"))
     assert key("a") in cache
@@ -97,7 +97,7 @@ def test_dropped_ids_are_reported_once_and_never_reused() -> None:
 
 def test_outputs_being_encoded_are_neither_cached_nor_dropped() -> None:
     cache = EncoderCache(15)
-    cache.begin(key("a"), 10)
+    cache.begin_image(key("a"), 10)
     put(cache, "b")
     assert key("a") not in cache
     assert cache.has_begun(key("a"))

@@ -141,7 +141,7 @@ def test_each_sequence_starts_over_once() -> None:
 def test_an_image_by_hash_keeps_its_sequence_from_starting_over() -> None:
     subject = scheduler()
     subject.add(without := sequence(1, 8, ((0, 2),), inline=None))
-    subject.encoder_scheduler.encoder_cache.begin(without.images[0].key, FEATURE_BYTES)
+    subject.encoder_scheduler.encoder_cache.begin_image(without.images[0].key, FEATURE_BYTES)
     subject.encoder_scheduler.encoder_cache.complete(without.images[0].key)
     assert subject.can_start_over  # it has no token yet: its gateway would be asked
     run(subject)
@@ -152,7 +152,7 @@ def test_sequences_that_cannot_be_recomputed_are_preempted_last() -> None:
     subject = scheduler(num_blocks=5)
     subject.add(sequence(1, 8, max_tokens=5))
     subject.add(without := sequence(2, 8, ((0, 2),), max_tokens=5, inline=None))
-    subject.encoder_scheduler.encoder_cache.begin(without.images[0].key, FEATURE_BYTES)
+    subject.encoder_scheduler.encoder_cache.begin_image(without.images[0].key, FEATURE_BYTES)
     subject.encoder_scheduler.encoder_cache.complete(without.images[0].key)
     while not subject.counters.preemptions_total:
         run(subject)

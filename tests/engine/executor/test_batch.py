@@ -36,7 +36,7 @@ def sequence(length: int, computed: int, table: list[int], *spans: Span, answer:
     made.num_computed_tokens = made.num_launched_tokens = computed
     made.tables[0].blocks = array("q", table)
     for image in made.images:
-        CACHE.begin(image.key, 1)
+        CACHE.begin_image(image.key, 1)
     return made
 
 

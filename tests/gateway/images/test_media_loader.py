@@ -31,7 +31,7 @@ async def reading(**settings: Any) -> AsyncIterator[MediaLoader]:
 
 
 async def read(loader: MediaLoader, url: str, salt: bytes) -> bytes:
-    with Request.begin(Limits.of_config(GatewayConfig()), Account(EVERYBODY), None) as request:
+    with Request.begin_request(Limits.of_config(GatewayConfig()), Account(EVERYBODY), None) as request:
         return await loader.fetch(request, url, salt)
 
 

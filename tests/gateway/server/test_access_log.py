@@ -142,7 +142,7 @@ async def test_levels_above_info_make_no_lines_and_keep_errors(tmp_path: Path) -
     note_failure(ModelNotFound("no line, no error"))
     for output in (LogOutput(writer, logging.WARNING, is_terminal=False), None):
         log = access_log(output)
-        line = log.begin("an-id", "POST", 499)
+        line = log.begin_line("an-id", "POST", 499)
         note_failure(ModelNotFound("The model 'gone' is not served.", reason="Not served here."))
         line.status = 404
         log.end_line(line)
@@ -170,10 +170,10 @@ def test_probes_have_lines_at_debug(
 ) -> None:
     writer = LineWriter(pipe[1], lambda _: b"")
     log = AccessLog(LogOutput(writer, level, is_terminal=False))
-    line = log.begin("an-id", "GET", status)
+    line = log.begin_line("an-id", "GET", status)
     line.route = route
     log.end_line(line)
-    log.end_line(log.begin("last", "GET", 200))
+    log.end_line(log.begin_line("last", "GET", 200))
     assert writer.flush()
     first, *others = map(json.loads, os.read(pipe[0], 4096).splitlines())
     assert (first["level"] if others else None) == expected
@@ -182,10 +182,10 @@ def test_probes_have_lines_at_debug(
 async def test_last_errors_are_kept_and_other_requests_are_not() -> None:
     log = AccessLog()
     for number in range(MAX_ERRORS + 5):
-        line = log.begin(str(number), "GET", 404)
+        line = log.begin_line(str(number), "GET", 404)
         note_failure(ModelNotFound("It is not served."))
         log.end_line(line)
-        log.end_line(log.begin("fine", "GET", 200))
+        log.end_line(log.begin_line("fine", "GET", 200))
     assert [error.request_id for error in log.errors] == [str(number) for number in range(MAX_ERRORS + 4, 4, -1)]
 
 
@@ -210,7 +210,7 @@ def test_a_field_has_no_name_that_a_client_made(path: str, known: str) -> None:
 def test_a_line_for_people_obeys_no_one(pipe: tuple[int, int]) -> None:
     writer = LineWriter(pipe[1], lambda _: b"")
     log = AccessLog(LogOutput(writer, logging.INFO, is_terminal=True))
-    line = log.begin("an-id", "POST", 499)
+    line = log.begin_line("an-id", "POST", 499)
     line.status, line.model = 200, "\x1b[2J,fine"
     log.end_line(line)
     assert writer.flush()

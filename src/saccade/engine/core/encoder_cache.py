@@ -67,7 +67,7 @@ class EncoderCache:
             raise KeyError(key)
         return entry.output_id
 
-    def begin(self, key: EncoderKey, num_bytes: int) -> None:
+    def begin_image(self, key: EncoderKey, num_bytes: int) -> None:
         """Add an entry for an image that is going to be encoded, and evict others if needed."""
         self._num_begun += 1
         self._entries.put(key, _CachedImage(self._num_begun), num_bytes)

@@ -66,7 +66,7 @@ class EncoderScheduler:
                 for sample in samples:
                     self.encoder_cache.pin(image, sample.index, until)
 
-    def begin(self, decodes: bool) -> int:
+    def begin_step(self, decodes: bool) -> int:
         """Start scheduling a step, and return its patches. *decodes* says whether a sequence decodes in the step."""
         budget = self.budgets.encode_budget_patches
         part = max(1, budget // PART_WITH_DECODES)
@@ -115,7 +115,7 @@ class EncoderScheduler:
             logger.exception("reading an image failed", request_id=sequence.request_id)
             builder.unreadable[sequence] = image.key, InternalError("Reading the image's pixels failed.", image.param)
             return False
-        self.encoder_cache.begin(image.key, self.costs.num_bytes(image.key.grid, image.key.original_size))
+        self.encoder_cache.begin_image(image.key, self.costs.num_bytes(image.key.grid, image.key.original_size))
         builder.encode[image.key] = pixels
         patches = self.costs.patches(image.key.grid)
         builder.patches = max(0, builder.patches - patches)

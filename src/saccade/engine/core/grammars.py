@@ -55,7 +55,7 @@ class Grammars:
         self._grown = GrownLexers()
         self.pending: dict[tuple[int, str], Future[CompiledGrammar]] = {}
 
-    def begin(self, sequence: Sequence, grammar: Grammar) -> None:
+    def begin_grammar(self, sequence: Sequence, grammar: Grammar) -> None:
         """Compile *grammar* for the request of *sequence*, unless it is compiled."""
         # Tenants do not share them: the time to the first token would tell one of another's grammars.
         key = (sequence.request.salt, grammar.kind, grammar.text)

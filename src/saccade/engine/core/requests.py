@@ -71,7 +71,7 @@ class Requests:
             self.refuse(connection, request.request_id, error)
             return
         if sequence.grammar is not None and self.grammars is not None:
-            self.grammars.begin(sequence, sequence.grammar)
+            self.grammars.begin_grammar(sequence, sequence.grammar)
         sequence.clock.arrived = time.perf_counter()
         sequence.max_num_tokens = min(sequence.max_num_tokens, self._validator.max_model_len)
         if not sequence.awaits_kv:  # else the prefill worker counts them

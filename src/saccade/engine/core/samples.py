@@ -31,7 +31,7 @@ class Samples:
             num_at_once = request.num_samples
         return cls({0: sequence}, list(range(1, request.num_samples)), num_at_once)
 
-    def begin(self, sequence: Sequence) -> list[Sequence]:
+    def begin_samples(self, sequence: Sequence) -> list[Sequence]:
         """Return the samples that have not started as sequences like *sequence*; they live now."""
         samples = [sequence.sample(index) for index in self.unstarted]
         self.live.update((sample.index, sample) for sample in samples)

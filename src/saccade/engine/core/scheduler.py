@@ -152,7 +152,7 @@ class Scheduler:
         request = Samples.of_sequence(sequence)
         self.requests[sequence.connection][sequence.request_id] = request
         if sequence.awaits_kv:
-            sequence.forks = request.begin(sequence)
+            sequence.forks = request.begin_samples(sequence)
         sequence.leads_samples = bool(request.unstarted)
         self._queue(sequence)
 
@@ -231,7 +231,7 @@ class Scheduler:
         """Queue the samples that wait for the prompt of *sequence*. Call before its first token is added."""
         request = self.requests[sequence.connection][sequence.request_id]
         num_more = request.num_at_once - len(request.live)
-        samples = request.begin(sequence)
+        samples = request.begin_samples(sequence)
         sequence.leads_samples = False
         for sample in samples:
             # Sample 0 already reports the cached tokens of the request.

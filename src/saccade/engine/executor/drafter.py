@@ -67,7 +67,7 @@ class Drafter:
         self._network, self._backend, self._caches, self._rows, self._state = network, backend, caches, rows, state
         self._ranks, self.num_drafts = ranks, caches.sizes.num_kept
 
-    def begin(
+    def begin_drafts(
         self, step: StepInput, batch: Batch, features: torch.Tensor | None, hidden: torch.Tensor, plan: Any
     ) -> Drafting:
         """Write the entries of the chunks' first tokens, and keep the last hidden states. Call before states are saved.

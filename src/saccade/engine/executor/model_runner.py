@@ -227,7 +227,7 @@ class ModelRunner:
             hidden = self.network(batch.input_ids, context, batch.media_rows, features)
         if self.drafter is None:
             return hidden, None
-        return hidden, self.drafter.begin(step, batch, features, hidden, plan)
+        return hidden, self.drafter.begin_drafts(step, batch, features, hidden, plan)
 
     def _context(
         self, positions: torch.Tensor, layout: PagedLayout, windowed: ForwardContext | None = None

@@ -127,7 +127,7 @@ class ChatEndpoint:
 
     async def serve(self, read_api: ReadApi, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. It releases its place when its answer is generated, not when the client has read it."""
-        with self.bodies.begin(scope) as request:
+        with self.bodies.begin_request(scope) as request:
             # Only _read() has the body, and drops it.
             reading = self._read(read_api, scope, await self.bodies.read_body(scope, receive, request), request)
             with while_connected(scope):
@@ -138,14 +138,14 @@ class ChatEndpoint:
 
         Raises SaccadeError.
         """
-        with self.bodies.begin(scope, account, is_charged=False) as request:
+        with self.bodies.begin_request(scope, account, is_charged=False) as request:
             body = await self.bodies.read_body(scope, receive, request)
             [(_, part), *_] = await self._read(read_api, scope, body, request)
             return await self.pipeline.preview(request, part)
 
     async def count(self, read_api: ReadApi, scope: Scope, receive: Receive) -> int:
         """Return the number of tokens of the prompt, images expanded, after all checks of a chat that is answered."""
-        with self.bodies.begin(scope) as request:
+        with self.bodies.begin_request(scope) as request:
             reading = self._read(read_api, scope, await self.bodies.read_body(scope, receive, request), request)
             with while_connected(scope):
                 [(form, part)] = await reading

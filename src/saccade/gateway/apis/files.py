@@ -62,7 +62,7 @@ class Files:
         """POST /v1/files: store an image."""
         self.store.check("file")
         tenant = _tenant(request)
-        with self.bodies.begin(request.scope) as call:
+        with self.bodies.begin_request(request.scope) as call:
             body = await self.bodies.read_body(request.scope, request.receive, call)
             headers = request.scope["headers"]
             is_long = len(body) > THREAD_FROM_BYTES
@@ -76,7 +76,7 @@ class Files:
         query = request.query_params
         _check_one_of("order", order := query.get("order", "desc"), ("asc", "desc"))
         limit = _whole_number("limit", query.get("limit", str(MAX_LISTED)), MAX_LISTED)
-        with self.bodies.begin(request.scope):
+        with self.bodies.begin_request(request.scope):
             files = self.store.files_of(_tenant(request))
         if (purpose := query.get("purpose")) is not None:
             files = [about for about in files if about.purpose == purpose]
@@ -103,12 +103,12 @@ class Files:
     async def delete(self, request: Request) -> Response:
         """DELETE /v1/files/{file_id}."""
         known_as = request.path_params["file_id"]
-        with self.bodies.begin(request.scope):
+        with self.bodies.begin_request(request.scope):
             self.store.delete(_tenant(request), known_as, "file_id")
         return _json(DeletedFile(known_as))
 
     def _find(self, request: Request) -> StoredFile:
-        with self.bodies.begin(request.scope):
+        with self.bodies.begin_request(request.scope):
             return self.store.get(_tenant(request), request.path_params["file_id"], "file_id")
 
     def _read(self, tenant: bytes, body: bytearray, headers: list[tuple[bytes, bytes]]) -> StoredFile:

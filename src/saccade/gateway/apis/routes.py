@@ -78,7 +78,7 @@ class Endpoints:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: the token ids of a prompt or chat, images expanded; text never becomes special tokens."""
-        with self.bodies.begin(request.scope) as call:
+        with self.bodies.begin_request(request.scope) as call:
             body_request = await self._read_body(request, call, partial(parse_tokenize, strict=self.strict_parameters))
             served = self.pipeline.model_registry.get(body_request.model)
             if (body_request.prompt is None) == (body_request.messages is None):
@@ -99,7 +99,7 @@ class Endpoints:
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: the text of token ids, including special tokens."""
-        with self.bodies.begin(request.scope) as call:
+        with self.bodies.begin_request(request.scope) as call:
             body_request = await self._read_body(
                 request, call, partial(parse_detokenize, strict=self.strict_parameters)
             )

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from saccade.errors import StartupError
-from saccade.gateway.limited_child import ChildLimits, LimitedChild, begin
+from saccade.gateway.limited_child import ChildLimits, LimitedChild, begin_task
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.description import ModelFiles
 
@@ -108,7 +108,7 @@ def _say(line: _Line) -> None:
 
 
 def main() -> None:
-    limits, task = begin(_Task)
+    limits, task = begin_task(_Task)
     # Log lines would mix with the lines of the answer. The gateway writes the same when it loads the files.
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     _say(try_files(task, limits))

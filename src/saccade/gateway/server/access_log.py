@@ -142,7 +142,7 @@ class AccessLog:
         if is_short:
             self._render = _short_text
 
-    def begin(self, request_id: str, method: str, status: int) -> RequestLine:
+    def begin_line(self, request_id: str, method: str, status: int) -> RequestLine:
         """Return the line of a new request with a preliminary *status*."""
         line = RequestLine(
             timestamp=datetime.now(UTC),

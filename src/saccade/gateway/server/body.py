@@ -51,12 +51,12 @@ class BodyReader:
         max_bytes = min(config.max_body_bytes, config.max_request_memory_bytes // COPIES)
         return cls(limits, threads, TrustedProxies(config.trusted_proxies), max_bytes)
 
-    def begin(
+    def begin_request(
         self, scope: Scope, account: Account | None = None, *, is_charged: bool = True
     ) -> AbstractContextManager[Request]:
         """Serve the request of *scope* in the block, for *account* or that of its key. Raises as Request.begin()."""
         account = account or scope[ACCOUNT]
-        return Request.begin(self.limits, account, self._client(scope, account), is_charged=is_charged)
+        return Request.begin_request(self.limits, account, self._client(scope, account), is_charged=is_charged)
 
     def answer_memory(self, scope: Scope) -> Reservation:
         """Return an empty reservation for the answer to the request of *scope*."""

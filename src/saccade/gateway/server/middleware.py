@@ -106,10 +106,10 @@ class TelemetryMiddleware:
         start = time.perf_counter()
         # Every request has its own task, so nothing needs to be unbound.
         structlog.contextvars.bind_contextvars(request_id=request_id)
-        line = self._access_log.begin(request_id, scope["method"], status)
+        line = self._access_log.begin_line(request_id, scope["method"], status)
         trace = None
         if self._tracer is not None and scope["path"] not in POLLED:
-            trace = self._tracer.begin(scope["headers"])
+            trace = self._tracer.begin_trace(scope["headers"])
         try:
             await self._app(scope, receive, send_identified)
         finally:

@@ -14,7 +14,7 @@ from llguidance import LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from saccade.errors import DeadlineExceeded, InternalError, InvalidValue, RequestError
-from saccade.gateway.limited_child import ChildLimits, LimitedChild, begin
+from saccade.gateway.limited_child import ChildLimits, LimitedChild, begin_task
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.grammars.compiler import FIRST_TAG_ID, byte_vocabulary, compile_grammar
 from saccade.grammars.json_schema import SchemaReader
@@ -174,7 +174,7 @@ def _lark(constraint: Constraint) -> str:
 def main() -> None:
     hide_messages()
     os.nice(NICENESS)
-    limits, constraint = begin(Constraint)
+    limits, constraint = begin_task(Constraint)
     try:
         outcome = try_constraint(constraint)
     except MemoryError:

@@ -44,7 +44,7 @@ class ValueTags(NamedTuple):
     example_end: str
     damaged: re.Pattern[str] | None = None
 
-    def begin(self, text: str, place: int) -> re.Match[str] | None:
+    def begin_value(self, text: str, place: int) -> re.Match[str] | None:
         """Return the text before a value at *place* of *text*."""
         opening = self.opening.match(text, place)
         return opening if opening is not None or self.damaged is None else self.damaged.match(text, place)
@@ -60,13 +60,13 @@ def values_in(text: str, tags: ValueTags, schema: Schema) -> dict[str, str] | No
     spans = list[Span]()
     place = _skip_space(marked, 0)
     while place < len(marked):
-        begin = tags.begin(marked, place)
+        begin = tags.begin_value(marked, place)
         if begin is None:
             return None
         first = border = marked.find(tags.end, begin.end())
         while border >= 0:
             place = _skip_space(marked, border + len(tags.end))
-            if place == len(marked) or tags.begin(marked, place):
+            if place == len(marked) or tags.begin_value(marked, place):
                 break
             border = marked.find(tags.end, border + 1)
         if border < 0:

@@ -58,7 +58,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def Generate(self, message: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         """Answer one request: chunks if it streams, then one complete answer for each sample."""
         name = message.request_id
-        trace = None if self._tracer is None else self._tracer.begin(_headers(context))
+        trace = None if self._tracer is None else self._tracer.begin_trace(_headers(context))
         request, answer = await self._begun(message)
         if name in self._ids:
             raise RequestError(f"The request id {name!r} is in use.", "request_id")
