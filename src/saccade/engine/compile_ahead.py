@@ -32,7 +32,7 @@ class Stage(NamedTuple):
 
 
 class StageLog:
-    """A Progress that passes on what it hears, and notes each stage. Call `end` after the last one."""
+    """A Progress that passes on what it hears, and notes each stage. Call `end_stage` after the last one."""
 
     def __init__(self, progress: Progress, seconds: Callable[[], float] = time.monotonic) -> None:
         self.stages: list[Stage] = []

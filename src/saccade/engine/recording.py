@@ -100,7 +100,7 @@ Record = StepLaunched | StepCollected | StepFailed
 class Recorder:
     """An executor.protocol.Executor that records the calls to *executor* and their results.
 
-    Between segments nothing is recorded. If `is_due`, the engine empties rows and caches and calls `begin`. A thread
+    Between segments nothing is recorded. If `is_due`, the engine empties rows and caches and calls `begin_segment`. A thread
     writes; no call waits for it but `close`.
     """
 

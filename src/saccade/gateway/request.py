@@ -67,7 +67,7 @@ class Limits:
 class Request:
     """One call of a tenant, over HTTP or from Python.
 
-        with Request.begin(limits, account, client) as request:
+        with Request.begin_request(limits, account, client) as request:
             async with request.turn(len(body)):
                 chat = parse(body)
             with request.place():

@@ -10,7 +10,7 @@ from saccade.transport.kv_transfer.channel import TransferFailed
 class UntakenPieces:
     """Pieces in the order in which they were sent, with their slots in *pool*.
 
-    After `end`, no slot is in use or can be taken: the task that sends may run once more before its cancellation
+    After `end_transfer`, no slot is in use or can be taken: the task that sends may run once more before its cancellation
     reaches it.
     """
 
@@ -21,7 +21,7 @@ class UntakenPieces:
     def add(self, content: bytes, by_slot: bool) -> SlotRef | None:
         """Note a piece that is sent now. Return a slot with its *content*; None if it goes over the connection.
 
-        It does without *by_slot*, and if there is no room. Raises TransferFailed after `end`.
+        It does without *by_slot*, and if there is no room. Raises TransferFailed after `end_transfer`.
         """
         if self._pool is None:
             raise TransferFailed("The transfer has ended.", by_peer=False)
