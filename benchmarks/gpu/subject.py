@@ -139,7 +139,7 @@ class Rows:
     def step(self, chunks: tuple[Chunk, ...], uniforms: bool = False, counts: tuple[RowCounts, ...] = ()) -> StepOutput:
         """Compute *chunks* and draw; with *uniforms* at random."""
         self.launch(chunks, uniforms, counts)
-        return self.executor.collect()
+        return self.executor.collect_output()
 
     def launch(self, chunks: tuple[Chunk, ...], uniforms: bool = False, counts: tuple[RowCounts, ...] = ()) -> None:
         """Launch a step; self.executor collects it."""

@@ -246,7 +246,7 @@ class ShadowExecutor:
             drafts.append(drawn(context) if is_right else self._drafting.randrange(NUM_TEXT_IDS))
         return tuple(drafts)
 
-    def collect(self) -> StepOutput:
+    def collect_output(self) -> StepOutput:
         """Return the output of the oldest step. Raises StepFailed."""
         self._writers.popleft()
         output = self._outputs.popleft()

@@ -113,10 +113,10 @@ def test_launched_ahead_equals_one_by_one() -> None:
     expected = []
     for step, wanted in (prefill(), decode()):
         one_by_one.launch(step, wanted)
-        expected.append(one_by_one.collect())
+        expected.append(one_by_one.collect_output())
     for step, wanted in (prefill(), decode()):
         ahead.launch(step, wanted)
-    found = [ahead.collect(), ahead.collect()]
+    found = [ahead.collect_output(), ahead.collect_output()]
     for one, other in zip(expected, found, strict=True):
         assert (one.number, one.token_ids, one.logprobs) == (other.number, other.token_ids, other.logprobs)
         assert one.prompt_logprobs == other.prompt_logprobs
@@ -130,4 +130,4 @@ def test_the_sampling_of_another_step_is_refused() -> None:
     with pytest.raises(ValueError, match="step 1 cannot be sampled as step 2"):
         subject.launch(first, other)
     subject.launch(first, wanted)
-    assert subject.collect().number == 1
+    assert subject.collect_output().number == 1

@@ -66,13 +66,13 @@ def steps_of(subject: Engine) -> list[tuple[bytes, bytes, StepOutput]]:
     found: list[tuple[bytes, bytes, StepOutput]] = []
     steps: list[bytes] = []
     samplings = engines.steps_of(subject, lambda step: steps.append(msgspec.msgpack.encode(step)))
-    collect = subject.executor.collect
+    collect = subject.executor.collect_output
 
     def recording() -> StepOutput:
         found.append((steps[len(found)], msgspec.msgpack.encode(samplings[len(found)]), output := collect()))
         return output
 
-    subject.executor.collect = recording  # type: ignore[method-assign]
+    subject.executor.collect_output = recording  # type: ignore[method-assign]
     return found
 
 
@@ -167,7 +167,7 @@ def test_executors_that_get_the_same_steps_hold_the_same(model: LoadedModel) -> 
         engines.local(twin).launch(
             msgspec.msgpack.decode(step, type=StepInput), msgspec.msgpack.decode(sampling, type=SamplingInput)
         )
-        again = engines.local(twin).collect()
+        again = engines.local(twin).collect_output()
         assert (again.number, again.token_ids) == (output.number, output.token_ids)
     for own, other in zip(engines.cache_tensors(subject), engines.cache_tensors(twin), strict=True):
         torch.testing.assert_close(own, other, rtol=0, atol=0, equal_nan=True)

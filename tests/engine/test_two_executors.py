@@ -75,7 +75,7 @@ def execute(executor: LocalExecutor, records: list[Record]) -> Iterator[StepOutp
             case StepLaunched(step, sampling):
                 executor.launch(step, sampling)
             case StepCollected(output):
-                got = executor.collect()
+                got = executor.collect_output()
                 # How long it took is no part of the answer.
                 yield msgspec.structs.replace(
                     got,

@@ -106,7 +106,7 @@ async def draft_of(
     chat = prompts.read_chat(served, request)
     sources = [replace(source, content=content) for source, content in zip(chat.images, encoded, strict=True)]
     with Request.begin_request(limits, Account(EVERYBODY), client=None) as call:
-        images = await media.images.collect(call, served, sources, salt=b"")
+        images = await media.images.collect_images(call, served, sources, salt=b"")
     layouts = [image.layout for image in images]
     return images, await prompts.draft(served, request, with_pages(chat, images), layouts)
 

@@ -123,7 +123,7 @@ class Engine:
         while len(self._launched) > num_in_flight:
             schedule, plan = self._launched.popleft()
             try:
-                output = self.executor.collect()
+                output = self.executor.collect_output()
             except Exception as error:
                 self._fail(schedule, error)
                 continue

@@ -163,10 +163,10 @@ class Recorder:
         with self._recording_failure():
             self.executor.launch(step, sampling)
 
-    def collect(self) -> StepOutput:
+    def collect_output(self) -> StepOutput:
         """Record the output of the oldest step."""
         with self._recording_failure():
-            output = self.executor.collect()
+            output = self.executor.collect_output()
         self._record(StepCollected(output))
         return output
 
@@ -376,7 +376,7 @@ class Replay:
                     self._launched.append((step, sampling, ids))
                     self._executor.launch(step, sampling)
                 case StepCollected(output):
-                    self._compare(output, self._executor.collect())
+                    self._compare(output, self._executor.collect_output())
                 case StepFailed(error):
                     self._note(None, f"the step fails with {error}", "the step does not fail")
         return self._result

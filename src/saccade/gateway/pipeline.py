@@ -174,7 +174,7 @@ class Pipeline:
 
     async def preview(self, request: Request, part: Part) -> Preview:
         """Return where *part* would go now; nothing is booked, charged or decoded. Raises SaccadeError."""
-        images = await self.images.collect(request, part.served, part.chat.images, part.salt)
+        images = await self.images.collect_images(request, part.served, part.chat.images, part.salt)
         with request.place():
             return await self.dispatcher.preview(part.served.name, await self._draft(request, part, images))
 
@@ -200,7 +200,7 @@ class Pipeline:
         """Collect the images of *chat*, and charge its tenant for them. Raises RequestError that names the field."""
         num_frames = sum(source.num_fetched_frames for source in chat.images if source.frames)
         request.account.begin_images(len(chat.images) + num_frames)
-        images = await self.images.collect(request, served, chat.images, salt)
+        images = await self.images.collect_images(request, served, chat.images, salt)
         request.account.use_images(num_encoded_bytes(images))
         return images
 

@@ -95,7 +95,7 @@ class PaperExecutor:
         self.faults += ["a chunk shows what is not encoded" for output_id in shown if output_id not in self.held]
         self.outputs.append(StepOutput(step.number, [1 for chunk in step.chunks if chunk.draws]))
 
-    def collect(self) -> StepOutput:
+    def collect_output(self) -> StepOutput:
         return self.outputs.popleft()
 
     def check_device(self) -> None:

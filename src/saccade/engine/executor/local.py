@@ -7,7 +7,7 @@ import msgspec
 import torch
 
 from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
-from saccade.engine.executor.model_runner import Drawing, ModelRunner, collect
+from saccade.engine.executor.model_runner import Drawing, ModelRunner, collect_results
 from saccade.engine.executor.ranks.peers import Peers
 
 
@@ -34,10 +34,10 @@ class LocalExecutor:
         self._launched.append((forwarded.output, drawing, time.perf_counter() - began))
         self._is_in_step = False
 
-    def collect(self) -> StepOutput:
+    def collect_output(self) -> StepOutput:
         output, drawing, seconds = self._launched.popleft()
         began = time.perf_counter()
-        output = collect(drawing, output)
+        output = collect_results(drawing, output)
         seconds += output.network_seconds + time.perf_counter() - began
         return msgspec.structs.replace(output, network_seconds=seconds)
 

@@ -281,7 +281,7 @@ def make_runner(
     return runner
 
 
-def collect(drawing: Drawing, output: StepOutput) -> StepOutput:
+def collect_results(drawing: Drawing, output: StepOutput) -> StepOutput:
     """Wait for the results of `draw`, and return *output* with them."""
     if drawing.copy is None:
         return output

@@ -15,7 +15,7 @@ class Executor(Protocol):
     def launch(self, step: StepInput, sampling: SamplingInput) -> None:
         """Start to compute *step* and to draw its tokens; *sampling* must have its number. On a CPU, do it."""
 
-    def collect(self) -> StepOutput:
+    def collect_output(self) -> StepOutput:
         """Wait for the output of the oldest launched step, and return it."""
 
     def check_device(self) -> None:

@@ -55,7 +55,7 @@ class ImageCollector:
     metrics: Metrics
     threads: WorkThreads
 
-    async def collect(
+    async def collect_images(
         self, request: Request, served: ServedModel, sources: list[ImageSource], salt: bytes
     ) -> list[EncodedImage]:
         """Return the images of *sources*, whose bytes *request* counts; a repeated URL is fetched once.
