@@ -204,6 +204,8 @@ def test_what_is_complete_of_an_object() -> None:
 
 def test_numbers_and_escapes_wait_for_their_end() -> None:
     value = JsonValue()
-    pieces = [value.push(piece) for piece in ("[1", "2", ", 1.0e", '2, "a\\', "u00", "e9\\ud83d", "\\ude0", '0"', "]")]
+    pieces = [
+        value.push_text(piece) for piece in ("[1", "2", ", 1.0e", '2, "a\\', "u00", "e9\\ud83d", "\\ude0", '0"', "]")
+    ]
     assert pieces == ["[", "", "12, ", '100.0, "a', "", "é", "", '😀"', "]"]
     assert value.is_whole

@@ -67,7 +67,7 @@ def test_tokens_with_byte_fallback(token: str, meaning: bytes) -> None:
 )
 def test_leading_spaces_are_taken_once(num_stripped: int, pushed: list[bytes], shown: list[str]) -> None:
     stream = ByteFallback({}, num_stripped).stream(dict(enumerate(pushed)), continues=False)
-    assert [stream.push(position) for position in range(len(pushed))] == shown
+    assert [stream.push_token(position) for position in range(len(pushed))] == shown
 
 
 def test_rows_of_byte_tokens_are_held_until_they_end() -> None:
@@ -75,5 +75,5 @@ def test_rows_of_byte_tokens_are_held_until_they_end() -> None:
     token_bytes = ByteFallback({f"<0x{value[0]:02X}>": number for number, value in row.items()} | {"<0xE4>": 0}, 1)
     pieces = {**row, 9: b"."}
     stream = token_bytes.stream(pieces, continues=False)
-    assert [stream.push(number) for number in (0, 1, 2, 9)] == ["", "", "", "你."]
-    assert [stream.push(number) for number in (0, 1, 2, 0, 9)] == ["", "", "", "", "\ufffd" * 4 + "."]
+    assert [stream.push_token(number) for number in (0, 1, 2, 9)] == ["", "", "", "你."]
+    assert [stream.push_token(number) for number in (0, 1, 2, 0, 9)] == ["", "", "", "", "\ufffd" * 4 + "."]

@@ -98,7 +98,7 @@ class Detokenizer:
         self.num_tokens = 0
         self.num_others = 0
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push_tokens(self, token_ids: Iterable[int]) -> str:
         """Take more tokens and return the text that is now final. After a stop string, tokens are ignored."""
         text = ""
         for token_id in token_ids:
@@ -107,7 +107,7 @@ class Detokenizer:
             self.num_tokens += 1
             is_known = 0 <= token_id < self._num_known
             if self.rules.shows_special or (is_known and token_id not in self._hidden_ids):
-                text += self._release(self._stream.push(token_id))
+                text += self._release(self._stream.push_token(token_id))
         return text
 
     def push_text(self, text: str) -> str:

@@ -27,7 +27,7 @@ class ByteStream:
         self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def push(self, token_id: int) -> str:
+    def push_token(self, token_id: int) -> str:
         return self._decoder.decode(self._bytes_of[token_id])
 
     def finish(self) -> str:
@@ -49,7 +49,7 @@ class ByteFallbackStream:
         self._num_stripped = num_stripped
         self._row = bytearray()
 
-    def push(self, token_id: int) -> str:
+    def push_token(self, token_id: int) -> str:
         if token_id in self._byte_token_ids:
             self._row += self._bytes_of[token_id]
             return ""

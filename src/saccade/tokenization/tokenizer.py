@@ -25,7 +25,7 @@ Pieces = Callable[[Sequence[str], Callable[[str], list[int]]], list[int]]
 class TextStream(Protocol):
     """The text of one answer, decoded one id at a time."""
 
-    def push(self, token_id: int) -> str:
+    def push_token(self, token_id: int) -> str:
         """Return the text that is final after *token_id*."""
 
     def finish(self) -> str:
@@ -119,7 +119,7 @@ class Tokenizer(ABC):
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of *token_ids*, special tokens included."""
         stream = self.stream()
-        return "".join(stream.push(token_id) for token_id in token_ids) + stream.finish()
+        return "".join(stream.push_token(token_id) for token_id in token_ids) + stream.finish()
 
 
 def check_length(text: str) -> None:

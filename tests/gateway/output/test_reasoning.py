@@ -38,7 +38,7 @@ def read(tokenizer: Tokenizer, reasoning: Reasoning, deltas: list[list[int]]) ->
     for token_ids in deltas:
         text, rest = reasoning.take_tokens(token_ids)
         thought += text
-        content += detokenizer.push(rest)
+        content += detokenizer.push_tokens(rest)
     return thought + reasoning.finish(), content + detokenizer.finish()
 
 

@@ -96,7 +96,7 @@ def test_stop_strings_are_prepared_as_far_as_an_answer_matches_them(models: Call
     answers = [Detokenizer(tokenizer, rules) for _ in range(2)]
     assert [one.num_prepared for one in shared] == [0] * MAX_STOP_STRINGS
     for answer in answers:
-        assert answer.push(tokenizer.encode_text("aaac")) == "aaac"
+        assert answer.push_tokens(tokenizer.encode_text("aaac")) == "aaac"
         assert [one.num_prepared for one in shared] == [3] * MAX_STOP_STRINGS
 
 

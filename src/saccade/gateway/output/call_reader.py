@@ -133,13 +133,13 @@ class OpenCall:
         self._marks = marks
         self._texts = tokenizer.stream(continues=True)
 
-    def push(self, token: Token) -> str:
+    def push_token(self, token: Token) -> str:
         """Take a token of the call, and return the next piece of the arguments."""
         mark = self._marks.get(token)
         if mark is not None:
             before = self._text(self._texts.finish())
             return before if self.pieces.is_broken else before + self.pieces.mark(mark)
-        return self._text(self._texts.push(token) if isinstance(token, int) else token)
+        return self._text(self._texts.push_token(token) if isinstance(token, int) else token)
 
     def finish(self) -> str:
         """Return the last piece, before the end tag."""
@@ -169,7 +169,7 @@ class Separator:
         self._white_space = ""
         self._is_after_call = False
 
-    def push(self, text: str) -> str:
+    def push_text(self, text: str) -> str:
         """Take more content; return it without its trailing white space, which may precede a call."""
         if self._is_after_call:
             text = text.lstrip()

@@ -166,7 +166,7 @@ class GeneratedChoice:
             reasoning, token_ids = self._reasoning.take_tokens(token_ids)
             reasoning += self._reasoning.finish() if is_last else ""
         self.detokenizer.num_others = self._num_others
-        content = self.detokenizer.push(token_ids)
+        content = self.detokenizer.push_tokens(token_ids)
         return Chunk(self, reasoning, content + self.detokenizer.finish() if is_last else content)
 
     def _read_calls(self, reader: CallReader, token_ids: Sequence[int], is_last: bool) -> Chunk:
@@ -182,14 +182,14 @@ class GeneratedChoice:
                 continue
             thought, text = self._read_text(piece)
             reasoning += thought
-            content += reader.separator.push(text)
+            content += reader.separator.push_text(text)
             if self.detokenizer.stop is not None:
                 # The answer ends before the rest of the pieces.
                 return Chunk(self, reasoning, content + reader.separator.finish(), calls, places)
         reasoning += self._reasoning.finish() if self._reasoning is not None and is_last else ""
         self.detokenizer.num_others = self._num_others
         if is_last or reader.is_full:
-            content += reader.separator.push(self.detokenizer.finish()) + reader.separator.finish()
+            content += reader.separator.push_text(self.detokenizer.finish()) + reader.separator.finish()
         return Chunk(self, reasoning, content, calls, places)
 
     def _read_text(self, piece: Sequence[int] | str) -> tuple[str, str]:
@@ -203,7 +203,7 @@ class GeneratedChoice:
         if self._reasoning is not None:
             reasoning, piece = self._reasoning.take_tokens(piece)
         self.detokenizer.num_others = self._num_others
-        return reasoning, self.detokenizer.push(piece)
+        return reasoning, self.detokenizer.push_tokens(piece)
 
     def _pieces(self, reader: CallReader, token_ids: Sequence[int], is_last: bool) -> Iterator[Piece]:
         yield from reader.take_tokens(token_ids)

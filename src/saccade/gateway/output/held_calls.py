@@ -52,7 +52,7 @@ class HeldCallReader(CallReader):
     def _push(self, call: OpenCall, token_id: int) -> Iterator[Piece]:
         """Yield the pieces that a token of the open *call* adds."""
         is_end, unread = token_id == self._end_id, call.pieces.unread
-        text = call.finish() if is_end else call.push(token_id)
+        text = call.finish() if is_end else call.push_token(token_id)
         if call.pieces.is_broken:
             yield from self._break(call, unread, token_id)
             return

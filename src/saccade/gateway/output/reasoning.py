@@ -61,7 +61,7 @@ class Reasoning:
             return self._take_markers(token_ids)
         if not self.is_open:
             return "", token_ids
-        return self._show(self._detokenizer.push(token_ids)), ()
+        return self._show(self._detokenizer.push_tokens(token_ids)), ()
 
     def take_text(self, text: str) -> tuple[str, str]:
         """Separate text of a part of a token: text of the reasoning, and of the content."""
@@ -82,7 +82,7 @@ class Reasoning:
         text, content = "", list[int]()
         for token_id in token_ids:
             if self.is_open and token_id != self._end_id:
-                text += self._show(self._detokenizer.push([token_id]))
+                text += self._show(self._detokenizer.push_tokens([token_id]))
             elif self.is_open or (token_id == self._end_id and not self._num_started):
                 text += self.end_reasoning()
                 self.num_markers += 1

@@ -92,7 +92,7 @@ class ToolCallReader(CallReader):
         self._pending.append(token)
         tag = self._tags.get(token)
         before = "" if tag is None else self._texts.finish()
-        self._scanner.push(self._texts.push(token) if isinstance(token, int) else token, tag, before)
+        self._scanner.push_token(self._texts.push_token(token) if isinstance(token, int) else token, tag, before)
         return self._scanner
 
     def _cut_call(self) -> GeneratedCall | None:
@@ -106,7 +106,7 @@ class ToolCallReader(CallReader):
         if first == self._section_begin_id and others and self._tags.get(others[0]) == "begin":
             others = others[1:]
         call = self._open()
-        arguments = "".join(map(call.push, others))
+        arguments = "".join(map(call.push_token, others))
         is_over = call.pieces.is_over
         arguments += call.finish() if is_over else ""
         if not call.pieces.name or call.pieces.is_broken:

@@ -68,10 +68,10 @@ class BareScanner(CallScanner):
     def check_text(self, text: str) -> None:
         """Check the *text* after the last mark; the end of a long one is left out."""
 
-    def push(self, text: str, tag: Tag | None = None, before: str = "") -> None:
+    def push_token(self, text: str, tag: Tag | None = None, before: str = "") -> None:
         if self._number < 0 and tag is None:
             self.before, text = self.without_tag(text)
-        super().push(text, tag, before)
+        super().push_token(text, tag, before)
         self._lengths.append(self._length)
 
     def without_tag(self, text: str) -> tuple[str, str]:

@@ -85,7 +85,7 @@ class JsonCallPieces(CallPieces):
         return piece
 
     def _arguments(self, text: str) -> str:
-        piece = self._json.push(text)
+        piece = self._json.push_text(text)
         self._after += "".join(self._json.after.split())
         self.is_broken = self._json.is_broken or not self.closing.startswith(self._after)
         return piece
@@ -112,7 +112,7 @@ class MemberCallPieces(CallPieces):
         if self._value is None:
             self.is_broken |= bool(text.strip())
             return ""
-        piece = self._value.push(text)
+        piece = self._value.push_text(text)
         self.is_broken |= self._value.is_broken or bool(self._value.after.strip())
         return piece
 
@@ -135,7 +135,7 @@ class Head:
         self._text = ""
         self.is_broken = False
 
-    def push(self, text: str) -> re.Match[str] | None:
+    def push_text(self, text: str) -> re.Match[str] | None:
         """Take more text, and return the match once there is one."""
         self._text += text
         match = self._pattern.match(self._text)

@@ -61,7 +61,7 @@ class CallScanner(ABC):
     def is_whole(self) -> bool:
         """Whether the call may end here."""
 
-    def push(self, text: str, tag: Tag | None = None, before: str = "") -> None:
+    def push_token(self, text: str, tag: Tag | None = None, before: str = "") -> None:
         """Take the *text* of the next token, which may be a *tag*, and the rest of the text *before* it."""
         self._number += 1
         if before:
@@ -170,7 +170,7 @@ class Nesting:
 
         self.is_broken = False
 
-    def push(self, text: str) -> None:
+    def push_text(self, text: str) -> None:
         """Take more text."""
         place = 0
         while place < len(text) and not self.is_broken:

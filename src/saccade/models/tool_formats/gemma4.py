@@ -97,7 +97,7 @@ class Scanner(CallScanner):
             self._has_head, text = bool(brace), brace + rest
             self.is_broken = len(head) > MAX_HEAD or not self._is_head(start, bool(brace))
         if self._has_head:
-            self._nesting.push(text)
+            self._nesting.push_text(text)
             self.is_broken |= self._nesting.is_broken
 
     def separate(self, text: str) -> None:

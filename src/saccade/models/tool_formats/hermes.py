@@ -44,7 +44,7 @@ class Scanner(CallScanner):
 
     def add(self, text: str) -> None:
         self._pieces.append(text)
-        self._json.push(text)
+        self._json.push_text(text)
         self.is_broken = self._json.is_broken
 
 
@@ -60,7 +60,7 @@ class Pieces(JsonCallPieces):
     def text(self, text: str) -> str:
         if self.name:
             return self._arguments(text)
-        begin = self._head.push(text)
+        begin = self._head.push_text(text)
         if begin is None:
             self.is_broken = self._head.is_broken
             return ""

@@ -98,7 +98,7 @@ class ValuePieces(ABC):
         return ""
 
     @abstractmethod
-    def push(self, text: str) -> str:
+    def push_text(self, text: str) -> str:
         """Take more text, and return what is certain now."""
 
     @abstractmethod
@@ -111,7 +111,7 @@ class TextValue(ValuePieces):
 
     _opening = '"'
 
-    def push(self, text: str) -> str:
+    def push_text(self, text: str) -> str:
         opening, self._opening = (self._opening, "") if text else ("", self._opening)
         return opening + escaped(text)
 
@@ -136,7 +136,7 @@ class JsonValue(ValuePieces):
     def unread(self) -> str:
         return self._rest
 
-    def push(self, text: str) -> str:
+    def push_text(self, text: str) -> str:
         text, self._rest = self._rest + text, ""
         pieces, place = list[str](), 0
         while place < len(text) and not (self.is_whole or self.is_broken or self._rest):
@@ -209,13 +209,13 @@ class OtherValue(ValuePieces):
     def unread(self) -> str:
         return self._text if self._json is None else self._json.unread
 
-    def push(self, text: str) -> str:
+    def push_text(self, text: str) -> str:
         if self._json is None:
             self._text += text
             if self._text.lstrip()[:1] not in ("{", "["):
                 return ""
             self._json, text = JsonValue(), self._text
-        piece = self._json.push(text)
+        piece = self._json.push_text(text)
         self.is_broken, self.after = self._json.is_broken, self._json.after
         return piece
 

@@ -91,7 +91,7 @@ class Scanner(SectionScanner):
     def add(self, text: str) -> None:
         super().add(text)
         if len(self._pieces) > 1:
-            self._json.push(text)
+            self._json.push_text(text)
             self.is_broken = self._json.is_broken
 
     def separate(self, text: str) -> None:

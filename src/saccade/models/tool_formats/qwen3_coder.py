@@ -149,7 +149,7 @@ class Pieces(MemberCallPieces):
 
     def text(self, text: str) -> str:
         if self._head is not None:
-            begin = self._head.push(text)
+            begin = self._head.push_text(text)
             if begin is None:
                 self.is_broken = self._head.is_broken
                 return ""

@@ -28,10 +28,10 @@ class StopSearch:
         self._stops = sorted(rules.stop, key=len, reverse=True)
         self._text = ""
 
-    def push(self, token_ids: Sequence[int], is_last: bool) -> StopMatch | None:
+    def push_tokens(self, token_ids: Sequence[int], is_last: bool) -> StopMatch | None:
         """Take more tokens. Return the stop string that ends the sample: the longest of those complete at once."""
         before = self._detokenizer.num_tokens
-        self._text += self._detokenizer.push(token_ids)
+        self._text += self._detokenizer.push_tokens(token_ids)
         if is_last:
             self._text += self._detokenizer.finish()
         match = next((stop for stop in self._stops if self._text.endswith(stop)), "")
@@ -105,7 +105,9 @@ class ResponseBuilder:
         stop_id = token_ids[-1:] if delta.finish_reason is FinishReason.STOP else []
         stop_id = stop_id if self._stop_token_ids.issuperset(stop_id) else []
         num_shown = len(token_ids) - len(stop_id)
-        match = sample.search.push(token_ids[:num_shown], delta.finish_reason is not None) if sample.search else None
+        match = (
+            sample.search.push_tokens(token_ids[:num_shown], delta.finish_reason is not None) if sample.search else None
+        )
         if match is not None:
             token_ids, stop_id = token_ids[: match.num_tokens], []
             sample.finish_reason, sample.matched = FinishReason.STOP.value, match.text

@@ -385,7 +385,7 @@ class TextPlaces:
         for token_id in token_ids:
             places.append(self._num_characters)
             if self._shows_special or not self._tokenizer.is_special(token_id):
-                self._num_characters += len(self._stream.push(token_id))
+                self._num_characters += len(self._stream.push_token(token_id))
         return places
 
 

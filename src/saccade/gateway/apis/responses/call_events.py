@@ -41,7 +41,9 @@ class CallEvents:
             case FunctionCallItem(id=item_id):
                 events += self._delta("function_call_arguments", item_id, index, call.arguments)
             case CustomToolCallItem(id=item_id):
-                events += self._delta("custom_tool_call_input", item_id, index, self._input.push(call.arguments))
+                events += self._delta(
+                    "custom_tool_call_input", item_id, index, self._input.push_arguments(call.arguments)
+                )
         return events, None
 
     def _begin(self, item: CallItem, index: int) -> Event:

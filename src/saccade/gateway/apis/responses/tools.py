@@ -91,7 +91,7 @@ class DeclaredTool:
             case "function":
                 return FunctionCallItem(f"fc_{suffix}", call.id, self.name, call.arguments, status, namespace)
             case "custom":
-                text = CustomInput().push(call.arguments) if call.is_cut else _custom_input(call.arguments)
+                text = CustomInput().push_arguments(call.arguments) if call.is_cut else _custom_input(call.arguments)
                 return CustomToolCallItem(f"ctc_{suffix}", call.id, self.name, text, status, namespace)
         # Half a command is none: a client that overlooks the status must not run it.
         action = LocalShellAction([]) if call.is_cut else _shell_action(call.arguments)
@@ -285,7 +285,7 @@ class CustomInput:
         self._text = ""
         self._has_begun = self._has_ended = False
 
-    def push(self, arguments: str) -> str:
+    def push_arguments(self, arguments: str) -> str:
         """Take more of the arguments, in which no escape is divided, and return more of the input."""
         self._text += "" if self._has_ended else arguments
         if not self._has_begun:
