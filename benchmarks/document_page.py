@@ -58,7 +58,7 @@ def page(size: tuple[int, int]) -> tuple[MediaItem, float]:
     began = time.perf_counter()
     shape = layout.image(width, height, settings)
     patches = np.empty(shape.pixel_shape, np.uint8)
-    models.load_pixels(FAMILY)(settings).write(rgb, shape, patches)
+    models.load_pixels(FAMILY)(settings).write_pixels(rgb, shape, patches)
     seconds = time.perf_counter() - began
     item = MediaItem(
         modality="image",

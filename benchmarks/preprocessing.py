@@ -122,9 +122,9 @@ def row(family: str, release: Release, encoded: bytes) -> str:
     def theirs(given: Image.Image) -> object:
         return processor(images=[given], return_tensors="pt")
 
-    decoded = in_turn(lambda: pixels.write(rgb, layout, out), lambda: theirs(image))
+    decoded = in_turn(lambda: pixels.write_pixels(rgb, layout, out), lambda: theirs(image))
     from_file = in_turn(
-        lambda: pixels.write(decode(encoded, ImageLimits()), layout, out),
+        lambda: pixels.write_pixels(decode(encoded, ImageLimits()), layout, out),
         lambda: theirs(Image.open(io.BytesIO(encoded)).convert("RGB")),
     )
     cells = [f"{one:.0f} | {other:.0f} | {one / other:.2f}x" for one, other in (decoded, from_file)]

@@ -18,7 +18,7 @@ def test_lines_arrive_in_order() -> None:
     read, write = os.pipe()
     writer = LineWriter(write, told)
     for number in range(100):
-        writer.write(b"%d\n" % number)
+        writer.write_line(b"%d\n" % number)
     assert writer.flush()
     assert os.read(read, 1 << 16).split() == [b"%d" % number for number in range(100)]
     assert writer.num_dropped == 0
@@ -29,14 +29,14 @@ def test_a_full_queue_drops_and_says_so() -> None:
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
     writer = LineWriter(write, told, max_bytes=10_000)
     for _ in range(300):
-        writer.write(b"x" * 99 + b"\n")
+        writer.write_line(b"x" * 99 + b"\n")
     assert writer.num_dropped == 200
     assert not writer.flush(0.01)
     content = b""
     while not content.endswith(b"200 are missing\n"):
         content += os.read(read, 1 << 16)
     assert content.count(b"x\n") == 100
-    writer.write(b"again\n")
+    writer.write_line(b"again\n")
     assert os.read(read, 1 << 16) == b"again\n"
     assert writer.flush()
 
@@ -46,7 +46,7 @@ def test_a_descriptor_that_does_not_block_is_waited_for() -> None:
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
     os.set_blocking(write, False)
     writer = LineWriter(write, told)
-    writer.write(b"x" * 50_000 + b"\n")
+    writer.write_line(b"x" * 50_000 + b"\n")
     content = b""
     while not content.endswith(b"\n"):
         content += os.read(read, 1 << 16)
@@ -59,7 +59,7 @@ def test_lines_that_nobody_can_read_are_counted() -> None:
     read, write = os.pipe()
     os.close(read)
     writer = LineWriter(write, told)
-    writer.write(b"lost\n")
+    writer.write_line(b"lost\n")
     assert writer.flush()
     assert writer.num_dropped == 1
 
@@ -73,10 +73,10 @@ def test_a_thread_may_write_while_it_writes() -> None:
         def __len__(self) -> int:  # write() calls it while it holds its lock, where the collector may run a finalizer
             if not done.is_set():
                 done.set()
-                writer.write(b"inner\n")
+                writer.write_line(b"inner\n")
             return super().__len__()
 
-    thread = threading.Thread(target=writer.write, args=[Line(b"outer\n")], daemon=True)
+    thread = threading.Thread(target=writer.write_line, args=[Line(b"outer\n")], daemon=True)
     thread.start()
     thread.join(10)
     assert not thread.is_alive()

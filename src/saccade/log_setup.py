@@ -137,7 +137,7 @@ class _Lines:
         self._writer = writer
 
     def write(self, lines: str) -> None:
-        self._writer.write(lines.encode(errors="backslashreplace"))
+        self._writer.write_line(lines.encode(errors="backslashreplace"))
 
 
 class _Dropped(msgspec.Struct, frozen=True, tag_field="event", tag="log lines dropped"):

@@ -40,7 +40,7 @@ class LineWriter:
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="log writer", daemon=True).start()
 
-    def write(self, line: bytes) -> None:
+    def write_line(self, line: bytes) -> None:
         """Queue *line*, which ends in a newline."""
         with self._lock:
             if self._num_bytes + len(line) > self._max_bytes:

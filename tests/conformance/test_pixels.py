@@ -48,7 +48,7 @@ def patches(both: Sides, encoded: bytes, dtype: str = "uint8") -> tuple[ImageLay
     layout = both.layout.image(*read_header(encoded).upright, both.layout.settings)
     layout = layout if dtype == "uint8" else both.layout.external(layout, dtype)
     out = np.full(layout.pixel_shape, 7, "uint16" if dtype == "bfloat16" else dtype)
-    both.pixels.write(decode(encoded, WIDE_OPEN, models.families()[both.family].keeps_alpha), layout, out)
+    both.pixels.write_pixels(decode(encoded, WIDE_OPEN, models.families()[both.family].keeps_alpha), layout, out)
     return layout, out
 
 

@@ -130,7 +130,7 @@ def asked(folder: Path, encoded: bytes, prompt: list[int]) -> EngineRequest:
     layout = layout_of.video(header, layout_of.settings)
     out = np.zeros(layout.pixel_shape, np.uint8)
     frames = read_frames(encoded, header, layout.frames, VideoLimits())
-    load_video_pixels("kimi_k25")(layout_of.settings).write(frames, layout, out)
+    load_video_pixels("kimi_k25")(layout_of.settings).write_pixels(frames, layout, out)
     places = [place for place, token_id in enumerate(prompt) if token_id == engines.placeholder_id(folder)]
     item = MediaItem(
         modality="video",

@@ -97,7 +97,9 @@ def test_layout_for_another_size_is_an_error() -> None:
     layout = Layout({}, SMALL)
     shape = layout.image(100, 100, layout.settings)
     with pytest.raises(InternalError):
-        Pixels(layout.settings).write(np.zeros((50, 100, 3), np.uint8), shape, np.zeros(shape.pixel_shape, np.uint8))
+        Pixels(layout.settings).write_pixels(
+            np.zeros((50, 100, 3), np.uint8), shape, np.zeros(shape.pixel_shape, np.uint8)
+        )
 
 
 def test_patches_show_the_image() -> None:
@@ -105,7 +107,7 @@ def test_patches_show_the_image() -> None:
     shape = layout.image(96, 84, layout.settings)
     image = np.random.default_rng(0).integers(0, 256, (84, 96, 3), dtype=np.uint8)
     patches = np.zeros(shape.pixel_shape, np.uint8)
-    Pixels(layout.settings).write(image, shape, patches)
+    Pixels(layout.settings).write_pixels(image, shape, patches)
     shown = Pixels(layout.settings).to_image(patches, shape)
     assert shown.shape == (shape.resized_height, shape.resized_width, 3)
     assert ((shape.resized_height, shape.resized_width) != (84, 96)) or np.array_equal(shown, image)
@@ -143,7 +145,7 @@ def test_videos_equal_the_reference(header: VideoHeader, video: dict[str, Any], 
     assert list(layout.frames) == list(made["video_metadata"][0]["frames_indices"])
     assert layout.num_tokens == count * int(made["num_soft_tokens_per_video"][0])
     ours = np.full(layout.pixel_shape, 7, np.uint8)
-    VideoPixels(subject.settings).write((frames[index] for index in layout.frames), layout, ours)
+    VideoPixels(subject.settings).write_pixels((frames[index] for index in layout.frames), layout, ours)
     blocks = torch.from_numpy(ours).view(count, rows // 3, columns // 3, 3, 3, 3, 4, 4)
     raster = blocks.permute(0, 1, 3, 2, 4, 6, 7, 5).reshape(count, rows * columns, -1)
     expected = made["pixel_values_videos"][:, : rows * columns]

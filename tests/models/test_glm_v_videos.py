@@ -71,7 +71,7 @@ def check(kind: str, frames: np.ndarray, header: VideoHeader) -> None:
     assert layout.frames == tuple(dict.fromkeys(map(int, made["video_metadata"][0]["frames_indices"])))
     assert list(layout.grid) == made["video_grid_thw"][0].tolist()
     out = np.full(layout.pixel_shape, 7, np.uint8)
-    VideoPixels(subject.settings).write((frames[index] for index in layout.frames), layout, out)
+    VideoPixels(subject.settings).write_pixels((frames[index] for index in layout.frames), layout, out)
     mean, std = (torch.tensor(subject.settings[key]).mul(255).view(3, 1) for key in ("image_mean", "image_std"))
     ours = torch.from_numpy(out).view(len(out), 3, -1).float().sub(mean).div(std).flatten(1)
     assert torch.equal(ours, made["pixel_values_videos"])

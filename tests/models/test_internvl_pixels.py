@@ -63,7 +63,9 @@ def test_an_image_of_another_size_is_an_error() -> None:
     layout = Layout(CONFIG, PREPROCESSOR)
     shape = layout.image(400, 100, layout.settings)
     with pytest.raises(InternalError):
-        Pixels(layout.settings).write(np.zeros((10, 10, 3), np.uint8), shape, np.zeros(shape.pixel_shape, np.uint8))
+        Pixels(layout.settings).write_pixels(
+            np.zeros((10, 10, 3), np.uint8), shape, np.zeros(shape.pixel_shape, np.uint8)
+        )
 
 
 @table(
@@ -121,7 +123,7 @@ def test_videos_equal_the_reference(header: VideoHeader) -> None:
     seen = torch.from_numpy(frames[list(layout.frames)]).permute(0, 3, 1, 2)
     made = InternVLVideoProcessor(**COLOURS, size={"height": 56, "width": 56})(videos=[seen], return_tensors="pt")
     ours = np.full(layout.pixel_shape, 7, np.uint8)
-    VideoPixels(subject.settings).write((frames[index] for index in layout.frames), layout, ours)
+    VideoPixels(subject.settings).write_pixels((frames[index] for index in layout.frames), layout, ours)
     assert torch.equal((torch.from_numpy(ours).float() - 127.5) / 127.5, made["pixel_values_videos"][0])
     count = min(6, header.num_frames)
     assert (layout.grid, layout.num_tokens) == ((count, 4, 4), 4 * count)
@@ -131,7 +133,7 @@ def test_videos_equal_the_reference(header: VideoHeader) -> None:
     written = "".join(piece if isinstance(piece, str) else "<IMG_CONTEXT>" * piece for piece in layout.prompt)
     assert written == itself.replace_video_token(made, 0)
     with pytest.raises(InternalError, match="frames"):
-        VideoPixels(subject.settings).write(frames[:0], layout, ours)
+        VideoPixels(subject.settings).write_pixels(frames[:0], layout, ours)
 
 
 def test_options_choose_frames_and_no_pixels() -> None:

@@ -37,7 +37,7 @@ def _written(image: np.ndarray, layout: Layout, settings: Any, dtype: str = "uin
     height, width, _ = image.shape
     counted = layout.external(layout.image(width, height, settings), dtype)
     out = np.full(counted.pixel_shape, 7, {"bfloat16": "uint16"}.get(dtype, dtype))
-    Pixels(settings).write(image, counted, out)
+    Pixels(settings).write_pixels(image, counted, out)
     return out
 
 
@@ -162,7 +162,7 @@ def test_options_that_cannot_be_honoured_are_refused(options: ImageOptions) -> N
 def test_a_layout_of_another_size_is_refused() -> None:
     other = LAYOUT.image(100, 200, RELEASE)
     with pytest.raises(InternalError):
-        Pixels(RELEASE).write(images.draw(200, 100), other, np.empty(other.pixel_shape, np.uint8))
+        Pixels(RELEASE).write_pixels(images.draw(200, 100), other, np.empty(other.pixel_shape, np.uint8))
 
 
 @pytest.mark.parametrize(

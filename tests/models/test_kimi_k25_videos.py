@@ -36,7 +36,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> KimiK25:
 
 def patches(frames: np.ndarray, layout: ImageLayout, subject: VideoLayout) -> np.ndarray:
     out = np.full(layout.pixel_shape, 7, np.uint8)
-    VideoPixels(subject.settings).write((frames[index] for index in layout.frames), layout, out)
+    VideoPixels(subject.settings).write_pixels((frames[index] for index in layout.frames), layout, out)
     return out
 
 
@@ -164,4 +164,4 @@ def test_other_frames_are_an_error() -> None:
     frame, out = np.zeros((64, 64, 3), np.uint8), np.empty(layout.pixel_shape, np.uint8)
     for frames in ([], [frame] * 3, [np.zeros((64, 640, 3), np.uint8)] * 4):
         with pytest.raises(InternalError):
-            VideoPixels(subject.settings).write(frames, layout, out)
+            VideoPixels(subject.settings).write_pixels(frames, layout, out)

@@ -35,7 +35,7 @@ def test_a_transparent_image_shows_the_board() -> None:
     layout = LAYOUT.image(28, 28, LAYOUT.settings)
     out = np.empty(layout.pixel_shape, np.uint8)
     pixels = Pixels(LAYOUT.settings)
-    pixels.write(np.zeros((28, 28, 4), np.uint8), layout, out)
+    pixels.write_pixels(np.zeros((28, 28, 4), np.uint8), layout, out)
     shown = pixels.to_image(out, layout)[..., 0]
     assert [shown[0, 0], shown[0, 8], shown[8, 0], shown[8, 8]] == [255, 180, 180, 255]
 
@@ -43,7 +43,9 @@ def test_a_transparent_image_shows_the_board() -> None:
 def test_a_layout_of_another_size_is_refused() -> None:
     layout = LAYOUT.image(100, 200, LAYOUT.settings)
     with pytest.raises(InternalError):
-        Pixels(LAYOUT.settings).write(np.zeros((28, 28, 4), np.uint8), layout, np.empty(layout.pixel_shape, np.uint8))
+        Pixels(LAYOUT.settings).write_pixels(
+            np.zeros((28, 28, 4), np.uint8), layout, np.empty(layout.pixel_shape, np.uint8)
+        )
 
 
 @table(

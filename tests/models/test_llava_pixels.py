@@ -33,7 +33,7 @@ def _written(image: np.ndarray, layout: Layout) -> np.ndarray:
     height, width, _ = image.shape
     counted = layout.image(width, height, layout.settings)
     out = np.full(counted.pixel_shape, 7, np.uint8)
-    Pixels(layout.settings).write(image, counted, out)
+    Pixels(layout.settings).write_pixels(image, counted, out)
     return out
 
 
@@ -167,7 +167,7 @@ def test_other_wires_are_refused() -> None:
 def test_a_layout_of_another_size_is_refused(layout: Layout) -> None:
     other = layout.image(100, 200, layout.settings)
     with pytest.raises(InternalError):
-        Pixels(layout.settings).write(images.draw(200, 100), other, np.empty(other.pixel_shape, np.uint8))
+        Pixels(layout.settings).write_pixels(images.draw(200, 100), other, np.empty(other.pixel_shape, np.uint8))
 
 
 def test_defaults_are_the_reference_processors() -> None:

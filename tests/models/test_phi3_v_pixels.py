@@ -30,7 +30,7 @@ def _written(image: np.ndarray, num_crops: int = 4) -> np.ndarray:
     settings = {**LAYOUT.settings, "num_crops": num_crops}
     counted = LAYOUT.image(image.shape[1], image.shape[0], settings)
     out = np.full(counted.pixel_shape, 7, np.uint8)
-    Pixels(settings).write(image, counted, out)
+    Pixels(settings).write_pixels(image, counted, out)
     return out
 
 
@@ -127,7 +127,7 @@ def test_other_wires_are_refused() -> None:
 def test_a_layout_of_another_size_is_refused() -> None:
     other = LAYOUT.image(100, 200, LAYOUT.settings)
     with pytest.raises(InternalError):
-        Pixels(LAYOUT.settings).write(images.draw(200, 100), other, np.empty(other.pixel_shape, np.uint8))
+        Pixels(LAYOUT.settings).write_pixels(images.draw(200, 100), other, np.empty(other.pixel_shape, np.uint8))
 
 
 def test_the_placeholder_is_the_tokenizers() -> None:

@@ -71,7 +71,7 @@ def processor(family: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def _written(family: str, encoded: bytes, layout: Layout, image: ImageLayout) -> np.ndarray:
     out = np.full(image.pixel_shape, 7, NUMPY_DTYPE[image.pixel_dtype])
-    models.load_pixels(family)(layout.settings).write(decode(encoded, ImageLimits()), image, out)
+    models.load_pixels(family)(layout.settings).write_pixels(decode(encoded, ImageLimits()), image, out)
     return out
 
 
@@ -171,6 +171,6 @@ def test_placeholder_that_is_no_id_stops_the_start(family: str, given_id: object
 def test_a_layout_of_another_size_is_refused(family: str, layout: Layout) -> None:
     other = layout.image(100, 200, layout.settings)
     with pytest.raises(InternalError):
-        models.load_pixels(family)(layout.settings).write(
+        models.load_pixels(family)(layout.settings).write_pixels(
             images.draw(200, 100), other, np.empty(other.pixel_shape, np.uint8)
         )

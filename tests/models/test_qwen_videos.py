@@ -80,7 +80,7 @@ def expected(family: str, frames: np.ndarray, header: VideoHeader, **changed: An
 
 def patches(family: str, frames: Iterable[np.ndarray], layout: ImageLayout, settings: Mapping[str, Any]) -> np.ndarray:
     out = np.full(layout.pixel_shape, 7, np.uint8)
-    models.load_video_pixels(family)(settings).write(frames, layout, out)
+    models.load_video_pixels(family)(settings).write_pixels(frames, layout, out)
     return out
 
 
@@ -255,4 +255,6 @@ def test_another_number_of_frames_is_an_error() -> None:
     subject = layout_of("qwen2_vl")
     layout = subject.video(VideoHeader(4, 4.0, 64, 64), subject.settings)
     with pytest.raises(InternalError):
-        models.load_video_pixels("qwen2_vl")(subject.settings).write([], layout, np.empty(layout.pixel_shape, np.uint8))
+        models.load_video_pixels("qwen2_vl")(subject.settings).write_pixels(
+            [], layout, np.empty(layout.pixel_shape, np.uint8)
+        )

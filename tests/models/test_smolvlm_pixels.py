@@ -92,7 +92,7 @@ def test_bicubic_checkpoints_equal_the_reference(splits: bool) -> None:
     layout, drawn = Layout(CONFIG, preprocessor), np.random.default_rng(0).integers(0, 256, (75, 51, 3), np.uint8)
     shape = layout.image(51, 75, layout.settings)
     out = np.zeros(shape.pixel_shape, np.uint8)
-    Pixels(layout.settings).write(drawn, shape, out)
+    Pixels(layout.settings).write_pixels(drawn, shape, out)
     expected = Idefics3ImageProcessor(**preprocessor)(drawn, input_data_format="channels_last", return_tensors="pt")
     assert torch.equal((torch.from_numpy(out).float() - 127.5) / 127.5, expected["pixel_values"][0])
     assert Pixels(layout.settings).to_image(out, shape).shape == (64, 64 * len(out), 3)
@@ -102,7 +102,9 @@ def test_an_image_of_another_size_is_an_error() -> None:
     layout = Layout(CONFIG, PREPROCESSOR)
     shape = layout.image(400, 100, layout.settings)
     with pytest.raises(InternalError):
-        Pixels(layout.settings).write(np.zeros((10, 10, 3), np.uint8), shape, np.zeros(shape.pixel_shape, np.uint8))
+        Pixels(layout.settings).write_pixels(
+            np.zeros((10, 10, 3), np.uint8), shape, np.zeros(shape.pixel_shape, np.uint8)
+        )
 
 
 @table(

@@ -171,6 +171,6 @@ def test_chats_over_vllm_without_bos(changed: Callable[..., ImagewiseTokenizer])
 
 def test_image_tags() -> None:
     tag = ImageTag("<|image_{number}|>\n")
-    assert tag.write(12) == "<|image_12|>\n"
+    assert tag.write_tag(12) == "<|image_12|>\n"
     assert tag.pattern.findall("<|image_12|> <|image_|> <|image_1|>") == ["<|image_12|>", "<|image_1|>"]
     assert tag.fixed == "<|image_|>"

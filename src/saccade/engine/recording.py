@@ -196,7 +196,7 @@ class Recorder:
         else:
             self._num_bytes[segment.path] = num_bytes
             if segment.add(frame):
-                self._pool.submit(segment.write)
+                self._pool.submit(segment.write_frames)
 
     def end_segment(self, reason: str) -> None:
         """End the segment, if there is one."""
@@ -237,7 +237,7 @@ class Segment:
         self._frames.append(frame)
         return len(self._frames) == 1
 
-    def write(self) -> None:
+    def write_frames(self) -> None:
         """Write the frames that come within a moment."""
         time.sleep(GATHER_SECONDS)
         frames, self._frames = self._frames, []
@@ -251,7 +251,7 @@ class Segment:
 
     def close(self) -> None:
         """Write the rest, and end the file."""
-        self.write()
+        self.write_frames()
         os.close(self._descriptor)
 
 

@@ -157,7 +157,7 @@ class Pixels(Protocol):
 
     def __init__(self, settings: Mapping[str, Any]) -> None: ...
 
-    def write(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
+    def write_pixels(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
         """Write the patches of *image* [height, width, 3] into *out*, which has layout.pixel_shape.
 
         If the family keeps alpha, *image* may have it as a fourth channel.
@@ -235,5 +235,7 @@ class VideoPixels(Protocol):
 
     def __init__(self, settings: Mapping[str, Any]) -> None: ...
 
-    def write(self, frames: Iterable[npt.NDArray[np.uint8]], layout: ImageLayout, out: npt.NDArray[np.uint8]) -> None:
+    def write_pixels(
+        self, frames: Iterable[npt.NDArray[np.uint8]], layout: ImageLayout, out: npt.NDArray[np.uint8]
+    ) -> None:
         """Write the patches of *frames*, those of layout.frames, into *out*, which has layout.pixel_shape."""

@@ -188,7 +188,9 @@ class ChatTemplate:
             if isinstance(content, str):
                 copy["content"] = _text_part(encode(content)) if self._loses_strings else encode(content)
             elif self._tag is not None:
-                parts = (encode(part["text"]) if "text" in part else self._tag.write(next(numbers)) for part in content)
+                parts = (
+                    encode(part["text"]) if "text" in part else self._tag.write_tag(next(numbers)) for part in content
+                )
                 copy["content"] = "".join(parts)
             else:
                 copy["content"] = [

@@ -16,7 +16,7 @@ class ImageTag:
 
     form: str
 
-    def write(self, number: int) -> str:
+    def write_tag(self, number: int) -> str:
         return self.form.replace(NUMBER, str(number))
 
     @property

@@ -48,7 +48,7 @@ def test_state_arrives_in_other_places_bit_for_bit(kind: str, blocks: torch.dtyp
     content = kv_copies.read_blocks(source, KvSend((4, 1), row))
     state = kv_copies.state_nbytes(source) if row is not None else 0
     assert len(content) == 2 * kv_copies.block_nbytes(source) + state
-    kv_copies.write(target, KvReceive((0, 5), content, 0 if row is not None else None))
+    kv_copies.write_blocks(target, KvReceive((0, 5), content, 0 if row is not None else None))
     for ours, theirs, old in zip(tensors(target), tensors(source), before, strict=True):
         is_state = len(old) == SIZES.num_rows
         moved = {0: 2} if is_state else {0: 4, 5: 1}
@@ -64,7 +64,7 @@ def test_blocks_of_layers_with_a_window_have_their_own_numbers() -> None:
     content = kv_copies.read_blocks(source, KvSend((4, 1), window_blocks=(3,)))
     assert len(content) == 2 * kv_copies.block_nbytes(source) + kv_copies.window_nbytes(source)
     assert kv_copies.window_nbytes(source) == 4 * 2 * 4 * 4
-    kv_copies.write(target, KvReceive((0, 5), content, window_blocks=(2,)))
+    kv_copies.write_blocks(target, KvReceive((0, 5), content, window_blocks=(2,)))
     for ours, theirs, old in zip(tensors(target), tensors(source), before, strict=True):
         moved = {2: 3} if len(old) == SIZES.num_window_blocks else {0: 4, 5: 1}
         for index in range(len(old)):
@@ -75,7 +75,7 @@ def test_states_without_blocks_and_empty_copies() -> None:
     source = caches(KINDS["recurrent"], torch.float32, torch.float32, 1)
     assert len(kv_copies.read_blocks(source, KvSend((), 1))) == kv_copies.state_nbytes(source)
     assert kv_copies.read_blocks(source, KvSend(())) == b""
-    kv_copies.write(source, KvReceive((), b""))
+    kv_copies.write_blocks(source, KvReceive((), b""))
 
 
 @pytest.mark.parametrize("excess", [-1, 1])
@@ -83,5 +83,5 @@ def test_content_of_wrong_size_writes_nothing(excess: int) -> None:
     target = caches(KINDS["paged"], torch.float32, torch.float32, 1)
     before = [tensor.clone() for tensor in tensors(target)]
     with pytest.raises(ValueError, match="bytes was received"):
-        kv_copies.write(target, KvReceive((1,), bytes(kv_copies.block_nbytes(target) + excess)))
+        kv_copies.write_blocks(target, KvReceive((1,), bytes(kv_copies.block_nbytes(target) + excess)))
     assert all(map(torch.equal, tensors(target), before))

@@ -57,7 +57,7 @@ def deltas(ids: list[int], index: int, num_top: int = 3) -> list[TokenDelta]:
 class Unread:
     """A response that nobody reads."""
 
-    def write(self, events: bytes, num_kept_bytes: int) -> bool:
+    def write_events(self, events: bytes, num_kept_bytes: int) -> bool:
         return True
 
     async def flush(self) -> None:

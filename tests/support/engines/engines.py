@@ -87,7 +87,7 @@ def photo(folder: Path, size: tuple[int, int], seed: int, start: int = 0) -> Med
     shape = layout.image(*size, layout.settings)
     rgb = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     patches = np.zeros(shape.pixel_shape, np.uint8)
-    models.load_pixels(family)(layout.settings).write(rgb, shape, patches)
+    models.load_pixels(family)(layout.settings).write_pixels(rgb, shape, patches)
     pixels = patches.tobytes()
     return MediaItem(
         modality="image",
@@ -112,7 +112,7 @@ def video(folder: Path, size: tuple[int, int], num_frames: int, seed: int, start
     draw = np.random.default_rng(seed)
     frames = [draw.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8) for _ in shape.frames]
     patches = np.zeros(shape.pixel_shape, np.uint8)
-    models.load_video_pixels(family)(settings).write(frames, shape, patches)
+    models.load_video_pixels(family)(settings).write_pixels(frames, shape, patches)
     pixels = patches.tobytes()
     return MediaItem(
         modality="video",

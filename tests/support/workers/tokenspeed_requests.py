@@ -63,7 +63,7 @@ class Model:
         if dtype != "uint8":
             layout = self.layout.external(layout, dtype)
         patches = np.empty(layout.pixel_shape, NUMPY_DTYPE[dtype])
-        models.load_pixels(self.name)(self.layout.settings).write(image, layout, patches)
+        models.load_pixels(self.name)(self.layout.settings).write_pixels(image, layout, patches)
         return layout, patches
 
     def item(self, seed: int = 0, start: int = len(BEFORE), dtype: str = "", **fields: Any) -> pb.MultimodalItem:

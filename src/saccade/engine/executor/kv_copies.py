@@ -39,7 +39,7 @@ def read_blocks(caches: Caches, send: KvSend) -> bytes:
 
 
 @torch.inference_mode()
-def write(caches: Caches, receive: KvReceive) -> None:
+def write_blocks(caches: Caches, receive: KvReceive) -> None:
     """Write the content of *receive* to the caches. Raises ValueError, before any write, if its size is wrong."""
     places = list(_places(caches, receive))
     sizes = [len(index) * tensor[0].nbytes for tensor, index in places]

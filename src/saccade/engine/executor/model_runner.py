@@ -94,7 +94,7 @@ class ModelRunner:
         self.rows.change_tables(step.tables)
         self.caches.begin_rows(step)
         for receive in step.receive:
-            kv_copies.write(self.caches, receive)
+            kv_copies.write_blocks(self.caches, receive)
 
     @torch.inference_mode()
     def forward(self, step: StepInput) -> Forwarded:

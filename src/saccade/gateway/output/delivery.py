@@ -26,7 +26,7 @@ class ChunkWriter(Protocol):
 class Response(Protocol):
     """Takes the bytes for a client."""
 
-    def write(self, events: bytes, num_kept_bytes: int) -> bool:
+    def write_events(self, events: bytes, num_kept_bytes: int) -> bool:
         """Take *events*; the writer keeps *num_kept_bytes* more. Return whether more may follow at once."""
 
     async def flush(self) -> None:
@@ -55,7 +55,7 @@ class Delivery:
         self.is_whole = self._answer.is_whole
         num_before = self._writer.num_kept_bytes
         events = self._writer.take_chunk(chunk)
-        may_follow = self._response.write(events, self._writer.num_kept_bytes - num_before)
+        may_follow = self._response.write_events(events, self._writer.num_kept_bytes - num_before)
         if time.perf_counter() - start > SHORT_SECONDS:
             self._metrics.note_pause("delta", start)
         return may_follow

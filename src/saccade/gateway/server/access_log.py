@@ -135,7 +135,7 @@ class AccessLog:
 
     def __init__(self, output: LogOutput | None = None) -> None:
         self.errors = deque[RequestError](maxlen=MAX_ERRORS)
-        self._write = output.writer.write if output is not None else None
+        self._write = output.writer.write_line if output is not None else None
         is_short = output is not None and output.has_short_lines
         self._hides_probes = is_short or output is None or output.level > logging.DEBUG
         self._render = _text if output is not None and output.is_terminal else msgspec.json.encode

@@ -46,7 +46,7 @@ class WholeResponse:
         self._send = send
         self._memory = memory
 
-    def write(self, events: bytes, num_kept_bytes: int) -> bool:
+    def write_events(self, events: bytes, num_kept_bytes: int) -> bool:
         """Count *num_kept_bytes* more of the answer; there are no *events*. Return whether there is room for more."""
         self._memory.count(num_kept_bytes)
         return not self._is_over
@@ -125,7 +125,7 @@ class EventStream:
             self._connection.on_sweep = None
             await lasting_task.end(self._sending)
 
-    def write(self, events: bytes, num_kept_bytes: int = 0) -> bool:
+    def write_events(self, events: bytes, num_kept_bytes: int = 0) -> bool:
         """Send *events* or keep them in the backlog, and count *num_kept_bytes* more that wait to become events.
 
         Return whether the backlog takes more.
@@ -148,7 +148,7 @@ class EventStream:
     async def end_response(self, parts: Sequence[Part]) -> None:
         """Send the last events, and return when the connection has accepted all."""
         self._more = False
-        self.write(b"".join(joined(parts, PIECE_BYTES)))
+        self.write_events(b"".join(joined(parts, PIECE_BYTES)))
         await self.flush()
 
     async def flush(self) -> None:
@@ -161,7 +161,7 @@ class EventStream:
         is_silent = time.monotonic() - self._last >= self._ping_interval_seconds
         # A complete answer, or one that waits for its client, needs no comment.
         if is_silent and self._more and self._sending is None:
-            self.write(PING)
+            self.write_events(PING)
 
     async def _send_backlog(self) -> None:
         try:

@@ -28,7 +28,7 @@ class DecodedImage:
         """Write the pixels of *image*, for which *layout* is, into *out*."""
         raise NotImplementedError
 
-    def write(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
+    def write_pixels(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
         """Write the pixels of *image* [height, width, channels] into *out* of layout.pixel_shape.
 
         Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
@@ -50,7 +50,9 @@ class DecodedVideo:
         """Write the pixels of *frame*, number *number* of layout.frames, into *out*, which is the whole video's."""
         raise NotImplementedError
 
-    def write(self, frames: Iterable[npt.NDArray[np.uint8]], layout: ImageLayout, out: npt.NDArray[np.uint8]) -> None:
+    def write_pixels(
+        self, frames: Iterable[npt.NDArray[np.uint8]], layout: ImageLayout, out: npt.NDArray[np.uint8]
+    ) -> None:
         """Write the pixels of *frames* into *out* of layout.pixel_shape, one frame at a time.
 
         Raises InternalError if there are more or fewer frames than in *layout*.

@@ -92,7 +92,7 @@ async def _ask(pool: DecodePool, encoded: bytes) -> PreparedImage:
 def _expected(encoded: bytes) -> bytes:
     layout = LAYOUT.image(*read_header(encoded).upright, LAYOUT.settings)
     out = np.empty(layout.pixel_shape, np.uint8)
-    load_pixels(FAMILY)(LAYOUT.settings).write(decode(encoded, ImageLimits()), layout, out)
+    load_pixels(FAMILY)(LAYOUT.settings).write_pixels(decode(encoded, ImageLimits()), layout, out)
     return out.tobytes()
 
 

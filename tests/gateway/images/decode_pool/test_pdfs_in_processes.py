@@ -53,7 +53,7 @@ async def test_patches_are_equal_in_a_confined_process(pool: DecodePool, name: s
     made = await prepared(pool, encoded, page)
     layout = LAYOUT.image(page.width, page.height, LAYOUT.settings)
     expected = np.empty(layout.pixel_shape, np.uint8)
-    load_pixels(FAMILY)(LAYOUT.settings).write(drawn(encoded), layout, expected)
+    load_pixels(FAMILY)(LAYOUT.settings).write_pixels(drawn(encoded), layout, expected)
     assert made.slot is not None
     assert read_slot(made.slot) == expected.tobytes()
     pool.release([made.slot.name])
@@ -96,7 +96,7 @@ async def test_text_is_drawn_with_the_fonts_of_the_process(pool: DecodePool) -> 
         layout = LAYOUT.image(page.width, page.height, LAYOUT.settings)
         expected = np.empty(layout.pixel_shape, np.uint8)
         image = drawn(encoded, fonts=installed_fonts(None))
-        load_pixels(FAMILY)(LAYOUT.settings).write(image, layout, expected)
+        load_pixels(FAMILY)(LAYOUT.settings).write_pixels(image, layout, expected)
         assert made.slot is not None
         assert read_slot(made.slot) == expected.tobytes()
         pool.release([made.slot.name])

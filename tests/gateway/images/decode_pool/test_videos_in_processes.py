@@ -50,7 +50,7 @@ async def prepared(pool: DecodePool, encoded: bytes) -> tuple[PreparedImage, Ima
 def expected(encoded: bytes, layout: ImageLayout) -> bytes:
     out = np.empty(layout.pixel_shape, np.uint8)
     frames = read_frames(encoded, read_header(encoded, LIMITS), layout.frames, LIMITS)
-    load_video_pixels(FAMILY)(SETTINGS).write(frames, layout, out)
+    load_video_pixels(FAMILY)(SETTINGS).write_pixels(frames, layout, out)
     return out.tobytes()
 
 

@@ -156,13 +156,13 @@ def _writer(job: PixelJob, pdf: Renderer) -> tuple[Writer, bool]:
             frames = _decoded_frames(job.encoded, job.video, job.limits)
         else:
             frames = video.read_frames(job.encoded, job.video, job.layout.frames, job.video_limits)
-        return partial(models.load_video_pixels(job.family)(job.settings).write, frames, job.layout), True
+        return partial(models.load_video_pixels(job.family)(job.settings).write_pixels, frames, job.layout), True
     is_whole = True
     if job.page is None:
         image = decode(job.encoded, job.limits, models.families()[job.family].keeps_alpha)
     else:
         image, is_whole = pdf.render(job.encoded, job.page, allows_gaps=job.allows_gaps)
-    return partial(models.load_pixels(job.family)(job.settings).write, image, job.layout), is_whole
+    return partial(models.load_pixels(job.family)(job.settings).write_pixels, image, job.layout), is_whole
 
 
 def _decoded_frames(encoded: bytes, header: VideoHeader, limits: ImageLimits) -> Iterator[npt.NDArray[np.uint8]]:
