@@ -150,7 +150,7 @@ def test_the_pieces_of_a_call_are_its_arguments(name: str) -> None:
             for mark, text in cut(iter(lexemes), size):
                 seen += call.text(text) if mark is None else call.mark(mark)
                 assert wanted.startswith(seen)
-            seen += call.finish()
+            seen += call.finish_arguments()
             assert (call.name, seen, call.is_broken) == ("look", wanted, False)
             assert call.id == ("functions.look:0" if name == "kimi_k2" else None)
 

@@ -83,7 +83,7 @@ def test_any_text(name: str, text: str) -> None:
     assert ids == encoding(name).encode_ordinary(normal)
     assert tokenizer.decode(ids) == normal
     stream = tokenizer.stream()
-    assert "".join(map(stream.push_token, ids)) + stream.finish() == normal
+    assert "".join(map(stream.push_token, ids)) + stream.finish_text() == normal
 
 
 def test_special_tokens_have_the_ids_of_the_configurations() -> None:

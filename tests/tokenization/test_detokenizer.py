@@ -17,7 +17,7 @@ ours = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCh
 
 def stream(tokenizer: Tokenizer, token_ids: list[int], stop: tuple[str, ...] = ()) -> list[str]:
     detokenizer = Detokenizer(tokenizer, TextRules(stop))
-    return [*(detokenizer.push_tokens([token_id]) for token_id in token_ids), detokenizer.finish()]
+    return [*(detokenizer.push_tokens([token_id]) for token_id in token_ids), detokenizer.finish_text()]
 
 
 @table("text", TEXTS)
@@ -32,7 +32,7 @@ def test_a_text_that_goes_on_keeps_its_first_space(name: str, tokenizer_of: Call
     tokenizer = tokenizer_of(name)
     space = next(token_id for token_id in range(tokenizer.num_tokens) if tokenizer.bytes_of[token_id] == b" ")
     detokenizer = Detokenizer(tokenizer, continues=True)
-    assert detokenizer.push_tokens([space, space]) + detokenizer.finish() == "  "
+    assert detokenizer.push_tokens([space, space]) + detokenizer.finish_text() == "  "
 
 
 @ours
@@ -74,7 +74,7 @@ def test_stop_strings(text: str, stop: tuple[str, ...], shown: str, tokenizer: T
     one_by_one = stream(tokenizer, [token_id for ids in token_ids for token_id in ids], stop)
     whole = Detokenizer(tokenizer, TextRules(stop))
     assert "".join(one_by_one) == shown
-    assert whole.push_tokens(tokenizer.encode_text(text)) + whole.finish() == shown
+    assert whole.push_tokens(tokenizer.encode_text(text)) + whole.finish_text() == shown
     assert (whole.stop is not None) == (shown != text)
 
 
@@ -102,7 +102,7 @@ def test_nothing_is_taken_after_a_stop_string(tokenizer: Tokenizer) -> None:
     token_ids = [tokenizer.encode_text(character)[0] for character in "abc"]
     assert detokenizer.push_tokens(token_ids) == "a"
     assert (detokenizer.num_tokens, detokenizer.stop is not None) == (2, True)
-    assert detokenizer.push_tokens(token_ids) + detokenizer.finish() == ""
+    assert detokenizer.push_tokens(token_ids) + detokenizer.finish_text() == ""
 
 
 @ours
@@ -119,7 +119,7 @@ def test_stop_strings_that_are_complete_too_early_end_nothing(
     end, neg_length = min(ends, default=(len(text), 0))
     detokenizer = Detokenizer(tokenizer, TextRules(tuple(stop), min_tokens, shows_stop))
     pieces = [detokenizer.push_tokens(tokenizer.encode_text(character)) for character in text]
-    assert "".join(pieces) + detokenizer.finish() == text[: end if shows_stop else end + neg_length]
+    assert "".join(pieces) + detokenizer.finish_text() == text[: end if shows_stop else end + neg_length]
     assert detokenizer.num_tokens == end
 
 
@@ -128,13 +128,13 @@ def test_tokens_of_another_text_count_for_the_minimum(tokenizer: Tokenizer) -> N
     for num_others, shown in ((0, "ab"), (1, "a")):
         detokenizer = Detokenizer(tokenizer, TextRules(("b",), min_tokens=2))
         detokenizer.num_others = num_others
-        assert detokenizer.push_tokens(token_ids) + detokenizer.finish() == shown
+        assert detokenizer.push_tokens(token_ids) + detokenizer.finish_text() == shown
 
 
 def test_special_tokens_may_be_shown(tokenizer: Tokenizer) -> None:
     detokenizer = Detokenizer(tokenizer, TextRules(shows_special=True))
     content, token_id = next(iter(tokenizer.special_tokens.items()))
-    assert detokenizer.push_tokens([token_id, tokenizer.num_tokens]) + detokenizer.finish() == content
+    assert detokenizer.push_tokens([token_id, tokenizer.num_tokens]) + detokenizer.finish_text() == content
 
 
 def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:

@@ -77,7 +77,7 @@ def test_any_ids_stream_as_they_decode_whole(
     else:
         whole = reference_of(kind).decode(token_ids, skip_special_tokens=True)
     detokenizer = Detokenizer(tokenizer)
-    assert "".join(detokenizer.push_tokens([token_id]) for token_id in token_ids) + detokenizer.finish() == whole
+    assert "".join(detokenizer.push_tokens([token_id]) for token_id in token_ids) + detokenizer.finish_text() == whole
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,7 +86,7 @@ def test_any_ids_stream_as_they_decode_whole(
 def test_any_text_survives(kind: str, text: str, tokenizer_of: TokenizerOf) -> None:
     tokenizer = tokenizer_of(kind)
     detokenizer = Detokenizer(tokenizer)
-    shown = detokenizer.push_tokens(tokenizer.encode_text(text)) + detokenizer.finish()
+    shown = detokenizer.push_tokens(tokenizer.encode_text(text)) + detokenizer.finish_text()
     assert shown == (text if kind in ("kimi_k25", "llava", "phi3_v") else unicodedata.normalize("NFC", text))
 
 

@@ -112,13 +112,13 @@ class Detokenizer:
 
     def push_text(self, text: str) -> str:
         """As push(), for text of a part of a token, which does not count."""
-        return "" if self.stop is not None else self._release(self._stream.finish() + text)
+        return "" if self.stop is not None else self._release(self._stream.finish_text() + text)
 
-    def finish(self) -> str:
+    def finish_text(self) -> str:
         """Return the text that was held back, at the end of the answer."""
         if self.stop is not None:
             return ""
-        text = self._release(self._stream.finish()) + self._pending
+        text = self._release(self._stream.finish_text()) + self._pending
         self._pending = ""
         return text if self.stop is None else ""
 

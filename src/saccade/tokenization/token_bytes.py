@@ -30,7 +30,7 @@ class ByteStream:
     def push_token(self, token_id: int) -> str:
         return self._decoder.decode(self._bytes_of[token_id])
 
-    def finish(self) -> str:
+    def finish_text(self) -> str:
         """Return the replacement of a character that stayed incomplete."""
         return self._decoder.decode(b"", final=True)
 
@@ -55,7 +55,7 @@ class ByteFallbackStream:
             return ""
         return self._strip(self._end_row() + self._bytes_of[token_id].decode())
 
-    def finish(self) -> str:
+    def finish_text(self) -> str:
         """Return the text of the byte tokens that were held back."""
         return self._strip(self._end_row())
 

@@ -28,7 +28,7 @@ class TextStream(Protocol):
     def push_token(self, token_id: int) -> str:
         """Return the text that is final after *token_id*."""
 
-    def finish(self) -> str:
+    def finish_text(self) -> str:
         """Return the text that was held back; no more ids follow."""
 
 
@@ -119,7 +119,7 @@ class Tokenizer(ABC):
     def decode(self, token_ids: Iterable[int]) -> str:
         """Return the text of *token_ids*, special tokens included."""
         stream = self.stream()
-        return "".join(stream.push_token(token_id) for token_id in token_ids) + stream.finish()
+        return "".join(stream.push_token(token_id) for token_id in token_ids) + stream.finish_text()
 
 
 def check_length(text: str) -> None:

@@ -341,5 +341,5 @@ def test_the_time_for_calls_that_never_end_does_not_grow_with_the_square(name: s
     model = models(name)
     ids = ids_of(model, BROKEN[name]) * 1000
     reader = ToolCallReader(model.tool_calls, model.tokenizer, declared(TOOLS))  # type: ignore[arg-type]
-    pieces = [*reader.take_tokens(ids), *reader.finish(is_cut=False)]
+    pieces = [*reader.take_tokens(ids), *reader.finish_answer(is_cut=False)]
     assert [token for piece in pieces for token in piece] == ids  # type: ignore[union-attr]

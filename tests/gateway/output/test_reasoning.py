@@ -39,7 +39,7 @@ def read(tokenizer: Tokenizer, reasoning: Reasoning, deltas: list[list[int]]) ->
         text, rest = reasoning.take_tokens(token_ids)
         thought += text
         content += detokenizer.push_tokens(rest)
-    return thought + reasoning.finish(), content + detokenizer.finish()
+    return thought + reasoning.finish_answer(), content + detokenizer.finish_text()
 
 
 def test_markers_are_found_by_name(tokenizer: Tokenizer, markers: ReasoningTokens) -> None:

@@ -71,7 +71,7 @@ class ScheduleBuilder:
     admitted: dict[Sequence, int] = field(default_factory=dict)
     proposals: dict[Sequence, Proposal] = field(default_factory=dict)
 
-    def finish(self) -> Schedule:
+    def finish_schedule(self) -> Schedule:
         """Return the schedule. An image that one sequence cannot read is no fault if another one brings it."""
         unreadable = {one: error for one, (key, error) in self.unreadable.items() if key not in self.encode}
         return Schedule(self.chunks, self.encode, self.lacking, unreadable, self.admitted, self.proposals)

@@ -74,7 +74,7 @@ class _StepScheduler:
             self._relieve(victims)
         # Only the end of a transfer makes room then.
         scheduler.is_blocked = not scheduler.running and bool(scheduler.sending or scheduler.receiving)
-        return builder.finish()
+        return builder.finish_schedule()
 
     def _admit(self) -> None:
         scheduler = self._scheduler

@@ -110,7 +110,7 @@ class CallReader(ABC):
         """Yield the pieces of the next token, which is not certainly content."""
 
     @abstractmethod
-    def finish(self, is_cut: bool) -> Iterator[Piece]:
+    def finish_answer(self, is_cut: bool) -> Iterator[Piece]:
         """Yield the pieces of the buffered tokens at the end of the answer, which the limit of tokens may have cut."""
 
     def _generated(self, name: str, arguments: str, call_id: str | None) -> GeneratedCall:
@@ -137,14 +137,14 @@ class OpenCall:
         """Take a token of the call, and return the next piece of the arguments."""
         mark = self._marks.get(token)
         if mark is not None:
-            before = self._text(self._texts.finish())
+            before = self._text(self._texts.finish_text())
             return before if self.pieces.is_broken else before + self.pieces.mark(mark)
         return self._text(self._texts.push_token(token) if isinstance(token, int) else token)
 
-    def finish(self) -> str:
+    def finish_call(self) -> str:
         """Return the last piece, before the end tag."""
-        before = self._text(self._texts.finish())
-        return before if self.pieces.is_broken else before + self.pieces.finish()
+        before = self._text(self._texts.finish_text())
+        return before if self.pieces.is_broken else before + self.pieces.finish_arguments()
 
     def _text(self, text: str) -> str:
         return self.pieces.text(text) if text and not self.pieces.is_broken else ""
@@ -184,7 +184,7 @@ class Separator:
         self._white_space = ""
         self._is_after_call = True
 
-    def finish(self) -> str:
+    def finish_content(self) -> str:
         """Return the white space at the end of the content."""
         white_space, self._white_space = self._white_space, ""
         return white_space

@@ -164,10 +164,10 @@ class GeneratedChoice:
         reasoning = ""
         if self._reasoning is not None:
             reasoning, token_ids = self._reasoning.take_tokens(token_ids)
-            reasoning += self._reasoning.finish() if is_last else ""
+            reasoning += self._reasoning.finish_answer() if is_last else ""
         self.detokenizer.num_others = self._num_others
         content = self.detokenizer.push_tokens(token_ids)
-        return Chunk(self, reasoning, content + self.detokenizer.finish() if is_last else content)
+        return Chunk(self, reasoning, content + self.detokenizer.finish_text() if is_last else content)
 
     def _read_calls(self, reader: CallReader, token_ids: Sequence[int], is_last: bool) -> Chunk:
         reasoning, content, calls, places = "", "", list[GeneratedCall](), list[int]()
@@ -185,11 +185,11 @@ class GeneratedChoice:
             content += reader.separator.push_text(text)
             if self.detokenizer.stop is not None:
                 # The answer ends before the rest of the pieces.
-                return Chunk(self, reasoning, content + reader.separator.finish(), calls, places)
-        reasoning += self._reasoning.finish() if self._reasoning is not None and is_last else ""
+                return Chunk(self, reasoning, content + reader.separator.finish_content(), calls, places)
+        reasoning += self._reasoning.finish_answer() if self._reasoning is not None and is_last else ""
         self.detokenizer.num_others = self._num_others
         if is_last or reader.is_full:
-            content += reader.separator.push_text(self.detokenizer.finish()) + reader.separator.finish()
+            content += reader.separator.push_text(self.detokenizer.finish_text()) + reader.separator.finish_content()
         return Chunk(self, reasoning, content, calls, places)
 
     def _read_text(self, piece: Sequence[int] | str) -> tuple[str, str]:
@@ -209,7 +209,7 @@ class GeneratedChoice:
         yield from reader.take_tokens(token_ids)
         if is_last:
             # A call that is cut within the reasoning is a thought.
-            yield from reader.finish(self._reaches_limit and not self.ends_in_reasoning)
+            yield from reader.finish_answer(self._reaches_limit and not self.ends_in_reasoning)
 
     @property
     def _num_others(self) -> int:

@@ -41,18 +41,18 @@ class HeldCallReader(CallReader):
         else:
             self._num_called += 1
 
-    def finish(self, is_cut: bool) -> Iterator[Piece]:
+    def finish_answer(self, is_cut: bool) -> Iterator[Piece]:
         if self._open_call is None:
             return
         is_over = self._open_call.pieces.is_over
-        rest = self._open_call.finish() if is_over else ""
+        rest = self._open_call.finish_call() if is_over else ""
         self.is_cut = not is_over
         yield from self._end(rest, self.is_cut)
 
     def _push(self, call: OpenCall, token_id: int) -> Iterator[Piece]:
         """Yield the pieces that a token of the open *call* adds."""
         is_end, unread = token_id == self._end_id, call.pieces.unread
-        text = call.finish() if is_end else call.push_token(token_id)
+        text = call.finish_call() if is_end else call.push_token(token_id)
         if call.pieces.is_broken:
             yield from self._break(call, unread, token_id)
             return
@@ -76,7 +76,7 @@ class HeldCallReader(CallReader):
             return
         is_over = call.pieces.is_over
         self.is_cut = not is_over
-        yield from self._end(call.pieces.finish() if is_over else "", self.is_cut)
+        yield from self._end(call.pieces.finish_arguments() if is_over else "", self.is_cut)
         yield unread
         if token_id == self._end_id:
             self._num_called += 1

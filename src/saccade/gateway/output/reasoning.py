@@ -70,13 +70,13 @@ class Reasoning:
     def end_reasoning(self) -> str:
         """End the reasoning, which may not be open, with what follows it. Return the rest of its text."""
         self._is_first = False
-        text = self.finish()
+        text = self.finish_answer()
         self.is_open = False
         return text
 
-    def finish(self) -> str:
+    def finish_answer(self) -> str:
         """Return the rest of the text at the end of the answer."""
-        return self._show(self._detokenizer.finish(), is_last=True) if self.is_open else ""
+        return self._show(self._detokenizer.finish_text(), is_last=True) if self.is_open else ""
 
     def _take_markers(self, token_ids: Sequence[int]) -> tuple[str, Sequence[int]]:
         text, content = "", list[int]()

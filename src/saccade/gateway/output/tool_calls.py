@@ -45,14 +45,14 @@ class ToolCallReader(CallReader):
     def _read_token(self, token_id: int) -> Iterator[Piece]:
         yield from self._read([token_id])
 
-    def finish(self, is_cut: bool) -> Iterator[Piece]:
+    def finish_answer(self, is_cut: bool) -> Iterator[Piece]:
         while self._scanner is not None:
             if is_cut and (call := self._cut_call()) is not None:
                 self._num_called += _num_ids(self._pending)
                 self._pending, self._scanner = [], None
                 yield call
                 return
-            self._scanner.finish(self._texts.finish())
+            self._scanner.finish_answer(self._texts.finish_text())
             others = yield from self._settle()
             yield from self._read(others)
 
@@ -91,7 +91,7 @@ class ToolCallReader(CallReader):
             self._texts = self.tokenizer.stream(continues=True)
         self._pending.append(token)
         tag = self._tags.get(token)
-        before = "" if tag is None else self._texts.finish()
+        before = "" if tag is None else self._texts.finish_text()
         self._scanner.push_token(self._texts.push_token(token) if isinstance(token, int) else token, tag, before)
         return self._scanner
 
@@ -108,7 +108,7 @@ class ToolCallReader(CallReader):
         call = self._open()
         arguments = "".join(map(call.push_token, others))
         is_over = call.pieces.is_over
-        arguments += call.finish() if is_over else ""
+        arguments += call.finish_call() if is_over else ""
         if not call.pieces.name or call.pieces.is_broken:
             return None
         self.is_cut = not is_over

@@ -48,7 +48,7 @@ class CallPieces(ABC):
         return ""
 
     @abstractmethod
-    def finish(self) -> str:
+    def finish_arguments(self) -> str:
         """Return the last piece of the arguments, before the call's end tag."""
 
     def _begin(self, name: str) -> None:
@@ -79,8 +79,8 @@ class JsonCallPieces(CallPieces):
     def is_over(self) -> bool:
         return self._json.is_whole
 
-    def finish(self) -> str:
-        piece = self._json.finish()
+    def finish_arguments(self) -> str:
+        piece = self._json.finish_value()
         self.is_broken |= self._json.is_broken
         return piece
 
@@ -103,9 +103,9 @@ class MemberCallPieces(CallPieces):
     def unread(self) -> str:
         return "" if self._value is None else self._value.unread
 
-    def finish(self) -> str:
+    def finish_arguments(self) -> str:
         self.is_broken |= self._value is not None or not self.name
-        return self._members.finish()
+        return self._members.finish_object()
 
     def _grow(self, text: str) -> str:
         """Return what *text* adds to the open value."""
@@ -122,7 +122,7 @@ class MemberCallPieces(CallPieces):
         if value is None:
             self.is_broken = True
             return ""
-        piece = value.finish()
+        piece = value.finish_value()
         self.is_broken |= value.is_broken
         return piece
 

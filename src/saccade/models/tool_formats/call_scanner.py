@@ -79,7 +79,7 @@ class CallScanner(ABC):
         else:
             self.close(tag, text)
 
-    def finish(self, before: str = "") -> None:
+    def finish_answer(self, before: str = "") -> None:
         """Take the end of the answer, and the rest of the text *before* it."""
         if before:
             self.add(before)

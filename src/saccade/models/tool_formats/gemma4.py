@@ -154,7 +154,7 @@ class Pieces(CallPieces):
         self.is_broken = mark != "separator" or not may_stand or bool(self._bare.strip())
         return '"'
 
-    def finish(self) -> str:
+    def finish_arguments(self) -> str:
         self.is_broken |= bool(self._containers) or not self.name
         return ""
 

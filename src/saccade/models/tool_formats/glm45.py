@@ -161,10 +161,10 @@ class Pieces(MemberCallPieces):
         self.is_broken = True
         return ""
 
-    def finish(self) -> str:
+    def finish_arguments(self) -> str:
         if not self.name:
             self._begin((self._word or "").strip())
-        return super().finish()
+        return super().finish_arguments()
 
 
 FORMAT = form.ToolFormat(TAGS, parse, Scanner, Pieces, partial(bare_text.rules, SHAPE), bare_text.limits)

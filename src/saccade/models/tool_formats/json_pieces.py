@@ -102,7 +102,7 @@ class ValuePieces(ABC):
         """Take more text, and return what is certain now."""
 
     @abstractmethod
-    def finish(self) -> str:
+    def finish_value(self) -> str:
         """Return the rest, after the last text."""
 
 
@@ -115,7 +115,7 @@ class TextValue(ValuePieces):
         opening, self._opening = (self._opening, "") if text else ("", self._opening)
         return opening + escaped(text)
 
-    def finish(self) -> str:
+    def finish_value(self) -> str:
         return f'{self._opening}"'
 
 
@@ -145,7 +145,7 @@ class JsonValue(ValuePieces):
         self.after = text[place:] if self.is_whole else ""
         return "".join(pieces)
 
-    def finish(self) -> str:
+    def finish_value(self) -> str:
         rest, self._rest = self._rest, ""
         piece = "" if self._in_string or not rest else self._scalar(rest)
         self.is_broken |= not self.is_whole
@@ -219,10 +219,10 @@ class OtherValue(ValuePieces):
         self.is_broken, self.after = self._json.is_broken, self._json.after
         return piece
 
-    def finish(self) -> str:
+    def finish_value(self) -> str:
         if self._json is None:
             return quoted(self._read(self._text))
-        piece = self._json.finish()
+        piece = self._json.finish_value()
         self.is_broken = self._json.is_broken
         return piece
 
@@ -243,6 +243,6 @@ class ObjectPieces:
         self._num_members += 1
         return f"{', ' if self._num_members > 1 else '{'}{quoted(name)}: "
 
-    def finish(self) -> str:
+    def finish_object(self) -> str:
         """Return what is after the last member."""
         return "}" if self._num_members else "{}"

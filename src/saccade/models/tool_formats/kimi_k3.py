@@ -113,8 +113,8 @@ class Pieces(MemberCallPieces):
                 return self._close()
         return ""
 
-    def finish(self) -> str:
-        last = super().finish()
+    def finish_arguments(self) -> str:
+        last = super().finish_arguments()
         return "" if self._is_json else last
 
     def _open(self, tag: str) -> str:

@@ -161,9 +161,9 @@ class Pieces(MemberCallPieces):
             pieces.append(piece)
         return "".join(pieces)
 
-    def finish(self) -> str:
+    def finish_arguments(self) -> str:
         self.is_broken |= not self._has_ended
-        return super().finish()
+        return super().finish_arguments()
 
     def _next(self) -> str | None:
         """Return the next piece of the unread text, None if more must come before."""

@@ -33,7 +33,7 @@ class StopSearch:
         before = self._detokenizer.num_tokens
         self._text += self._detokenizer.push_tokens(token_ids)
         if is_last:
-            self._text += self._detokenizer.finish()
+            self._text += self._detokenizer.finish_text()
         match = next((stop for stop in self._stops if self._text.endswith(stop)), "")
         self._text = self._text[-len(self._stops[0]) :]
         return StopMatch(match, self._detokenizer.num_tokens - before) if self._detokenizer.stop is not None else None
