@@ -39,7 +39,7 @@ def decoding(num_sequences: int, num_blocks_each: int) -> tuple[Scheduler, StepB
         request = EngineRequest(
             request_id=str(arrival), token_ids=token_ids, sampling=SamplingParams(max_tokens=1 << 20)
         )
-        scheduler.add(Sequence(0, request, arrival, arrival, b"", MultimodalPositions([])))
+        scheduler.add_sequence(Sequence(0, request, arrival, arrival, b"", MultimodalPositions([])))
     while scheduler.waiting or any(sequence.num_generated_tokens == 0 for sequence in scheduler.running):
         step(scheduler, builder)
     return scheduler, builder

@@ -139,7 +139,7 @@ class Metrics:
         for stage, spent in seconds.items():
             self._stages[stage].observe(spent)
         if (trace := TRACE.get()) is not None:
-            trace.add(seconds)
+            trace.add_stages(seconds)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -48,11 +48,11 @@ def test_a_journal_drops_what_is_not_good(tmp_path: Path) -> None:
 
     first = journal()
     for name, good in (("a", True), ("b", False), ("c", True)):
-        first.add({"name": name, "good": good})
+        first.add_result({"name": name, "good": good})
     first.close()
     second = journal()
     assert list(second.results) == ["a", "c"]
-    second.add({"name": "b", "good": True})
+    second.add_result({"name": "b", "good": True})
     second.close()
     assert (tmp_path / "j.jsonl").read_text().count("\n") == 3
     assert not (tmp_path / "j.jsonl.new").exists()

@@ -18,7 +18,7 @@ def logged(pieces: Sequence[bytes], times: Sequence[float] = (0.0,)) -> list[str
     with structlog.testing.capture_logs() as entries:
         for index, piece in enumerate(pieces):
             now = times[min(index, len(times) - 1)]
-            lines.add(piece)
+            lines.add_bytes(piece)
         lines.end_lines()
     return [entry.get("line", entry.get("left_out")) for entry in entries]
 
@@ -50,7 +50,7 @@ def test_memory_is_bounded_while_no_line_ends() -> None:
     with structlog.testing.capture_logs() as entries:
         lines = ChildLines("child")
         for _ in range(1000):
-            lines.add(LONG)
+            lines.add_bytes(LONG)
     assert len(entries) == MAX_LINES
     assert all(len(entry["line"]) <= MAX_LINE_BYTES for entry in entries)
 

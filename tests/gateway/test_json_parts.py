@@ -43,7 +43,7 @@ def test_items_are_a_list(number: int, piece_bytes: int) -> None:
 def test_dropped_items(dropped: int) -> None:
     items = JsonItems(ITEMS[:3])
     items.drop(dropped)
-    items.add("next")
+    items.add_item("next")
     assert text([b"[", items, b"]"]) == msgspec.json.encode([*ITEMS[: max(0, 3 - dropped)], "next"])
     assert items.num_bytes == len(text([items]))
 

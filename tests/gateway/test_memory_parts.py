@@ -57,7 +57,7 @@ def test_bounds_are_those_of_the_flags(gateway: scripted.Gateway) -> None:
 
 def test_a_part_shows_what_it_has_now() -> None:
     parts, held = MemoryParts(), [3]
-    parts.add(MemoryPart("a", 10, lambda: held[0]))
+    parts.add_parts(MemoryPart("a", 10, lambda: held[0]))
     for number in (3, 7):
         held[0] = number
         num_bytes, bound = ([sample.value for sample in family.samples] for family in parts.collect())

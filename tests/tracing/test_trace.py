@@ -68,12 +68,12 @@ def test_a_part_of_new_traces_is_sampled() -> None:
 def test_stages_follow_one_another_and_none_begins_before_the_request() -> None:
     trace = Trace(1, 0, is_sampled=True)
     trace.begun_at -= 10**9
-    trace.add({"queue": 0.1, "decode": 0.2})
+    trace.add_stages({"queue": 0.1, "decode": 0.2})
     (second, start, end), (first, begin, middle) = trace.stages
     assert (first, second) == ("queue", "decode")
     assert middle == start
     assert (end - start, start - begin) == (200_000_000, 100_000_000)
-    trace.add({"broken": math.nan, "negative": -1.0, "endless": math.inf, "too long": 1e300})
+    trace.add_stages({"broken": math.nan, "negative": -1.0, "endless": math.inf, "too long": 1e300})
     assert all(trace.begun_at <= start <= end <= time.time_ns() for _, start, end in trace.stages)
 
 
@@ -87,7 +87,7 @@ def test_encoding_is_the_first_part_of_the_prefill() -> None:
 
 def test_a_request_that_is_not_sampled_notes_nothing() -> None:
     trace = Trace(1, 0, is_sampled=False)
-    trace.add({"queue": 0.1})
+    trace.add_stages({"queue": 0.1})
     trace.add_engine({"queue": 0.1, "encode": 0.1, "prefill": 0.1, "decode": 0.1})
     trace.note_first_token()
     assert not trace.stages
@@ -100,7 +100,7 @@ def test_a_clock_that_somebody_sets_turns_no_span_round(jump: int, monkeypatch: 
     monkeypatch.setattr(time, "time_ns", lambda: begun)
     trace = Trace.of_headers([], sample=1)
     monkeypatch.setattr(time, "time_ns", lambda: begun + jump * 10**9)
-    trace.add({"tokenize": 0.5})
+    trace.add_stages({"tokenize": 0.5})
     trace.note_first_token()
     [(_, start, end)] = trace.stages
     assert begun <= start <= end <= trace.first_tokens[0] <= trace.now() < begun + 600 * 10**9

@@ -44,10 +44,10 @@ class Stopwatch:
     def lap(self, stage: str) -> None:
         """Record the time since the last lap as *stage*."""
         now = time.perf_counter()
-        self.add(stage, now - self._last)
+        self.add_seconds(stage, now - self._last)
         self._last = now
 
-    def add(self, stage: str, seconds: float) -> None:
+    def add_seconds(self, stage: str, seconds: float) -> None:
         """Record *seconds* more of *stage*."""
         self.stages[stage] = self.stages.get(stage, 0.0) + 1000 * seconds
 
@@ -123,8 +123,8 @@ async def _page(pool: DecodePool, served: ServedModel, image: EncodedImage, watc
         return None
     family, layout = served.family, image.layout
     answer = await pool.image(image.encoded, family, image.settings, layout, page=image.page)
-    watch.add("decode", answer.seconds.decode)
-    watch.add("resize and patches", answer.seconds.preprocess)
+    watch.add_seconds("decode", answer.seconds.decode)
+    watch.add_seconds("resize and patches", answer.seconds.preprocess)
     watch.lap(UNSHOWN)
     return np.frombuffer(answer.inline or b"", np.uint8).reshape(layout.pixel_shape)
 

@@ -195,7 +195,7 @@ class Recorder:
             self._began = time.monotonic() + DISK_REST_SECONDS
         else:
             self._num_bytes[segment.path] = num_bytes
-            if segment.add(frame):
+            if segment.add_frame(frame):
                 self._pool.submit(segment.write_frames)
 
     def end_segment(self, reason: str) -> None:
@@ -232,7 +232,7 @@ class Segment:
         self._frames: list[bytes] = []
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
-    def add(self, frame: bytes) -> bool:
+    def add_frame(self, frame: bytes) -> bool:
         """Add a frame; return whether `write` must be called for it."""
         self._frames.append(frame)
         return len(self._frames) == 1

@@ -97,7 +97,7 @@ async def examine(
             once = functools.partial(server.ask, content, Record(question.number, run, 0.0))
             record, text = await retried(once, lambda result: result[0].error in TRANSIENT)
             line = place | _outcome(record, text)
-            journal.add(line)
+            journal.add_result(line)
         fields = {"name": question.name, "categories": question.categories, "question": question.text}
         score = 0.0 if line["error"] else question.rule(line["text"])
         answers.append(msgspec.convert({**line, **fields, "expected": question.answers, "score": score}, Answer))

@@ -69,7 +69,7 @@ async def run_batch(
     async def ask(request: Request) -> None:
         if request.custom_id not in journal.results:
             once = functools.partial(server.post, request.url, msgspec.json.encode(request.body))
-            journal.add(answer_line(request, *await retried(once, lambda answer: answer[0] in TRANSIENT)))
+            journal.add_result(answer_line(request, *await retried(once, lambda answer: answer[0] in TRANSIENT)))
         tell(len(journal.results))
 
     await run_all(batch, ask, at_once)

@@ -44,7 +44,7 @@ class Journal:
         except OSError as error:
             raise StartupError(f"Cannot use {path}: {error.strerror}.") from error
 
-    def add(self, result: Mapping[str, Any]) -> None:
+    def add_result(self, result: Mapping[str, Any]) -> None:
         """Append *result*."""
         self.results[self._key(result)] = result
         self._file.write(msgspec.json.encode(result) + b"\n")

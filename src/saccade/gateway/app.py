@@ -249,7 +249,7 @@ class DrainingServer(uvicorn.Server):
         limits = dataclasses.replace(config.connection_limits, max_connections=num_connections)
         probes = PROBES.union(f"{config.root_path or ''}{path}" for path in PROBES)
         self._connections = Connections(limits, app.bodies.proxies.is_trusted, probes)
-        app.memory.add(self._connections.memory_part)
+        app.memory.add_parts(self._connections.memory_part)
         super().__init__(_settings(app.asgi, self._connections, tls_context(config.tls)))
         self._admission = app.limits.admission
         self._shutdown_timeout_seconds = config.shutdown_timeout_seconds

@@ -89,7 +89,7 @@ class Application:
         )
         self._apis = Apis(config, self.bodies, self.pipeline, self.siblings)
         self.memory = MemoryParts()
-        self.memory.add(
+        self.memory.add_parts(
             *self.limits.memory_parts,
             *self.media.memory_parts,
             self._apis.memory_part,

@@ -44,7 +44,7 @@ class ChildLines:
         self._num_logged = self._num_left_out = 0
         self._line = b""
 
-    def add(self, piece: bytes) -> None:
+    def add_bytes(self, piece: bytes) -> None:
         """Log the lines that end in *piece*, the next bytes of the process."""
         *lines, rest = (self._line + piece).split(b"\n")
         # No line waits for its end beyond this many bytes, so that it takes no more memory.
@@ -56,14 +56,14 @@ class ChildLines:
 
     def end_lines(self) -> None:
         """Log the rest, and how many lines were left out."""
-        self.add(b"\n")
+        self.add_bytes(b"\n")
         self._tell()
 
     def follow(self, descriptor: int) -> None:
         """Block and log what comes through the pipe *descriptor* until its other end is closed; close it."""
         with open(descriptor, "rb", buffering=0) as pipe:
             while piece := pipe.read(READ_BYTES):
-                self.add(piece)
+                self.add_bytes(piece)
         self.end_lines()
 
     def _log(self, line: bytes) -> None:

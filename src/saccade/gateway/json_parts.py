@@ -21,14 +21,14 @@ class JsonItems:
         self._items: list[bytes] = []
         self._num_item_bytes = 0
         for item in items:
-            self.add(item)
+            self.add_item(item)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all items and of the commas between them."""
         return self._num_item_bytes + max(0, len(self._items) - 1)
 
-    def add(self, item: object) -> None:
+    def add_item(self, item: object) -> None:
         """Add *item* in JSON."""
         encoded = msgspec.json.encode(item)
         self._items.append(encoded)

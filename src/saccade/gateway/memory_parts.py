@@ -29,7 +29,7 @@ class MemoryParts(Collector):
         """The names of all parts."""
         return [part.name for part in self._parts]
 
-    def add(self, *parts: MemoryPart) -> None:
+    def add_parts(self, *parts: MemoryPart) -> None:
         """Add *parts*."""
         self._parts += parts
 

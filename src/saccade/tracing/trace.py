@@ -50,7 +50,7 @@ class Trace:
         """Return the time in nanoseconds since 1970 by the clock of the request's beginning, which nobody sets."""
         return self._since_1970 + time.perf_counter_ns()
 
-    def add(self, seconds: dict[str, float]) -> None:
+    def add_stages(self, seconds: dict[str, float]) -> None:
         """Note how many *seconds* each of some stages took; they followed one another, and the last ends now."""
         if not self.is_sampled:
             return
@@ -62,7 +62,7 @@ class Trace:
 
     def add_engine(self, seconds: Mapping[str, float]) -> None:
         """Note how many *seconds* a sample, which ends now, spent in each of the engine's stages."""
-        self.add({f"engine.{stage}": seconds[stage] for stage in ("queue", "prefill", "decode")})
+        self.add_stages({f"engine.{stage}": seconds[stage] for stage in ("queue", "prefill", "decode")})
         if self.is_sampled and seconds["encode"]:
             # The sample waits for its images at the beginning of the prefill, which was added before the queue.
             _, start, end = self.stages[-2]

@@ -163,10 +163,10 @@ def test_answers_at_the_same_time_share_the_new_lexer() -> None:
 def test_larger_lexers_are_bounded_together_and_live_as_long_as_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_lexers, "GROWN_STATES", 200_000)
     grown, grammar = GrownLexers(), Grammar("regex", "a*")
-    kept = [grown.add(VOCABULARY, grammar, 80_000) for _ in range(4)]
+    kept = [grown.add_lexer(VOCABULARY, grammar, 80_000) for _ in range(4)]
     assert [lexer.max_states for lexer in kept] == [80_000, 80_000, 40_000, MAX_LEXER_STATES]
     del kept[0]
-    assert grown.add(VOCABULARY, grammar, 10**9).max_states == 60_000
+    assert grown.add_lexer(VOCABULARY, grammar, 10**9).max_states == 60_000
 
 
 def test_answer_goes_on_in_a_proposal() -> None:

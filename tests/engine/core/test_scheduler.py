@@ -17,15 +17,15 @@ from saccade.protocol.output import FinishReason
 
 def test_decodes_and_prefill_chunks_share_a_step() -> None:
     subject = scheduler()
-    subject.add(sequence(1, 3))
-    subject.add(sequence(2, 40))
+    subject.add_sequence(sequence(1, 3))
+    subject.add_sequence(sequence(2, 40))
     assert [lengths(run(subject)) for _ in range(3)] == [{1: 3, 2: 13}, {1: 1, 2: 15}, {1: 1, 2: 12}]
 
 
 def test_first_come_first_served() -> None:  # [eng] 42
     subject = scheduler(seqs=2)
     for arrival in (9, 10, 11):  # as text, which ids are, they are in another order
-        subject.add(sequence(arrival, 10))
+        subject.add_sequence(sequence(arrival, 10))
     assert lengths(run(subject)) == {9: 10, 10: 6}
     assert lengths(run(subject)) == {9: 1, 10: 4}
     assert [owner.arrival for owner in subject.waiting] == [11]
@@ -33,17 +33,17 @@ def test_first_come_first_served() -> None:  # [eng] 42
 
 def test_lower_priorities_come_first_and_equal_ones_by_arrival() -> None:  # [eng] 42
     subject = scheduler(seqs=1)
-    subject.add(sequence(1, 4, max_tokens=1))
+    subject.add_sequence(sequence(1, 4, max_tokens=1))
     run(subject)
     for arrival, priority in ((2, 1), (3, msgspec.UNSET), (4, -5), (5, 0), (6, -5), (7, 1)):
-        subject.add(sequence(arrival, 4, max_tokens=1, priority=priority))
+        subject.add_sequence(sequence(arrival, 4, max_tokens=1, priority=priority))
     assert [owner for _ in range(6) for owner in lengths(run(subject))] == [4, 6, 3, 5, 2, 7]
 
 
 def test_of_running_sequences_the_last_by_priority_is_preempted_first() -> None:
     subject = scheduler(num_blocks=5, seqs=3)
-    subject.add(sequence(1, 7, max_tokens=6, priority=3))
-    subject.add(sequence(2, 7, max_tokens=6, priority=-3))
+    subject.add_sequence(sequence(1, 7, max_tokens=6, priority=3))
+    subject.add_sequence(sequence(2, 7, max_tokens=6, priority=-3))
     ended: list[int] = []
     while subject.has_work:
         before = {one.arrival for one in (*subject.running, *subject.waiting)}
@@ -55,7 +55,7 @@ def test_of_running_sequences_the_last_by_priority_is_preempted_first() -> None:
 
 def test_chunk_stops_before_an_image_over_the_budget() -> None:  # D4, [eng] 25
     subject = scheduler(tokens=100, patches=64)
-    subject.add(sequence(1, 40, ((2, 10), (20, 10))))
+    subject.add_sequence(sequence(1, 40, ((2, 10), (20, 10))))
     step = run(subject)
     assert lengths(step) == {1: 20}
     assert sum(key.grid[1] * key.grid[2] for key in step.encode) == 40
@@ -64,19 +64,19 @@ def test_chunk_stops_before_an_image_over_the_budget() -> None:  # D4, [eng] 25
 
 def test_oversize_image_runs_alone() -> None:  # [eng] 25
     subject = scheduler(tokens=100, patches=64)
-    subject.add(sequence(1, 30, ((0, 10),), max_tokens=1))
-    subject.add(sequence(2, 60, ((0, 50),), max_tokens=1))
-    subject.add(sequence(3, 30, ((0, 10),), max_tokens=1))
+    subject.add_sequence(sequence(1, 30, ((0, 10),), max_tokens=1))
+    subject.add_sequence(sequence(2, 60, ((0, 50),), max_tokens=1))
+    subject.add_sequence(sequence(3, 30, ((0, 10),), max_tokens=1))
     assert [set(lengths(run(subject))) for _ in range(3)] == [{1}, {2}, {3}]
 
 
 def test_encoding_within_steps_leaves_time_to_decode() -> None:  # D4
     """A quarter of the budget of 64 patches, or one larger image, which later steps make up for."""
     subject = scheduler(tokens=1000, seqs=8, patches=64)
-    subject.add(sequence(1, 4, max_tokens=12))
+    subject.add_sequence(sequence(1, 4, max_tokens=12))
     run(subject)
     for arrival, tokens in ((2, 2), (3, 2), (4, 1), (5, 12), (6, 4), (7, 4)):
-        subject.add(sequence(arrival, tokens, ((0, tokens),), max_tokens=1))
+        subject.add_sequence(sequence(arrival, tokens, ((0, tokens),), max_tokens=1))
     steps = [run(subject) for _ in range(8)]
     assert [[key.content_hash[0] for key in step.encode] for step in steps] == [[2, 3], [4], [5], [], [], [6], [7], []]
     assert all(lengths(step)[1] == 1 for step in steps)
@@ -84,25 +84,25 @@ def test_encoding_within_steps_leaves_time_to_decode() -> None:  # D4
     while subject.has_work:
         run(subject)
     for arrival in (8, 9, 10, 11):
-        subject.add(sequence(arrival, 4, ((0, 4),), max_tokens=1))
+        subject.add_sequence(sequence(arrival, 4, ((0, 4),), max_tokens=1))
     assert len(run(subject).encode) == 4
 
 
 def test_equal_images_are_encoded_once() -> None:  # B4, D3, [eng] 5
     subject = scheduler(tokens=100, seqs=4)
     for _ in range(2):
-        subject.add(sequence(1, 20, ((3, 8),)))
+        subject.add_sequence(sequence(1, 20, ((3, 8),)))
     assert len(run(subject).encode) == 1
-    subject.add(sequence(1, 20, ((3, 8),)))
+    subject.add_sequence(sequence(1, 20, ((3, 8),)))
     assert len(run(subject).encode) == 0
 
 
 def test_prefix_cached_image_is_not_encoded() -> None:  # [eng] 23
     subject = scheduler()
-    subject.add(sequence(1, 14, ((1, 4),), max_tokens=1))
+    subject.add_sequence(sequence(1, 14, ((1, 4),), max_tokens=1))
     run(subject)
     subject.encoder_scheduler.encoder_cache.clear()
-    subject.add(sequence(1, 14, ((1, 4),), max_tokens=1))
+    subject.add_sequence(sequence(1, 14, ((1, 4),), max_tokens=1))
     step = run(subject)
     assert lengths(step) == {1: 2}
     assert step.encode == {}
@@ -111,8 +111,8 @@ def test_prefix_cached_image_is_not_encoded() -> None:  # [eng] 23
 def test_newest_is_preempted_and_comes_back_first() -> None:
     subject = scheduler(num_blocks=5, seqs=3)
     for arrival in (1, 2):
-        subject.add(sequence(arrival, 7, max_tokens=6))
-    subject.add(sequence(3, 4, max_tokens=1))
+        subject.add_sequence(sequence(arrival, 7, max_tokens=6))
+    subject.add_sequence(sequence(3, 4, max_tokens=1))
     seen = []
     while subject.has_work:
         seen.append(set(lengths(run(subject))))
@@ -125,7 +125,7 @@ def test_newest_is_preempted_and_comes_back_first() -> None:
 def test_each_sequence_starts_over_once() -> None:
     subject = scheduler(seqs=2)
     for arrival in (1, 2, 3):
-        subject.add(sequence(arrival, 6, max_tokens=8))
+        subject.add_sequence(sequence(arrival, 6, max_tokens=8))
     run(subject)
     assert subject.can_start_over
     subject.start_over()
@@ -140,7 +140,7 @@ def test_each_sequence_starts_over_once() -> None:
 
 def test_an_image_by_hash_keeps_its_sequence_from_starting_over() -> None:
     subject = scheduler()
-    subject.add(without := sequence(1, 8, ((0, 2),), inline=None))
+    subject.add_sequence(without := sequence(1, 8, ((0, 2),), inline=None))
     subject.encoder_scheduler.encoder_cache.begin_image(without.images[0].key, FEATURE_BYTES)
     subject.encoder_scheduler.encoder_cache.complete(without.images[0].key)
     assert subject.can_start_over  # it has no token yet: its gateway would be asked
@@ -150,8 +150,8 @@ def test_an_image_by_hash_keeps_its_sequence_from_starting_over() -> None:
 
 def test_sequences_that_cannot_be_recomputed_are_preempted_last() -> None:
     subject = scheduler(num_blocks=5)
-    subject.add(sequence(1, 8, max_tokens=5))
-    subject.add(without := sequence(2, 8, ((0, 2),), max_tokens=5, inline=None))
+    subject.add_sequence(sequence(1, 8, max_tokens=5))
+    subject.add_sequence(without := sequence(2, 8, ((0, 2),), max_tokens=5, inline=None))
     subject.encoder_scheduler.encoder_cache.begin_image(without.images[0].key, FEATURE_BYTES)
     subject.encoder_scheduler.encoder_cache.complete(without.images[0].key)
     while not subject.counters.preemptions_total:
@@ -178,7 +178,7 @@ def test_everyone_finishes_within_the_budgets(
         if pending and steps >= pending[0][0]:
             _, text, count, size, answer = pending.pop(0)
             spans = tuple((index * size, size) for index in range(count))
-            subject.add(sequence(len(arrivals) - len(pending), text + count * size, spans, answer))
+            subject.add_sequence(sequence(len(arrivals) - len(pending), text + count * size, spans, answer))
         had_work = subject.has_work
         assert bool(run(subject).chunks) == had_work, "a step without work"
         steps += 1
@@ -191,7 +191,7 @@ def test_everyone_finishes_within_the_budgets(
 def test_removed_sequences_do_no_work(state: str) -> None:  # [eng] 27
     subject = scheduler()
     owner = sequence(1, 40, ((20, 4),))
-    subject.add(owner)
+    subject.add_sequence(owner)
     if state == "running":
         run(subject)
     subject.end_sequence(owner, FinishReason.ABORT)
@@ -202,7 +202,7 @@ def test_removed_sequences_do_no_work(state: str) -> None:  # [eng] 27
 def test_full_queue_refuses() -> None:
     subject = scheduler(seqs=1)
     for arrival in range(1, 3):
-        subject.add(sequence(arrival, 4))
+        subject.add_sequence(sequence(arrival, 4))
     subject.budgets = replace(subject.budgets, max_num_waiting=2)
     with pytest.raises(QueueFull):
         subject.check_queue()
@@ -217,7 +217,7 @@ def with_samples(arrival: int, num_samples: int, num_at_once: int | msgspec.Unse
 def test_samples_of_several_requests_take_rows_in_turn() -> None:
     subject = scheduler(seqs=2)
     for arrival, num_samples in ((1, 4), (2, 3), (3, 1)):
-        subject.add(with_samples(arrival, num_samples))
+        subject.add_sequence(with_samples(arrival, num_samples))
     began: list[tuple[int, int]] = []
     while subject.has_work:
         began += [(one.arrival, one.index) for one in run(subject).chunks if (one.arrival, one.index) not in began]
@@ -227,7 +227,7 @@ def test_samples_of_several_requests_take_rows_in_turn() -> None:
 @pytest.mark.parametrize("ends", ["by itself", "aborted", "aborted while it waits", "with its request"])
 def test_no_more_samples_run_at_once_than_their_request_may_have(ends: str) -> None:
     subject = scheduler(seqs=8)
-    subject.add(first := with_samples(1, 9, num_at_once=3))
+    subject.add_sequence(first := with_samples(1, 9, num_at_once=3))
     run(subject)
     if ends == "aborted":
         subject.end_sequence(first, FinishReason.ABORT)
@@ -248,41 +248,41 @@ def test_no_more_samples_run_at_once_than_their_request_may_have(ends: str) -> N
 def test_few_requests_with_many_samples_leave_places_to_wait_to_others() -> None:
     subject = scheduler(seqs=1, num_blocks=400)
     subject.budgets = replace(subject.budgets, max_num_waiting=4)
-    subject.add(with_samples(1, 30))
+    subject.add_sequence(with_samples(1, 30))
     run(subject)
     assert len(subject.waiting) == 29
     subject.check_queue()
-    subject.add(with_samples(2, 4))
-    subject.add(with_samples(3, 1))
+    subject.add_sequence(with_samples(2, 4))
+    subject.add_sequence(with_samples(3, 1))
     subject.check_queue()
-    subject.add(with_samples(4, 1))
+    subject.add_sequence(with_samples(4, 1))
     with pytest.raises(QueueFull, match="are waiting at this worker"):
         subject.check_queue()
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one_to_end() -> None:
     subject = scheduler(num_blocks=400, tokens=16)
-    subject.add(sequence(1, 1000))
+    subject.add_sequence(sequence(1, 1000))
     run(subject)
-    subject.add(sequence(2, 7, max_tokens=1))
+    subject.add_sequence(sequence(2, 7, max_tokens=1))
     assert lengths(run(subject)) == {1: 9, 2: 7}
 
 
 def test_equal_prompts_do_not_slow_each_other_down() -> None:
     subject = scheduler(tokens=16)
     for arrival in (1, 2):
-        subject.add(sequence(arrival, 20, max_tokens=1))
+        subject.add_sequence(sequence(arrival, 20, max_tokens=1))
     assert [lengths(run(subject)) for _ in range(3)] == [{1: 16}, {1: 4, 2: 12}, {2: 8}]
 
 
 def test_prompt_counts_as_short_by_its_remaining_tokens() -> None:
     """The tenth turn of a chat is long, but all of it but its end is cached."""
     subject = scheduler(num_blocks=400, tokens=16)
-    subject.add(sequence(2, 100, max_tokens=1))
+    subject.add_sequence(sequence(2, 100, max_tokens=1))
     while subject.has_work:
         run(subject)
-    subject.add(sequence(1, 150))
-    subject.add(sequence(2, 101, max_tokens=1))
+    subject.add_sequence(sequence(1, 150))
+    subject.add_sequence(sequence(2, 101, max_tokens=1))
     assert lengths(run(subject)) == {1: 15, 2: 1}
 
 
@@ -292,11 +292,11 @@ def test_short_prompts_start_soon_and_long_ones_go_on(long: list[int], short: in
     """The bound that the scheduler's docstring states."""
     subject = scheduler(num_blocks=1000, seqs=8, tokens=tokens)
     for arrival, length in enumerate(long):
-        subject.add(sequence(arrival, length, max_tokens=1000))
+        subject.add_sequence(sequence(arrival, length, max_tokens=1000))
     if late:
         run(subject)
     needs = [owner.num_pending_tokens for owner in (*subject.running, *subject.waiting)]
-    subject.add(newcomer := sequence(99, min(short, *(need // 2 for need in needs)), max_tokens=1))
+    subject.add_sequence(newcomer := sequence(99, min(short, *(need // 2 for need in needs)), max_tokens=1))
     steps = 0
     while not newcomer.num_generated_tokens:
         room = tokens - sum(owner.num_pending_tokens == 1 for owner in subject.running)
@@ -324,7 +324,7 @@ def test_whole_images_are_computed_in_one_chunk(parts: list[tuple[int, int]], se
         length += text + image
     subject = scheduler(num_blocks=400, seqs=seqs, tokens=max(tokens, seqs), patches=1000, whole_images=True)
     for arrival in range(seqs):
-        subject.add(sequence(arrival, length + 3, tuple(images)))
+        subject.add_sequence(sequence(arrival, length + 3, tuple(images)))
 
     def check(owner: Sequence, num_tokens: int) -> None:
         stop = owner.num_computed_tokens + num_tokens
@@ -350,7 +350,7 @@ def num_compared(num_sequences: int) -> int:
     subject = scheduler(num_blocks=2 * num_sequences + 2, seqs=num_sequences, tokens=8 * num_sequences)
     for arrival in range(num_sequences):
         owner = sequence(arrival, 4, max_tokens=99)
-        subject.add(Compared(0, owner.request, arrival, 0, arrival.to_bytes(4), MultimodalPositions([])))
+        subject.add_sequence(Compared(0, owner.request, arrival, 0, arrival.to_bytes(4), MultimodalPositions([])))
     while not subject.counters.preemptions_total:
         run(subject)
     for owner in list(subject.running)[::-1]:

@@ -53,7 +53,7 @@ class Machine(RuleBasedStateMachine):
         self.num_arrived += 1
         owner = scheduling.of(token_ids, tuple(media), self.num_arrived, max_tokens)
         self.alive.append(owner)
-        self.subject.add(owner)
+        self.subject.add_sequence(owner)
 
     @precondition(lambda self: self.alive)
     @rule(which=st.integers(0, 99))

@@ -66,7 +66,7 @@ class Player:
     ) -> int:
         """Answer *tokens* and return how many of them were not computed."""
         owner = scheduling.of(tokens, media, arrival=1, max_tokens=max_tokens, **sampling)
-        self.subject.add(owner)
+        self.subject.add_sequence(owner)
         while self.subject.has_work:
             self.step()
         assert owner.num_cached_tokens is not None
@@ -140,7 +140,7 @@ def test_an_answer_is_kept_at_its_boundaries() -> None:
 def test_no_checkpoint_is_no_reuse_and_no_shorter_chunk() -> None:
     player = Player(interval=1, num_checkpoints=0, tokens=100)
     assert [player.num_cached(range(5 * BLOCK + 2)) for _ in range(2)] == [0, 0]
-    player.subject.add(scheduling.of(range(5 * BLOCK + 2), (), arrival=7))
+    player.subject.add_sequence(scheduling.of(range(5 * BLOCK + 2), (), arrival=7))
     assert lengths(player.step()) == {7: 5 * BLOCK + 2}
 
 
@@ -160,7 +160,7 @@ def test_tokens_whose_state_was_evicted_are_counted() -> None:
 
 def test_one_step_saves_the_states_of_a_whole_prompt() -> None:
     player = Player(interval=2, num_checkpoints=99, tokens=100)
-    player.subject.add(scheduling.of(range(7 * BLOCK + 1), (), arrival=1, max_tokens=1))
+    player.subject.add_sequence(scheduling.of(range(7 * BLOCK + 1), (), arrival=1, max_tokens=1))
     assert lengths(player.step()) == {1: 7 * BLOCK + 1}
     assert player.num_saved == 4
     prompts = [[*range(count * BLOCK), *[200 + count] * BLOCK] for count in range(1, 8)]
@@ -170,7 +170,7 @@ def test_one_step_saves_the_states_of_a_whole_prompt() -> None:
 def test_few_checkpoints_are_for_the_last_states_of_each_prompt() -> None:
     player = Player(interval=1, num_checkpoints=4, tokens=100)
     for arrival in (1, 2):
-        player.subject.add(scheduling.of([arrival] * (5 * BLOCK + 1), (), arrival, max_tokens=1))
+        player.subject.add_sequence(scheduling.of([arrival] * (5 * BLOCK + 1), (), arrival, max_tokens=1))
     player.step()
     for arrival in (1, 2):
         for count in (3, 4, 5):
@@ -182,7 +182,7 @@ def test_few_checkpoints_are_for_the_last_states_of_each_prompt() -> None:
 def test_existing_checkpoint_is_not_saved_again() -> None:
     player = Player(interval=100, tokens=100)
     for arrival in (1, 2):
-        player.subject.add(scheduling.of(range(BLOCK + 1), (), arrival, max_tokens=1))
+        player.subject.add_sequence(scheduling.of(range(BLOCK + 1), (), arrival, max_tokens=1))
     while player.subject.has_work:
         player.step()
     assert player.num_saved == 1
@@ -219,7 +219,7 @@ def test_a_checkpoint_stays_until_it_is_restored() -> None:
     prompts = [range(start, start + BLOCK + 1) for start in (0, 100)]
     assert [player.num_cached(prompt) for prompt in prompts] == [0, 0]
     for arrival, prompt in enumerate(prompts):
-        player.subject.add(scheduling.of([*prompt, *[7] * BLOCK], (), arrival))
+        player.subject.add_sequence(scheduling.of([*prompt, *[7] * BLOCK], (), arrival))
     assert lengths(player.step()) == {0: BLOCK + 1, 1: BLOCK + 1}
     assert player.num_saved == 2
 
@@ -250,7 +250,7 @@ def test_failed_step_saves_no_checkpoint() -> None:
     subject = scheduling.scheduler(checkpoints=group)
     for number in range(3):
         owner = scheduling.of(range(BLOCK + 1), (), number)
-        subject.add(owner)
+        subject.add_sequence(owner)
         step = schedule_step(subject)
         assert owner.num_cached_tokens == 0
         subject.rows.start(owner)
@@ -280,7 +280,7 @@ def test_every_state_is_of_its_own_tokens(
     """The player looks at each chunk: whatever was reused, preempted or cut, no token is missing or twice."""
     player = Player(interval, num_checkpoints, num_blocks=12, seqs=3, tokens=tokens)
     for arrival, (prompt, max_tokens) in enumerate(prompts):
-        player.subject.add(scheduling.of(prompt, (), arrival, max_tokens))
+        player.subject.add_sequence(scheduling.of(prompt, (), arrival, max_tokens))
     steps = 0
     while player.subject.has_work:
         assert player.step().chunks

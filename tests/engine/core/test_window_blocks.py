@@ -108,7 +108,7 @@ def test_long_sequence_holds_its_window_and_a_chunk() -> None:
     in_window = WindowBlocks(12, BLOCK, 10)
     subject = scheduler(in_window)
     owner = of(range(200), (), 0, max_tokens=40)
-    subject.add(owner)
+    subject.add_sequence(owner)
     most = 0
     while subject.running or subject.waiting:
         run(subject)
@@ -139,7 +139,7 @@ def test_images_that_wait_for_each_other_go_on() -> None:
 def finish(subject: Scheduler, owners: list[Sequence]) -> None:
     """Run all of *owners* to their ends."""
     for owner in owners:
-        subject.add(owner)
+        subject.add_sequence(owner)
     for _ in range(2000):
         if not subject.has_work:
             break
@@ -154,7 +154,7 @@ def test_samples_share_the_window_of_their_prompt() -> None:
     subject = scheduler(in_window, tokens=64)
     owner = of(range(6 * BLOCK), (), 0, max_tokens=9)
     owner.request = msgspec.structs.replace(owner.request, num_samples=3)
-    subject.add(owner)
+    subject.add_sequence(owner)
     computed = []
     while subject.has_work:
         computed.append(sum(run(subject).chunks.values()))

@@ -159,7 +159,7 @@ def test_tokens_that_do_not_belong_to_the_answer_after_all_lose_their_entries(se
         for delta in deltas(ids, 0)[:-1]:
             delivery.take(delta)
         num_before = writer.num_kept_bytes
-        choice.record.add(TokenDelta("r", []), -2)
+        choice.record.add_tokens(TokenDelta("r", []), -2)
         writer.take_chunk(Chunk(choice, "", ""))
         assert writer.num_kept_bytes < num_before
         written_choice = msgspec.json.decode(written(list(asyncio.run(end(writer)))))["choices"][0]

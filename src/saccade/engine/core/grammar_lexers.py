@@ -43,7 +43,7 @@ class GrownLexers:
     def __init__(self) -> None:
         self._alive = weakref.WeakSet[Lexer]()
 
-    def add(self, tokenizer: LLTokenizer, grammar: Grammar, max_states: int) -> Lexer:
+    def add_lexer(self, tokenizer: LLTokenizer, grammar: Grammar, max_states: int) -> Lexer:
         """Return a new lexer for *grammar* with *max_states*, or fewer if there is too little room."""
         room = GROWN_STATES - sum(lexer.max_states for lexer in self._alive)
         max_states = max(MAX_LEXER_STATES, min(max_states, LARGEST_LEXER, room))
@@ -80,6 +80,6 @@ class CompiledGrammar:
         if full is not self.lexer:
             return self.lexer
         self._is_first_full = True
-        lexer = self._grown.add(self._tokenizer, self._grammar, GROWTH * full.max_states)
+        lexer = self._grown.add_lexer(self._tokenizer, self._grammar, GROWTH * full.max_states)
         self._newest = weakref.ref(lexer)
         return lexer

@@ -76,7 +76,7 @@ class Requests:
         sequence.max_num_tokens = min(sequence.max_num_tokens, self._validator.max_model_len)
         if not sequence.awaits_kv:  # else the prefill worker counts them
             self._scheduler.counters.prompt_tokens_total += sequence.num_prompt_tokens
-        self._scheduler.add(sequence)
+        self._scheduler.add_sequence(sequence)
 
     def refuse(self, connection: int, request_id: str, error: SaccadeError) -> None:
         """Send an error for a request that never became a sequence."""

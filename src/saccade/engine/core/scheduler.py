@@ -147,7 +147,7 @@ class Scheduler:
         request = self.find(connection, request_id)
         return [] if request is None else list(request.live.values())
 
-    def add(self, sequence: Sequence) -> None:
+    def add_sequence(self, sequence: Sequence) -> None:
         """Queue a request by its sample 0."""
         request = Samples.of_sequence(sequence)
         self.requests[sequence.connection][sequence.request_id] = request

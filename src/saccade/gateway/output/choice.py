@@ -109,7 +109,7 @@ class GeneratedChoice:
         if self.finish_reason == FinishReason.STOP.value and self.num_calls and not self._ends_in_call:
             self.finish_reason = TOOL_CALLS
         if self.record is not None:
-            self.record.add(delta, self.num_tokens - num_tokens)
+            self.record.add_tokens(delta, self.num_tokens - num_tokens)
         return chunk
 
     @property

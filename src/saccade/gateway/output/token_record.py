@@ -18,7 +18,7 @@ class TokenRecord:
         self._logprobs: list[TokenLogprob] = []
         self._num_recalled = 0
 
-    def add(self, delta: TokenDelta, num_tokens: int) -> None:
+    def add_tokens(self, delta: TokenDelta, num_tokens: int) -> None:
         """Add the first *num_tokens* of *delta*: the tokens after a stop string do not belong to the answer.
 
         If negative, drop as many: the stop string was in tokens that were taken for the beginning of a call.

@@ -78,7 +78,7 @@ class BareScanner(CallScanner):
         """Divide *text*, in which a call may begin without its tag, before that call."""
         return "", text
 
-    def add(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         start = self._length - len(self._unread)
         self._texts.append(text)
         self._length += len(text)

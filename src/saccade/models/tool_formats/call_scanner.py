@@ -65,13 +65,13 @@ class CallScanner(ABC):
         """Take the *text* of the next token, which may be a *tag*, and the rest of the text *before* it."""
         self._number += 1
         if before:
-            self.add(before)
+            self.add_text(before)
         if self.is_broken or self.ending is not None:
             return
         if tag == "separator":
             self.separate(text)
         elif tag is None or self.in_value:
-            self.add(text)
+            self.add_text(text)
         elif self._number == 0:
             self._opened_by = tag
         elif tag in ("begin", "section_begin"):
@@ -82,7 +82,7 @@ class CallScanner(ABC):
     def finish_answer(self, before: str = "") -> None:
         """Take the end of the answer, and the rest of the text *before* it."""
         if before:
-            self.add(before)
+            self.add_text(before)
         if not self.is_broken and self.ending is None:
             self.end_answer()
 
@@ -91,12 +91,12 @@ class CallScanner(ABC):
         self.end_call(self._number)
 
     @abstractmethod
-    def add(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         """Take text, which may be that of a tag in a value."""
 
     def separate(self, text: str) -> None:
         """Take a separator, whose text is *text*."""
-        self.add(text)
+        self.add_text(text)
 
     def begin_next(self, tag: Tag, text: str) -> None:
         """Take a tag that begins another call: this one ended before it."""
@@ -134,7 +134,7 @@ class SectionScanner(CallScanner):
     def is_head(self, text: str) -> bool:
         """Return whether *text* names a declared function."""
 
-    def add(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         self._pieces[-1].append(text)
         self.is_broken = len(self._pieces) == 1 and sum(map(len, self._pieces[0])) > MAX_HEAD
 

@@ -87,7 +87,7 @@ class Scanner(CallScanner):
     def is_whole(self) -> bool:
         return self._nesting.is_whole and not self.in_value
 
-    def add(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         self._pieces[-1].append(text)
         if self.in_value:
             return

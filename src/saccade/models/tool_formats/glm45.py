@@ -88,7 +88,7 @@ class Scanner(BareScanner):
 
     def begin_next(self, tag: Tag, text: str) -> None:
         if self._is_in_value:
-            self.add(text)
+            self.add_text(text)
             self._has_value, self._mark, self._after_mark = True, "begin", ""
         elif self.is_whole:
             self._end_at(End(self._length, self._number - 1))
@@ -106,10 +106,10 @@ class Scanner(BareScanner):
                 self._depth -= 1
             else:
                 self._ends.setdefault(1, here)
-            self.add(text)
+            self.add_text(text)
             self._mark = "inner"
         else:
-            self.add(text)
+            self.add_text(text)
 
     def _names_function(self, text: str) -> bool:
         return text.strip() in self._names

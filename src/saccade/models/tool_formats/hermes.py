@@ -42,7 +42,7 @@ class Scanner(CallScanner):
     def is_whole(self) -> bool:
         return self._json.is_whole
 
-    def add(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         self._pieces.append(text)
         self._json.push_text(text)
         self.is_broken = self._json.is_broken

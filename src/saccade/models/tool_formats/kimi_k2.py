@@ -88,15 +88,15 @@ class Scanner(SectionScanner):
         named = CALL_ID.fullmatch(text.strip())
         return named is not None and named["name"] in self._names
 
-    def add(self, text: str) -> None:
-        super().add(text)
+    def add_text(self, text: str) -> None:
+        super().add_text(text)
         if len(self._pieces) > 1:
             self._json.push_text(text)
             self.is_broken = self._json.is_broken
 
     def separate(self, text: str) -> None:
         if len(self._pieces) > 1:
-            self.add(text)
+            self.add_text(text)
         else:
             super().separate(text)
 

@@ -107,27 +107,27 @@ class Scanner(BareScanner):
         if self._mark in ("", "head"):
             self.is_broken = True
         elif self._depth:
-            self.add(text)
+            self.add_text(text)
         elif self.is_whole:
             self._end_at(self._ends[0])
         elif self._mark == END_PARAMETER and self._is_after_mark:
             self._end_at(End(self._length, self._number - 1))
         else:
-            self.add(text)
+            self.add_text(text)
 
     def close(self, tag: Tag, text: str) -> None:
         here = End(self._length, self._number)
         if self._mark in ("", "head"):
             self.is_broken = True
         elif self._depth or (self._mark == "inner end" and self._is_after_mark):
-            self.add(text)
+            self.add_text(text)
         elif self._mark in ("end", END_PARAMETER) and self._is_after_mark:
             self._end_at(here)
         elif self.is_whole:
             self._end_at(self._ends[0])
         else:
             self._ends.setdefault(1 if self._mark == END_FUNCTION and self._is_after_mark else 3, here)
-            self.add(text)
+            self.add_text(text)
 
 
 class Pieces(MemberCallPieces):

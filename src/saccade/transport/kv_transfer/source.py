@@ -258,7 +258,7 @@ class KvSource:
             except TimeoutError:
                 message, content = Waiting(), b""
             if isinstance(message, Piece):
-                slot = offer.untaken.add(content, by_slots)
+                slot = offer.untaken.add_piece(content, by_slots)
                 if slot is not None:
                     message, content = msgspec.structs.replace(message, slot=slot), b""
             await channel.send(message, content)

@@ -18,7 +18,7 @@ class UntakenPieces:
         self._pool: shared_memory.SlotPool | None = pool
         self._slots: deque[SlotRef | None] = deque()
 
-    def add(self, content: bytes, by_slot: bool) -> SlotRef | None:
+    def add_piece(self, content: bytes, by_slot: bool) -> SlotRef | None:
         """Note a piece that is sent now. Return a slot with its *content*; None if it goes over the connection.
 
         It does without *by_slot*, and if there is no room. Raises TransferFailed after `end_transfer`.

@@ -25,7 +25,7 @@ class Line:
         self.lost: list[Any] = []
         self.queue = DecodeQueue(BUDGET, max_videos, self.lost.append, video_wait_seconds)
         for _ in range(num_processes):
-            self.queue.add(Process())  # type: ignore[arg-type]
+            self.queue.add_process(Process())  # type: ignore[arg-type]
         self.jobs: dict[str, asyncio.Task[Turn]] = {}
 
     async def enter(self, name: str, nbytes: int = 1) -> None:
@@ -125,7 +125,7 @@ async def test_dead_processes_are_reported_and_all_can_be_refused() -> None:
     line = Line(num_processes=0, max_videos=1)
     await line.enter("image 1")
     dead = Process(alive=False)
-    line.queue.add(dead)  # type: ignore[arg-type]
+    line.queue.add_process(dead)  # type: ignore[arg-type]
     await settle()
     assert (line.lost, line.begun) == ([dead], set())
     line.queue.refuse(InternalError("gone"))

@@ -156,7 +156,7 @@ class _GrowingChoice:
         del self._token_ids[max(0, len(self._token_ids) - num_recalled) :]
         logprobs, token_ids = record.flush()
         for entry in () if logprobs is None else logprobs.content:
-            self._logprobs.add(entry)
+            self._logprobs.add_item(entry)
         self._token_ids += token_ids if isinstance(token_ids, list) else ()
         return logprobs is not None, isinstance(token_ids, list)
 

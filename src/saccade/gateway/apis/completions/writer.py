@@ -281,7 +281,7 @@ class _Columns:
     def _add(self, place: int, logprob: float | None, token: str, likeliest: dict[str, float] | None) -> None:
         self._places.append(place)
         for column, item in zip(self._columns, (logprob, token, likeliest), strict=True):
-            column.add(item)
+            column.add_item(item)
 
 
 class _GrowingChoice:

@@ -89,7 +89,7 @@ class Conversation:
     skipped: list[str] = field(default_factory=list)
     files: TextFiles = field(default_factory=TextFiles)
 
-    def add(self, name: str, message: ChatMessage) -> None:
+    def add_message(self, name: str, message: ChatMessage) -> None:
         """Add a message that comes from the client's field *name*."""
         self.names[self.place] = name
         self.messages.append(message)
@@ -122,13 +122,13 @@ def read_conversation(request: ResponseRequest, recall: Recall) -> ReadResponse:
     tool_choice, tools = choose_tools(request.tool_choice, declare_tools(_named_tools(request)))
     chat = Conversation(tools)
     if request.instructions is not None:
-        chat.add("instructions", ChatMessage(role="system", content=request.instructions))
+        chat.add_message("instructions", ChatMessage(role="system", content=request.instructions))
     if request.previous_response_id is not None:
         for message in recall(request.previous_response_id):
-            chat.add("previous_response_id", message)
+            chat.add_message("previous_response_id", message)
     num_known = len(chat.messages)
     if isinstance(request.input, str):
-        chat.add("input", ChatMessage(role="user", content=request.input))
+        chat.add_message("input", ChatMessage(role="user", content=request.input))
     else:
         _add_items(request.input, chat)
     if len(chat.messages) > MAX_MESSAGES:
@@ -200,14 +200,14 @@ def _add_items(items: Sequence[Item], chat: Conversation) -> None:
             continue
         is_turn = item.type in ("reasoning", *CALL_TYPES) or item.role == "assistant"
         if turn and not (is_turn and _may_follow([one.type for _, one in turn], item.type)):
-            chat.add(turn[0][0], _assistant(turn, chat))
+            chat.add_message(turn[0][0], _assistant(turn, chat))
             turn = []
         if is_turn:
             turn.append((name, item))
         else:
-            chat.add(name, _input_message(item, name, chat))
+            chat.add_message(name, _input_message(item, name, chat))
     if turn:
-        chat.add(turn[0][0], _assistant(turn, chat))
+        chat.add_message(turn[0][0], _assistant(turn, chat))
 
 
 def _may_follow(turn: Sequence[str], item: str) -> bool:

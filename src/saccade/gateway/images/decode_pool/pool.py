@@ -406,7 +406,7 @@ class DecodePool:
     async def _add_process(self) -> None:
         process = await self._in_thread(self._server.fork)
         self._processes.add(process)
-        self.queue.add(process)
+        self.queue.add_process(process)
 
     def _discard(self, task: asyncio.Task[Any]) -> None:
         """Free the slot of an image whose request is gone."""

@@ -111,7 +111,7 @@ class DecodeQueue:
             self._idle.append(process)
         turn.turns.close()
 
-    def add(self, process: DecodeProcess) -> None:
+    def add_process(self, process: DecodeProcess) -> None:
         """Add an idle process, and start the next job."""
         self._idle.append(process)
         self._processes.grow(1)
