@@ -204,7 +204,7 @@ def test_a_batch_is_not_overwritten_by_the_next(shared: Engine, tiny_qwen3_vl: P
     batches, expected = [], []
     for num_tokens in (3, 5, 4):
         step = builder.build(Schedule({sequence: num_tokens})).step
-        buffers.start(step.started)
+        buffers.start_rows(step.started)
         buffers.change_tables(step.tables)
         batches.append(build_batch(step.chunks, buffers, 16, torch.device("cpu")))
         expected.append([tensor.clone() for tensor in (batches[-1].input_ids, batches[-1].positions)])

@@ -13,7 +13,7 @@ SLEEP = "import time; time.sleep(600)"
 
 
 async def started(program: str) -> asyncio.subprocess.Process:
-    return await supervision.start([sys.executable, "-c", program], signal_at_parents_death=signal.SIGKILL)
+    return await supervision.start_process([sys.executable, "-c", program], signal_at_parents_death=signal.SIGKILL)
 
 
 async def test_process_that_ends_when_asked_is_not_killed() -> None:

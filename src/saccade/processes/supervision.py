@@ -17,7 +17,7 @@ from saccade.transport.backoff import Backoff
 logger = logging.getLogger(__name__)
 
 
-async def start(
+async def start_process(
     command: Sequence[str],
     *,
     signal_at_parents_death: signal.Signals,

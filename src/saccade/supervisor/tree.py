@@ -76,7 +76,7 @@ class Child:
         if self._stopping:
             return None
         try:
-            self._process = await supervision.start(
+            self._process = await supervision.start_process(
                 self.spec.command, signal_at_parents_death=signal.SIGTERM, environment=self.spec.environment
             )
         except OSError as error:

@@ -93,7 +93,7 @@ class EngineProcess:
         """Start one engine and pass on its messages until it ends. Return the reason as a sentence."""
         front, engine = socket.socketpair()
         with engine:
-            process = await supervision.start(
+            process = await supervision.start_process(
                 [*self._command, "--fd", str(engine.fileno())],
                 signal_at_parents_death=signal.SIGKILL,
                 pass_fds=(engine.fileno(),),

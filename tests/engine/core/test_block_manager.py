@@ -148,7 +148,7 @@ def test_table_changes_include_folded_blocks() -> None:  # [eng] 30
     told: list[list[int]] = []
     for twin in twins:
         blocks.admit(twin, headroom_blocks=0)
-        rows.start(twin)
+        rows.start_row(twin)
         (change,) = table_changes([twin])
         told.append(list(change.blocks))
     for twin in twins:

@@ -41,7 +41,7 @@ class Player:
     def _begin(self, step: Schedule) -> None:
         started = [owner for owner in step.chunks if owner.row is None]
         for owner in started:
-            self.live[self.subject.rows.start(owner).row] = ()
+            self.live[self.subject.rows.start_row(owner).row] = ()
         restore, saves = self.group.moves(started, step.chunks)
         assert {move.row for move in restore} <= {owner.row for owner in started}
         for move in restore:
@@ -231,7 +231,7 @@ def test_a_checkpoint_stays_while_its_sequence_waits_for_a_first_step() -> None:
     assert player.subject.block_manager.admit(owner, headroom_blocks=0)
     player.num_cached(range(100, 100 + BLOCK + 1))
     player.subject.block_manager.clear()
-    player.subject.rows.start(owner)
+    player.subject.rows.start_row(owner)
     restore, _ = player.group.moves([owner], {})
     assert [move.checkpoint for move in restore] == [0]
     assert player.num_saved == 1
@@ -253,7 +253,7 @@ def test_failed_step_saves_no_checkpoint() -> None:
         subject.add_sequence(owner)
         step = schedule_step(subject)
         assert owner.num_cached_tokens == 0
-        subject.rows.start(owner)
+        subject.rows.start_row(owner)
         _, saves = group.moves([owner], step.chunks)
         assert [save.checkpoint for save in saves[owner]] == [0]
         subject.end_sequence(owner, FinishReason.ABORT)

@@ -46,7 +46,7 @@ def laid_out(
     """The step of *chunks*, and the tensors that an executor makes of it."""
     step = StepBuilder(Rows(8), CACHE).build(Schedule(chunks)).step
     rows = RowBuffers(8, CPU)
-    rows.start(step.started)
+    rows.start_rows(step.started)
     rows.change_tables(step.tables)
     return step, build_batch(step.chunks, rows, 4, CPU, looks_ahead=looks_ahead, window=window)
 

@@ -26,7 +26,7 @@ def several(folder: Path, number: int, **params: Any) -> EngineRequest:
 
 def start(rows: RowBuffers, allowed: dict[int, tuple[int, ...] | None]) -> None:
     params = {row: SamplingParams(max_tokens=1, allowed_token_ids=ids) for row, ids in allowed.items()}
-    rows.start(RowStart(row, row, sampling, 0) for row, sampling in params.items())
+    rows.start_rows(RowStart(row, row, sampling, 0) for row, sampling in params.items())
 
 
 def test_rows_keep_allowed_tokens_only() -> None:
@@ -53,7 +53,7 @@ def test_biases_are_made_once_a_row_and_added_to_each_of_its_draws() -> None:
     subject = RowBuffers(8, CPU)
     biases = {7: {0: 1.5, 4: -100.0}, 1: {}, 2: {3: 0.1}}
     params = {row: SamplingParams(max_tokens=1, logit_bias=bias) for row, bias in biases.items()}
-    subject.start(RowStart(row, row, sampling, 0) for row, sampling in params.items())
+    subject.start_rows(RowStart(row, row, sampling, 0) for row, sampling in params.items())
     expected = torch.randn(5, 5)
     logits = expected.clone()
     rows = [7, 1, 2, 7, 3]
@@ -72,9 +72,9 @@ def test_biases_are_made_once_a_row_and_added_to_each_of_its_draws() -> None:
 
 def test_stop_ids_are_forbidden_for_short_answers_only() -> None:
     changes = RowChanges(CPU)
-    changes.start(4, SamplingParams(max_tokens=1, min_tokens=1, stop_token_ids=(1, 3, 9, -1)))
-    changes.start(5, SamplingParams(max_tokens=1, min_tokens=1))
-    changes.start(6, SamplingParams(max_tokens=1, stop_token_ids=(0,)))
+    changes.start_row(4, SamplingParams(max_tokens=1, min_tokens=1, stop_token_ids=(1, 3, 9, -1)))
+    changes.start_row(5, SamplingParams(max_tokens=1, min_tokens=1))
+    changes.start_row(6, SamplingParams(max_tokens=1, stop_token_ids=(0,)))
     logits = torch.zeros(4, 5)
     forbid_stops(logits, [4, 5, 6, 4], [0, 1, 2], changes.stop_ids)
     assert logits.isinf().nonzero().tolist() == [[0, 1], [0, 3]]

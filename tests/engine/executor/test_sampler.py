@@ -38,7 +38,7 @@ def sampled(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int]:
     changes = RowChanges(CPU)
     for number, sequence in enumerate(sequences):
         sequence.row = number
-        changes.start(number, sequence.sampling)
+        changes.start_row(number, sequence.sampling)
     params = [sequence.sampling for sequence in sequences]
     sampler = Sampler((FORBIDDEN,), changes, Penalties(len(sequences), logits.shape[1], CPU), CPU)
     counts = tuple(row_counts(sequence) for sequence in sequences if sequence.penalised)

@@ -50,7 +50,7 @@ class Rows:
     def num_free(self) -> int:
         return len(self._free)
 
-    def start(self, sequence: Sequence) -> RowStart:
+    def start_row(self, sequence: Sequence) -> RowStart:
         """Assign a row to *sequence*, which has none, and return the start for executors."""
         sequence.row = self._free.pop()
         sequence.has_drawn, sequence.kept_state = False, None
@@ -102,7 +102,7 @@ class StepBuilder:
         owners = sorted(schedule.chunks, key=lambda sequence: schedule.chunks[sequence] > 1)
         ended_rows = self.rows.take_ended_rows()
         starting = [owner for owner in owners if owner.row is None]
-        row_starts = tuple(self.rows.start(owner) for owner in starting)
+        row_starts = tuple(self.rows.start_row(owner) for owner in starting)
         states = [KvReceive((), owner.received_state, row_of(owner)) for owner in starting if owner.received_state]
         for owner in starting:
             owner.received_state = b""

@@ -44,13 +44,13 @@ class RowBuffers:
         self.changes = RowChanges(device)
         self._sampling: list[SamplingParams | None] = [None] * max_rows
 
-    def start(self, rows: Iterable[RowStart]) -> None:
+    def start_rows(self, rows: Iterable[RowStart]) -> None:
         """Start rows with empty block tables."""
         for start in rows:
             self.num_blocks[start.row] = 0
             self.position_deltas[start.row] = start.position_delta
             self._sampling[start.row] = start.sampling
-            self.changes.start(start.row, start.sampling)
+            self.changes.start_row(start.row, start.sampling)
 
     def change_tables(self, changes: Iterable[TableChange]) -> None:
         """Replace the ends of block tables."""

@@ -39,7 +39,7 @@ class RowChanges:
         self.biases: dict[int, Bias] = {}
         self.stop_ids: dict[int, Ints] = {}
 
-    def start(self, row: int, params: SamplingParams) -> None:
+    def start_row(self, row: int, params: SamplingParams) -> None:
         """Make what a row with *params* needs in each step."""
         if params.allowed_token_ids:
             self.allowed_ids[row] = to_device(np.array(params.allowed_token_ids, np.int64), self._device)

@@ -90,7 +90,7 @@ class ModelRunner:
         for output_id in step.drop:
             self.encoder_outputs.pop(output_id, None)
         self.rows.end_rows(step.ended)
-        self.rows.start(step.started)
+        self.rows.start_rows(step.started)
         self.rows.change_tables(step.tables)
         self.caches.begin_rows(step)
         for receive in step.receive:

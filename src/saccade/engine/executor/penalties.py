@@ -42,7 +42,7 @@ class Penalties:
         self._tokens = torch.zeros((max_rows, 0), dtype=torch.int64, device=device)
         self._lengths = np.zeros(max_rows, np.int64)
 
-    def start(self, rows: Iterable[RowCounts]) -> None:
+    def start_row(self, rows: Iterable[RowCounts]) -> None:
         """Set the tokens of rows, which forget all others."""
         for row, encoded_ids, encoded_counts in ((one.row, one.ids, one.counts) for one in rows):
             ids, counts = transfer(

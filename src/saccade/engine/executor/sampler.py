@@ -64,7 +64,7 @@ class Sampler:
         if sampling.too_short:
             logits_processors.forbid_stops(logits_RV, rows, sampling.too_short, self._changes.stop_ids)
         if sampling.counts:
-            self._penalties.start(sampling.counts)
+            self._penalties.start_row(sampling.counts)
         places = [place for place, param in enumerate(params) if param.penalises]
         penalised = None
         for place_of_rows in _parts(rows, places):
