@@ -26,7 +26,7 @@ from benchmarks.gpu.shapes import FORMATS, quantised_parts
 from benchmarks.gpu.subject import Subject, load
 from saccade.engine import startup, warmup
 from saccade.engine.config import EngineConfig
-from saccade.engine.executor.execution import decoder_workload, prepare
+from saccade.engine.executor.execution import decoder_workload, prepare_execution
 from saccade.engine.loop import Engine
 from saccade.identity.content import HASH_BYTES
 from saccade.nn.backends import PLAIN, load_backend
@@ -240,7 +240,7 @@ def _quantised(name: str) -> "Yields":
         for layer, own in parts.items():
             layer.weight = nn.Parameter(layer.weight.new_empty(0, layer.weight.shape[1]), False)
             layer.hold("weight", own)
-        subject = replace(plain, execution=prepare(plain.config, plain.model))
+        subject = replace(plain, execution=prepare_execution(plain.config, plain.model))
         by_kernel = sum(not isinstance(layer.packed, QuantisedLinear) for layer in parts)
         label = f"{FORMATS[name].name} against its values"
         # Most kernels round activations too.

@@ -22,7 +22,7 @@ from saccade.engine.executor.caches import Caches, CacheSizes
 from saccade.engine.executor.decode_graphs import DecodeGraphs
 from saccade.engine.executor.encoder import Encoder
 from saccade.engine.executor.encoder_graphs import EncoderGraphs
-from saccade.engine.executor.execution import Execution, prepare
+from saccade.engine.executor.execution import Execution, prepare_execution
 from saccade.engine.executor.graphs import Capture, Captured, Compute
 from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.local import LocalExecutor
@@ -177,4 +177,4 @@ def subject_of(
         EncoderInput(number, "image", grid, None, content)
         for number, (grid, content) in enumerate(zip(grids, pixels, strict=True))
     )
-    return Subject(config, model, prepare(config, model), images, capture)
+    return Subject(config, model, prepare_execution(config, model), images, capture)

@@ -18,7 +18,7 @@ from saccade.cli.main import run
 from saccade.engine import compile_ahead
 from saccade.engine.compile_ahead import StageLog
 from saccade.engine.config import EngineConfig, EngineSettings
-from saccade.engine.executor.execution import prepare
+from saccade.engine.executor.execution import prepare_execution
 from saccade.engine.executor.loader import load_model
 from saccade.engine.executor.weight_filler import Progress
 from saccade.nn.backends.compilers import Toolkit
@@ -55,7 +55,7 @@ def begin(config: EngineConfig, progress: Progress = lambda *_: None) -> SimpleN
     config.check()
     assert config.device in ("auto", "cuda")
     model = load_model(replace(config, device="cpu"), progress)
-    execution = prepare(config, starts.on_gpu(model), progress)
+    execution = prepare_execution(config, starts.on_gpu(model), progress)
     description = SimpleNamespace(
         attention_backend=execution.backend.name,
         mm_encoder_attn_backend=execution.vision_backend.name,

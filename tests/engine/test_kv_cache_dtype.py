@@ -13,7 +13,7 @@ from tables import table
 
 from saccade.engine import startup
 from saccade.engine.config import EngineConfig
-from saccade.engine.executor.execution import prepare
+from saccade.engine.executor.execution import prepare_execution
 from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
 from saccade.nn.context import KvCache, LatentCache, RecurrentState
@@ -70,7 +70,7 @@ def test_recurrent_states_keep_their_dtypes() -> None:
         else:
             assert cache[0].dtype == FP8
     assert all(kinds.values())
-    assert prepare(config, model).backend.name == "torch_sdpa"
+    assert prepare_execution(config, model).backend.name == "torch_sdpa"
 
 
 def test_scales_of_the_checkpoint(tiny_qwen3_vl: Path, tmp_path: Path) -> None:

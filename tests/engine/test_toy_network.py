@@ -13,7 +13,7 @@ from saccade.engine import startup
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
 from saccade.engine.executor import memory
-from saccade.engine.executor.execution import prepare
+from saccade.engine.executor.execution import prepare_execution
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.loop import Engine
 from saccade.nn.context import RecurrentState
@@ -32,7 +32,9 @@ def engine(model: LoadedModel, **settings: Any) -> Engine:
     defaults = {"device": "cpu", "num_blocks": 64, "max_num_seqs": 4, "attention_backend": "torch_sdpa"}
     config = EngineConfig("", "toy", **{**defaults, "state_snapshot_blocks": 2, "num_state_snapshots": 16, **settings})
     config.check()
-    return engines.poison(startup.assemble(config, model, prepare(config, model), startup.allocate(config, model)))
+    return engines.poison(
+        startup.assemble(config, model, prepare_execution(config, model), startup.allocate(config, model))
+    )
 
 
 def request(length: int, seed: int = 0, num_samples: int = 1, **sampling: Any) -> EngineRequest:

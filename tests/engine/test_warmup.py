@@ -21,7 +21,7 @@ from saccade.engine import startup, warmup
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
-from saccade.engine.executor.execution import check_encoder_cache, largest_image, most_patches, prepare
+from saccade.engine.executor.execution import check_encoder_cache, largest_image, most_patches, prepare_execution
 from saccade.engine.executor.loader import load_model
 from saccade.engine.executor.memory import Measured
 from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_of
@@ -43,7 +43,7 @@ def test_pool_for_measuring_memory_does_not_bound_the_context(tiny_qwen3_vl: Pat
         encode_budget_patches=64,
     )
     model = load_model(config, lambda *_: None)
-    startup.measure(config, model, prepare(config, model), Peers(), GRID)
+    startup.measure(config, model, prepare_execution(config, model), Peers(), GRID)
 
 
 def test_the_shortest_context_has_a_prompt_and_an_answer(tiny_qwen3_vl: Path) -> None:
@@ -101,7 +101,7 @@ def test_measurement_memory_is_freed_before_the_caches_are_sized(
     monkeypatch.setattr(memory, "allocate", watched)
     gc.disable()
     try:
-        measured = startup.measure(config, model, prepare(config, model), Peers(), GRID)
+        measured = startup.measure(config, model, prepare_execution(config, model), Peers(), GRID)
         assert [ref() for ref in watches] == [None]
     finally:
         gc.enable()
@@ -117,7 +117,10 @@ def test_text_model_is_measured_without_images(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(memory, "num_blocks", lambda config, *_: sizes.append(config.encoder_cache_bytes))
     memory.fitting_blocks(config, model)
     assert sizes == [0]
-    assert startup.measure(config, model, prepare(config, model), Peers(), None).num_blocks > 64 // config.block_size
+    assert (
+        startup.measure(config, model, prepare_execution(config, model), Peers(), None).num_blocks
+        > 64 // config.block_size
+    )
 
 
 def test_memory_pool_of_the_measurement_is_not_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +139,7 @@ def test_copies_of_the_longest_context_are_measured(tiny_qwen3_vl: Path) -> None
     for settings, num_bytes in (({}, 4), ({"dtype": "bfloat16"}, 2), ({"kv_cache_dtype": "fp8"}, 4 + 1 + 4)):
         config = EngineConfig(str(tiny_qwen3_vl), "tiny", **{"device": "cpu", "dtype": "float32", **settings})
         model = load_model(config, lambda *_: None)
-        measured = memory.measured(config, model, prepare(config, model).backend, 7)
+        measured = memory.measured(config, model, prepare_execution(config, model).backend, 7)
         assert measured == Measured(7, 2 * (32 + 32) * num_bytes * 8192), settings
 
 
@@ -192,7 +195,7 @@ def test_all_ranks_measure_and_then_allocate_anew(tiny_qwen3_vl: Path) -> None: 
     with closed_on_failure(Peers(ranks_of(config))) as peers:
         peers.start(config)
         model = load_model(config, lambda *_: None, peers.ranks)
-        execution = prepare(config, model)
+        execution = prepare_execution(config, model)
         peers.join(model.network.device)
         startup.measure(config, model, execution, peers, GRID)
         subject = startup.assemble(config, model, execution, startup.allocate(config, model, peers=peers), peers)

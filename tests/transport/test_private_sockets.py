@@ -11,7 +11,15 @@ from fronts import Front
 from saccade.errors import StartupError
 from saccade.transport import private_sockets
 from saccade.transport.access import Access
-from saccade.transport.private_sockets import MAX_PATH_BYTES, admit, bound, default_path, owner_only, peer_uid, prepare
+from saccade.transport.private_sockets import (
+    MAX_PATH_BYTES,
+    admit,
+    bound,
+    default_path,
+    owner_only,
+    peer_uid,
+    prepare_folder,
+)
 from saccade.transport.server import WorkerServer
 
 NOBODY = 65_534
@@ -70,32 +78,32 @@ def test_folders_of_other_users_are_not_used(temporary: Path, monkeypatch: pytes
     with pytest.raises(StartupError, match=f"saccade-{me}"):
         default_path()
     with pytest.raises(StartupError, match=f"belongs to uid {owner}"):
-        prepare(runtime / "w.sock", ())
+        prepare_folder(runtime / "w.sock", ())
 
 
 def test_missing_folder_is_made_for_those_who_may_connect(tmp_path: Path) -> None:
-    prepare(tmp_path / "own" / "w.sock", ())
-    prepare(tmp_path / "shared" / "w.sock", (NOBODY,))
+    prepare_folder(tmp_path / "own" / "w.sock", ())
+    prepare_folder(tmp_path / "shared" / "w.sock", (NOBODY,))
     assert mode(tmp_path / "own") == 0o700
     assert mode(tmp_path / "shared") == 0o711
     with pytest.raises(StartupError, match="cannot be made"):
-        prepare(tmp_path / "no" / "such" / "w.sock", ())
+        prepare_folder(tmp_path / "no" / "such" / "w.sock", ())
 
 
 def test_folder_in_which_others_could_replace_the_socket(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "folder"
-    prepare(folder / "w.sock", ())
+    prepare_folder(folder / "w.sock", ())
     assert caplog.text == ""
     folder.chmod(0o777)
     with pytest.raises(StartupError, match="chmod o-w"):
-        prepare(folder / "w.sock", ())
+        prepare_folder(folder / "w.sock", ())
     for warned in (0o1777, 0o770):
         caplog.clear()
         folder.chmod(warned)
-        prepare(folder / "w.sock", ())
+        prepare_folder(folder / "w.sock", ())
         assert f"other users may write to {folder}:" in caplog.text
         caplog.clear()
-        prepare(folder / "own" / "w.sock", ())
+        prepare_folder(folder / "own" / "w.sock", ())
         assert (f"other users may write to {folder}:" in caplog.text) == (warned == 0o770)
 
 
@@ -104,12 +112,12 @@ def test_symbolic_link_is_followed_to_the_folder_that_counts(tmp_path: Path) -> 
     (tmp_path / "wide").chmod(0o777)
     (tmp_path / "link").symlink_to(tmp_path / "wide")
     with pytest.raises(StartupError, match="chmod o-w"):
-        prepare(tmp_path / "link" / "w.sock", ())
+        prepare_folder(tmp_path / "link" / "w.sock", ())
 
 
 def test_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=f"at most {MAX_PATH_BYTES} bytes"):
-        prepare(tmp_path / ("x" * MAX_PATH_BYTES), ())
+        prepare_folder(tmp_path / ("x" * MAX_PATH_BYTES), ())
 
 
 def test_socket_is_the_owners_from_the_beginning(tmp_path: Path) -> None:

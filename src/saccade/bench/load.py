@@ -54,7 +54,7 @@ class Clients:
         self._prepared: list[list[msgspec.Raw]] = []
         self._begin = 0.0
 
-    def prepare(self, count: int) -> None:
+    def prepare_conversations(self, count: int) -> None:
         """Make the first *count* conversations before the run, since each takes some milliseconds."""
         self._prepared = [self._chats.messages(number) for number in range(count)]
 
@@ -131,7 +131,7 @@ async def measure_run(
     random = np.random.default_rng([seed, 4, *place[:2]])
     times = [] if is_closed else arrivals(load.value / settings.turns, random, count, settings.seconds)
     clients = Clients(server, settings, Chats(settings, seed, (*place, 0), files))
-    clients.prepare((count or 0) if is_closed else len(times))
+    clients.prepare_conversations((count or 0) if is_closed else len(times))
     num_clients = int(load.value) if is_closed else RATE_WARMUP
     num_warmup = num_clients if settings.warmup is None else settings.warmup
     await Clients(server, settings, Chats(settings, seed, (*place, 1), files)).closed_loop(num_clients, num_warmup)

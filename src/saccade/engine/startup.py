@@ -23,7 +23,13 @@ from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.speculation import Speculation
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
-from saccade.engine.executor.execution import Execution, check_encoder_cache, largest_image, most_patches, prepare
+from saccade.engine.executor.execution import (
+    Execution,
+    check_encoder_cache,
+    largest_image,
+    most_patches,
+    prepare_execution,
+)
 from saccade.engine.executor.fingerprint import model_fingerprint
 from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.local import LocalExecutor
@@ -50,7 +56,7 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
         peers.start(config)
         model = load_model(config, progress, peers.ranks)
         grammars = _grammars(config, model)
-        execution = prepare(config, model, progress)
+        execution = prepare_execution(config, model, progress)
         check_encoder_cache(config, model)
         if peers.ranks.size > 1:
             progress("waiting for the other ranks", 0, 0)

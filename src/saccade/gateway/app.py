@@ -167,7 +167,7 @@ def listen_unix(path: Path) -> socket.socket:
 
     Raises StartupError.
     """
-    private_sockets.prepare(path, ())
+    private_sockets.prepare_folder(path, ())
     try:
         if path.is_socket():
             path.unlink()

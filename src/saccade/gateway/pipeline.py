@@ -257,7 +257,7 @@ class Pipeline:
         if not placement.can_retry:
             images.clear()
         resources.enter_context(await request.pixels(media.num_pixel_bytes))
-        items = await self.pixels.prepare(served.family, media, prompt.salt, request.client)
+        items = await self.pixels.prepare_images(served.family, media, prompt.salt, request.client)
         trace = TRACE.get()
         engine_request = EngineRequest(
             request_id=work.request_id,

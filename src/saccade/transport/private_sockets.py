@@ -57,7 +57,7 @@ def _default_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"saccade-{os.geteuid()}"
 
 
-def prepare(path: Path, allowed_uids: Collection[int]) -> None:
+def prepare_folder(path: Path, allowed_uids: Collection[int]) -> None:
     """Make the folder of the socket *path*, and check that it is safe.
 
     Raises StartupError if another user could put a socket of their own there, or if one is in use.

@@ -179,7 +179,7 @@ class WorkerServer:
 
     async def _listen_on_sockets(self, streams: UnixStreams) -> None:
         path = Path(self.bind.removeprefix("unix:"))
-        private_sockets.prepare(path, self._access.allowed_uids)
+        private_sockets.prepare_folder(path, self._access.allowed_uids)
         await streams.start()
         with private_sockets.owner_only():
             self._add_port()

@@ -25,7 +25,7 @@ from saccade.engine.executor import decode_graphs
 from saccade.engine.executor.batch import build_batch
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import DecodeGraphs, row_counts
-from saccade.engine.executor.execution import prepare
+from saccade.engine.executor.execution import prepare_execution
 from saccade.engine.executor.graphs import Graphs
 from saccade.engine.executor.loader import load_model
 from saccade.engine.executor.model_runner import ModelRunner, make_runner
@@ -227,7 +227,7 @@ def test_other_steps_run_without_a_graph(three_rows: Decoding, reason: str) -> N
 def test_all_graphs_are_captured_before_the_first_step(subject: Engine) -> None:
     runner, again = with_graphs(subject)
     assert runner.graphs is not None
-    assert list(runner.graphs.by_size.prepare()) == [(number, 4) for number in range(4)]
+    assert list(runner.graphs.by_size.capture_graphs()) == [(number, 4) for number in range(4)]
     assert again.num_captures == 4
     assert again.replayed == []
 
@@ -236,7 +236,7 @@ def test_graphs_share_one_pool_of_memory_and_one_stream(subject: Engine, monkeyp
     """The largest is captured first, so the pool then does not grow. cuBLAS keeps a workspace for each stream."""
     cuda = PlayedCuda(monkeypatch)
     runner, _ = with_graphs(subject)
-    list(DecodeGraphs(runner.network, runner.backend, runner.caches, MAX_BLOCKS).by_size.prepare())
+    list(DecodeGraphs(runner.network, runner.backend, runner.caches, MAX_BLOCKS).by_size.capture_graphs())
     assert cuda.pools == [(0, 1)] * 4
     assert cuda.num_streams == 1
 
@@ -255,7 +255,7 @@ def test_a_failed_capture_names_its_cause(monkeypatch: pytest.MonkeyPatch) -> No
     graphs: Graphs[None] = Graphs([1], lambda _: (None, compute), "--no-cuda-graphs")
     reason = r"ValueError: plan\(\) was not called before the capture\)\. Start with --no-cuda-graphs"
     with pytest.raises(StartupError, match=reason):
-        list(graphs.prepare())
+        list(graphs.capture_graphs())
 
 
 @pytest.mark.parametrize("backend", ["triton", "torch_sdpa"])
@@ -313,7 +313,7 @@ def test_a_start_captures_graphs_over_padded_caches(tiny_qwen3_vl: Path, monkeyp
         attention_backend="triton",
     )  # fmt: skip
     model = load_model(config, lambda *_: None)
-    execution = replace(prepare(replace(config, cuda_graphs=False), model), captures_decodes=True)
+    execution = replace(prepare_execution(replace(config, cuda_graphs=False), model), captures_decodes=True)
     caches = startup.allocate(config, model)
     runner = make_runner(config, model, execution, caches, lambda *stage: shown.append(stage))
     assert shown == [("capturing CUDA graphs", number, 3) for number in range(3)]
@@ -334,7 +334,7 @@ def test_a_capture_that_fails_ends_the_start_if_graphs_were_requested(
         str(tiny_qwen3_vl), "tiny", device="cpu", num_blocks=9, max_num_seqs=2, attention_backend="triton"
     )
     model = load_model(config, lambda *_: None)
-    execution = replace(prepare(config, model), captures_decodes=True)
+    execution = replace(prepare_execution(config, model), captures_decodes=True)
     caches = startup.allocate(replace(config, cuda_graphs=True), model)
     config = replace(config, cuda_graphs=is_requested)
     if is_requested:

@@ -22,7 +22,7 @@ from saccade.engine.core.step import EncoderInput
 from saccade.engine.executor import encoder_graphs
 from saccade.engine.executor.encoder import Encoder
 from saccade.engine.executor.encoder_graphs import EncoderGraphs, budgets, packs, refusal
-from saccade.engine.executor.execution import prepare
+from saccade.engine.executor.execution import prepare_execution
 from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
 from saccade.models.spec import MediaShape
@@ -70,7 +70,7 @@ def load(network_folder: Callable[[str], Path]) -> Callable[[str], Any]:
     def loaded(name: str) -> Any:
         config = EngineConfig(str(network_folder(name)), "tiny", device="cpu", dtype="float32")
         model = load_model(config, lambda *_: None)
-        prepare(config, model)
+        prepare_execution(config, model)
         return model.network
 
     return loaded
@@ -176,7 +176,7 @@ def test_more_windows_than_the_graph_has_run_without_it(load: Callable[[str], An
 def test_all_graphs_are_captured_before_the_first_image(load: Callable[[str], Any]) -> None:
     encoder, again = with_graphs(load("qwen3_vl"), 1024)
     assert encoder.graphs is not None
-    assert list(encoder.graphs.by_size.prepare()) == [(0, 3), (1, 3), (2, 3)]
+    assert list(encoder.graphs.by_size.capture_graphs()) == [(0, 3), (1, 3), (2, 3)]
     assert (again.num_captures, again.replayed) == (3, [])
 
 
@@ -186,13 +186,13 @@ def test_a_failed_capture_names_the_flag(load: Callable[[str], Any]) -> None:
 
     graphs = EncoderGraphs(load("qwen3_vl"), BordersBackend(), 256, fail)
     with pytest.raises(StartupError, match=r"size 256 cannot .* is capturing\). Start with --no-mm-encoder-cuda-graph"):
-        list(graphs.by_size.prepare())
+        list(graphs.by_size.capture_graphs())
 
 
 def test_graphs_share_one_pool_of_memory(load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = PlayedCuda(monkeypatch)
     graphs = EncoderGraphs(load("qwen3_vl"), BordersBackend(), 512)
-    list(graphs.by_size.prepare())
+    list(graphs.by_size.capture_graphs())
     assert cuda.pools == [(0, 1)] * len(graphs.by_size.sizes)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from structlog.testing import capture_logs
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.executor.execution import decoder_workload, prepare
+from saccade.engine.executor.execution import decoder_workload, prepare_execution
 from saccade.engine.executor.loader import load_model
 
 
@@ -30,6 +30,6 @@ def test_a_start_warns_of_a_kv_cache_that_no_kernel_reads(tiny_qwen3_vl: Path) -
         model = load_model(config, lambda *_: None)
         model.module.to("meta")
         with capture_logs() as lines:
-            execution = prepare(config, model)
+            execution = prepare_execution(config, model)
         assert ["no kernel reads" in line.get("reason", "") for line in lines] == [True] * is_slow, cache
         assert ("no kernel reads a KV cache in float8_e4m3fn" in execution.reasons[0]) == is_slow, cache

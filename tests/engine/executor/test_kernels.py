@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.executor.execution import prepare
+from saccade.engine.executor.execution import prepare_execution
 from saccade.engine.executor.kernels import compile_kernels, reported
 from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
@@ -154,7 +154,7 @@ def test_a_start_compiles_for_the_largest_step(
 ) -> None:
     """As many rows as tokens, or as patches of its images."""
     config = EngineConfig(str(tiny_qwen3_vl), "tiny", device="cpu", encode_budget_patches=patches, cuda_graphs=False)
-    prepare(config, starts.on_gpu(load_model(config, lambda *_: None)))
+    prepare_execution(config, starts.on_gpu(load_model(config, lambda *_: None)))
     assert len(compiled) == 1
     assert compiled[0] >= most
 
@@ -165,7 +165,7 @@ def test_a_start_on_a_cpu_compiles_nothing(
     """Nor does it ask how many rows a step has, which a network need not know."""
     monkeypatch.setattr("saccade.engine.executor.execution.most_tokens", lambda *_: pytest.fail("asked for rows"))
     config = EngineConfig(str(tiny_qwen3_vl), "tiny", device="cpu")
-    prepare(config, load_model(config, lambda *_: None))
+    prepare_execution(config, load_model(config, lambda *_: None))
     assert not compiled
 
 

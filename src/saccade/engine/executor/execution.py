@@ -62,10 +62,10 @@ class Execution:
 
         Call it before the KV pool is sized, so that the graphs' memory counts.
         """
-        return () if self.encoder_graphs is None else self.encoder_graphs.by_size.prepare()
+        return () if self.encoder_graphs is None else self.encoder_graphs.by_size.capture_graphs()
 
 
-def prepare(config: EngineConfig, model: LoadedModel, progress: Progress = lambda *_: None) -> Execution:
+def prepare_execution(config: EngineConfig, model: LoadedModel, progress: Progress = lambda *_: None) -> Execution:
     """Choose how to compute a loaded model, pack its weights, and compile its kernels.
 
     Raises StartupError if a backend cannot compute it.

@@ -86,7 +86,7 @@ class Graphs(Generic[Buffers]):
         self._capture = capture or CudaCapture()
         self._captured: dict[int, tuple[Buffers, Captured]] = {}
 
-    def prepare(self) -> Iterable[tuple[int, int]]:
+    def capture_graphs(self) -> Iterable[tuple[int, int]]:
         """Capture all graphs, the largest first; yield how many are done, and how many there are.
 
         Raises StartupError if a call cannot be captured: a library for GPUs may raise anything then.

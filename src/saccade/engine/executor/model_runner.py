@@ -271,7 +271,7 @@ def make_runner(
         max_blocks = -(-max_model_len // config.block_size)
         runner.graphs = DecodeGraphs(model.network, execution.backend, caches, max_blocks)
         try:
-            for done, total in runner.graphs.by_size.prepare():
+            for done, total in runner.graphs.by_size.capture_graphs():
                 progress("capturing CUDA graphs", done, total)
         except StartupError as error:
             if config.cuda_graphs or model.ranks.size > 1:

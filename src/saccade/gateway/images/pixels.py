@@ -26,7 +26,9 @@ class PixelPreparer:
     metrics: Metrics
     resend_seconds: float
 
-    async def prepare(self, family: str, media: PromptImages, salt: bytes, client: Hashable) -> tuple[MediaItem, ...]:
+    async def prepare_images(
+        self, family: str, media: PromptImages, salt: bytes, client: Hashable
+    ) -> tuple[MediaItem, ...]:
         """Return an item for each image of *media*, with pixels in a slot or inline.
 
         The decode queue is fair between clients. A repeated image is prepared once and has one slot. Each item with a
@@ -56,7 +58,7 @@ class PixelPreparer:
         self.metrics.pixels_wanted.inc(len(media.images))
         try:
             async with asyncio.timeout(self.resend_seconds):
-                return await self.prepare(family, media, salt, client)
+                return await self.prepare_images(family, media, salt, client)
         except TimeoutError as error:
             raise WorkerUnavailable(
                 "The worker no longer held an image, and preparing it again took too long; send the request again."

@@ -146,7 +146,7 @@ async def test_pages_of_a_file_share_its_time() -> None:
         for number in range(3)
     ]
     shown.append(EncodedImage("f", IMAGE, 1, b"i" * 32, SIZE, LAYOUT.settings))
-    await preparer.prepare(FAMILY, PromptImages(tuple(shown), ((),) * len(shown)), b"", None)
+    await preparer.prepare_images(FAMILY, PromptImages(tuple(shown), ((),) * len(shown)), b"", None)
     first, second, no_file = pool.times[:3], pool.times[3:6], pool.times[6]
     assert no_file is None
     assert [len({id(time) for time in times}) for times in (first, second, first + second)] == [1, 1, 2]

@@ -5,7 +5,7 @@ import gc
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor import memory
-from saccade.engine.executor.execution import Execution, prepare
+from saccade.engine.executor.execution import Execution, prepare_execution
 from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.model_runner import ModelRunner, make_runner
 from saccade.engine.executor.ranks import messages
@@ -33,7 +33,7 @@ class RankMember:
                 raise ValueError(f"the first command is {other}")
         try:
             model = load_model(config, lambda *_: None, ranks_of(config, self._rank))
-            execution = prepare(config, model)
+            execution = prepare_execution(config, model)
             for _ in execution.capture_encoder():
                 pass
         except StartupError as error:
