@@ -208,7 +208,7 @@ async def test_patches_of_the_decode_pool_equal_the_reference(sides: Both) -> No
     try:
         for name, encoded in CORPUS.items():
             layout = both.layout.image(*read_header(encoded).upright, both.layout.settings)
-            prepared = await pool.image(encoded, both.family, both.layout.settings, layout)
+            prepared = await pool.prepare_image(encoded, both.family, both.layout.settings, layout)
             assert prepared.slot is not None
             ours = np.frombuffer(read_slot(prepared.slot), np.uint8).reshape(layout.pixel_shape)
             pool.release([prepared.slot.name])

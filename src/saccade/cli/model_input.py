@@ -122,7 +122,7 @@ async def _page(pool: DecodePool, served: ServedModel, image: EncodedImage, watc
     if image.page is None:
         return None
     family, layout = served.family, image.layout
-    answer = await pool.image(image.encoded, family, image.settings, layout, page=image.page)
+    answer = await pool.prepare_image(image.encoded, family, image.settings, layout, page=image.page)
     watch.add_seconds("decode", answer.seconds.decode)
     watch.add_seconds("resize and patches", answer.seconds.preprocess)
     watch.lap(UNSHOWN)

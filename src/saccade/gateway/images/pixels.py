@@ -83,7 +83,7 @@ class PixelPreparer:
     async def _decode(
         self, family: str, image: EncodedImage, client: Hashable, file_time: FileTime | None
     ) -> PreparedImage:
-        pixels = await self.pool.image(
+        pixels = await self.pool.prepare_image(
             image.encoded, family, image.settings, image.layout, client, image.video, image.page, file_time
         )
         self.metrics.observe_stages({"queue": pixels.waited_seconds, **msgspec.structs.asdict(pixels.seconds)})

@@ -86,7 +86,7 @@ async def _ask(pool: DecodePool, encoded: bytes) -> PreparedImage:
         layout = LAYOUT.image(*read_header(encoded).upright, LAYOUT.settings)
     except RequestError:
         layout = LAYOUT.image(32, 32, LAYOUT.settings)  # the pool must see for itself
-    return await pool.image(encoded, FAMILY, LAYOUT.settings, layout)
+    return await pool.prepare_image(encoded, FAMILY, LAYOUT.settings, layout)
 
 
 def _expected(encoded: bytes) -> bytes:
@@ -176,7 +176,7 @@ async def test_an_attack_harms_only_itself(pool: DecodePool, name: str) -> None:
 
 async def test_a_layout_of_another_image_is_refused(pool: DecodePool) -> None:
     with pytest.raises(InternalError):
-        await pool.image(JPEG, FAMILY, LAYOUT.settings, LAYOUT.image(240, 320, LAYOUT.settings))
+        await pool.prepare_image(JPEG, FAMILY, LAYOUT.settings, LAYOUT.image(240, 320, LAYOUT.settings))
     await _check(pool)
 
 

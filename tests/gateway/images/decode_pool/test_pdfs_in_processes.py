@@ -43,7 +43,7 @@ async def pool() -> AsyncIterator[DecodePool]:
 
 async def prepared(pool: DecodePool, encoded: bytes, page: PdfPage) -> PreparedImage:
     layout = LAYOUT.image(page.width, page.height, LAYOUT.settings)
-    return await pool.image(encoded, FAMILY, LAYOUT.settings, layout, page=page)
+    return await pool.prepare_image(encoded, FAMILY, LAYOUT.settings, layout, page=page)
 
 
 @table("name", pdfs.HARMLESS)

@@ -46,11 +46,11 @@ async def pool() -> AsyncIterator[DecodePool]:
 
 
 def image(pool: DecodePool, client: str) -> Coroutine[Any, Any, PreparedImage]:
-    return pool.image(IMAGE, FAMILY, LAYOUT.settings, SIZE, client)
+    return pool.prepare_image(IMAGE, FAMILY, LAYOUT.settings, SIZE, client)
 
 
 def page(pool: DecodePool, client: str, time: FileTime | None = None) -> Coroutine[Any, Any, PreparedImage]:
-    return pool.image(PDF, FAMILY, LAYOUT.settings, SIZE, client, page=PAGE, file_time=time)
+    return pool.prepare_image(PDF, FAMILY, LAYOUT.settings, SIZE, client, page=PAGE, file_time=time)
 
 
 JOBS: dict[str, Callable[[DecodePool, str], Coroutine[Any, Any, object]]] = {
@@ -120,7 +120,7 @@ async def test_pages_without_time_left_are_not_drawn(pool: DecodePool) -> None:
 async def test_a_page_that_uses_up_the_time_of_its_file_ends(pool: DecodePool) -> None:
     encoded, time = pdfs.laughs(), FileTime(0.2)
     with pytest.raises(DeadlineExceeded, match=r"takes longer than 0\.2 seconds"):
-        await pool.image(encoded, FAMILY, LAYOUT.settings, SIZE, page=PAGE, file_time=time)
+        await pool.prepare_image(encoded, FAMILY, LAYOUT.settings, SIZE, page=PAGE, file_time=time)
     await let_go(pool)
 
 
@@ -131,7 +131,7 @@ class Listening(DecodePool):
         super().__init__(MediaSettings(num_decode_processes=1))
         self.times: list[FileTime | None] = []
 
-    async def image(self, *arguments: Any) -> PreparedImage:  # type: ignore[override]
+    async def prepare_image(self, *arguments: Any) -> PreparedImage:  # type: ignore[override]
         self.times.append(arguments[-1])
         return PreparedImage(None, b"", 0, of_pool.StageSeconds(), 0.0)
 

@@ -44,7 +44,7 @@ async def pool() -> AsyncIterator[DecodePool]:
 async def prepared(pool: DecodePool, encoded: bytes) -> tuple[PreparedImage, ImageLayout]:
     header = await pool.video_header(encoded)
     layout = LAYOUT.video(header, SETTINGS)
-    return await pool.image(encoded, FAMILY, SETTINGS, layout, video=header), layout
+    return await pool.prepare_image(encoded, FAMILY, SETTINGS, layout, video=header), layout
 
 
 def expected(encoded: bytes, layout: ImageLayout) -> bytes:
@@ -98,7 +98,7 @@ async def test_forged_header_ends_no_process(pool: DecodePool) -> None:
     other = await pool.video_header(clip(width=96, height=96))
     layout = LAYOUT.video(other, SETTINGS)
     with pytest.raises(InvalidVideo):
-        await pool.image(clip(), FAMILY, SETTINGS, layout, video=other)
+        await pool.prepare_image(clip(), FAMILY, SETTINGS, layout, video=other)
     assert await pool.video_header(clip()) == header
 
 
@@ -143,7 +143,7 @@ async def test_the_job_of_a_client_that_left_does_not_hold_the_line(pool: Decode
     layout = LAYOUT.video(header, SETTINGS)
     jobs: list[Callable[[], Coroutine[Any, Any, object]]] = [
         lambda: pool.video_header(clip(), "evil"),
-        lambda: pool.image(clip(), FAMILY, SETTINGS, layout, "evil", header),
+        lambda: pool.prepare_image(clip(), FAMILY, SETTINGS, layout, "evil", header),
     ]
     for job in jobs:
         (before,) = pool.pids

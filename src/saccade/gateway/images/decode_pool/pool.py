@@ -142,7 +142,7 @@ class DecodePool:
             await self._add_process()
         log_confinement(next(iter(self._processes)).measures)
 
-    async def image(
+    async def prepare_image(
         self,
         encoded: bytes,
         family: str,
