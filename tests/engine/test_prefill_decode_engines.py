@@ -72,7 +72,7 @@ def test_decode_leg_has_no_pixels(tiny_qwen3_vl: Path) -> None:  # A8
 
 def test_only_missing_blocks_are_sent(pair: Pair, tiny_qwen3_vl: Path) -> None:
     sent: list[int] = []
-    transfers, original = splits.transfers_of(pair.prefill), splits.transfers_of(pair.prefill).send
+    transfers, original = splits.transfers_of(pair.prefill), splits.transfers_of(pair.prefill).send_piece
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfers, "send", lambda *a: (sent.append(a[1].start), original(*a)))
         for name, parts, expected in (("a", [48], [0, 1, 2]), ("b", [48, 20], [3, 4]), ("c", [48], [])):

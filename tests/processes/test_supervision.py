@@ -20,7 +20,7 @@ async def test_process_that_ends_when_asked_is_not_killed() -> None:
     process = await started("import time; time.sleep(0.1); raise SystemExit(3)")
     await supervision.end_process(process, 60)
     assert process.returncode == 3
-    supervision.send(process, signal.SIGKILL)  # for one that has ended, no error
+    supervision.send_signal(process, signal.SIGKILL)  # for one that has ended, no error
 
 
 async def test_process_that_does_not_end_in_time_is_killed() -> None:

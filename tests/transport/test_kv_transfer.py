@@ -93,7 +93,7 @@ def transferred(source: End, destination: End) -> list[PieceArrived]:
     pieces = [(Piece(4, 7), os.urandom(3000)), (Piece(7, 8), os.urandom(1000)), (Piece(8, 8, True), os.urandom(77))]
     arrived = []
     for piece, content in pieces:
-        source.transfers.send(key, piece, content)
+        source.transfers.send_piece(key, piece, content)
         arrived.append(destination.next(PieceArrived))
         assert arrived[-1].content == content
         assert msgspec.structs.replace(arrived[-1].piece, slot=None) == piece
@@ -235,7 +235,7 @@ async def test_a_transfer_may_take_longer_than_its_timeout_if_it_goes_on(monkeyp
     source.prefilled(key, FIRST)
     assert await arrived.get() == PromptComputed(key, FIRST)
     for number in range(3):
-        source.send(key, Piece(number, number + 1), bytes(1000))
+        source.send_piece(key, Piece(number, number + 1), bytes(1000))
         assert isinstance(await arrived.get(), PieceArrived)
         now[0] += 50
         destination.reply(key, PieceAck())
@@ -252,7 +252,7 @@ def test_unacknowledged_state_times_out() -> None:
         destination.transfers.pull(key, address(source), 0)
         source.next(StateRequested)
         source.transfers.prefilled(key, FIRST)
-        source.transfers.send(key, Piece(0, 1), bytes(1000))
+        source.transfers.send_piece(key, Piece(0, 1), bytes(1000))
         assert source.next(TransferEnded) == TransferEnded(key, NOT_TAKEN)
         destination.next(PromptComputed)
         destination.next(PieceArrived)
@@ -349,7 +349,7 @@ def test_pieces_of_wrong_size_end_the_transfer(
         source.transfers.offer(key := new_key())
         destination.transfers.pull(key, address(source), 0)
         source.next(StateRequested)
-        source.transfers.send(key, piece, bytes(num_bytes))
+        source.transfers.send_piece(key, piece, bytes(num_bytes))
         assert "wrong size" in destination.next(TransferEnded).reason
         source.next(TransferEnded)
         source.wait_until_closed()
@@ -364,7 +364,7 @@ def test_a_damaged_byte_ends_the_transfer(spoiled: int) -> None:
         destination.transfers.pull(key, by_way_of, 0)
         source.next(StateRequested)
         source.transfers.prefilled(key, FIRST)
-        source.transfers.send(key, Piece(0, 1), bytes(1000))
+        source.transfers.send_piece(key, Piece(0, 1), bytes(1000))
         destination.wait_for(lambda: any(isinstance(event, TransferEnded) for event in destination.told))
         assert not any(isinstance(event, PieceArrived) for event in destination.told)
         source.next(TransferEnded)

@@ -39,7 +39,7 @@ class Transfer:
     def queue(self, *blocks: int) -> None:
         """Have the prefill worker send pieces of one block."""
         for block in blocks:
-            self.source.send(self.key, Piece(block, block + 1), bytes(BLOCK_BYTES))
+            self.source.send_piece(self.key, Piece(block, block + 1), bytes(BLOCK_BYTES))
 
     def ends(self) -> list[Event]:
         return [event for event in self.told if isinstance(event, TransferEnded | Delivered)]
@@ -55,7 +55,7 @@ async def begun(late_by: list[float], same_host: bool) -> AsyncIterator[Transfer
     nonce = os.urandom(NONCE_BYTES)
     writer.write(name_of(key) + nonce)
     channel = destination_channel((reader, writer), key, await reader.readexactly(NONCE_BYTES) + nonce, BLOCK_BYTES)
-    await channel.send(Pull(0, FORM, shared_memory.readers() if same_host else "another host"))
+    await channel.send_message(Pull(0, FORM, shared_memory.readers() if same_host else "another host"))
     await until(lambda: StateRequested(key, 0) in told)
     source.begun(key)
     try:
@@ -97,7 +97,7 @@ async def damaged(one: Transfer) -> None:
 def with_messages(*messages: FromDestination) -> Callable[[Transfer], Awaitable[None]]:
     async def end(one: Transfer) -> None:
         for message in messages:
-            await one.channel.send(message)
+            await one.channel.send_message(message)
         await until(one.ends)
 
     return end
@@ -128,7 +128,7 @@ async def taken(one: Transfer) -> None:
     """A piece was acknowledged, and another one is queued."""
     one.queue(0)
     await one.channel.receive()
-    await one.channel.send(PieceAck())
+    await one.channel.send_message(PieceAck())
     one.queue(1)
 
 

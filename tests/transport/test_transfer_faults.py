@@ -38,7 +38,7 @@ class Engines:
             case StateRequested(key, _):
                 self.source.prefilled(key, Prefilled([FirstToken(5)]))
                 for block in range(NUM_BLOCKS):
-                    self.source.send(key, Piece(block, block + 1), bytes([block]) * BLOCK_BYTES)
+                    self.source.send_piece(key, Piece(block, block + 1), bytes([block]) * BLOCK_BYTES)
             case TransferEnded(key, _, _):
                 self.ended.append("prefill failed")
                 self.destination.cancel(key)

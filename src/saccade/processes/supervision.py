@@ -33,7 +33,7 @@ async def start_process(
     )
 
 
-def send(process: Process, number: signal.Signals) -> None:
+def send_signal(process: Process, number: signal.Signals) -> None:
     """Send a signal to a process that may have ended."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
@@ -48,7 +48,7 @@ async def end_process(process: Process, seconds: float) -> None:
     except TimeoutError:
         pass
     finally:
-        send(process, signal.SIGKILL)
+        send_signal(process, signal.SIGKILL)
         await process.wait()
 
 

@@ -119,19 +119,19 @@ class Child:
             logger.error(
                 "The %s has not answered for %g s and is killed.", self.spec.name, BEAT_SECONDS * MAX_MISSED_BEATS
             )
-            supervision.send(process, signal.SIGKILL)
+            supervision.send_signal(process, signal.SIGKILL)
 
     async def stop(self) -> None:
         """Ask the program to end, and kill it when it takes too long."""
         self._stopping = True
         if self._process is not None:
-            supervision.send(self._process, signal.SIGTERM)
+            supervision.send_signal(self._process, signal.SIGTERM)
             await supervision.end_process(self._process, self.spec.stop_seconds)
 
     def kill(self) -> None:
         self._stopping = True
         if self._process is not None:
-            supervision.send(self._process, signal.SIGKILL)
+            supervision.send_signal(self._process, signal.SIGKILL)
 
 
 class Tree:

@@ -41,7 +41,7 @@ class SpanSender:
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("saccade")
 
-    def send(self, trace: Trace, name: str, attributes: Attributes, *, has_failed: bool) -> None:
+    def send_spans(self, trace: Trace, name: str, attributes: Attributes, *, has_failed: bool) -> None:
         """Queue the span of a request that ends now, and those of its stages."""
         parent = Context()
         if trace.parent_id:

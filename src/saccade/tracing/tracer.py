@@ -70,7 +70,7 @@ class Tracer:
     def end_trace(self, trace: Trace, name: str, attributes: Attributes, *, has_failed: bool) -> None:
         """Queue the spans of a request that has ended: *name* with *attributes*, and its stages. Never waits."""
         if trace.is_sampled:
-            self._sender.send(trace, name, attributes, has_failed=has_failed)
+            self._sender.send_spans(trace, name, attributes, has_failed=has_failed)
             trace.is_sampled = False  # what ends later, such as a fetch that others share, is too late
 
     def close(self) -> None:

@@ -140,7 +140,7 @@ class EngineProcess:
             remaining = self._moved_at + limit - time.monotonic()
             if remaining <= 0:
                 self._failure = f"The engine stood still for {limit:.0f} s and was killed."
-                supervision.send(process, signal.SIGKILL)
+                supervision.send_signal(process, signal.SIGKILL)
                 return
             await asyncio.sleep(min(remaining, 1.0))
 

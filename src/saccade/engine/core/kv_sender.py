@@ -141,7 +141,7 @@ class KvSender(KvLegs[_OutgoingPrompt]):
             return
         for (prompt, piece), content in zip(copies, contents, strict=True):
             if prompt.sequence.finish_reason is None:
-                self.transfers.send(prompt.key, piece, content)
+                self.transfers.send_piece(prompt.key, piece, content)
 
     def _next(self, prompt: _OutgoingPrompt) -> Piece | None:
         """Return the piece to send next, if there is one now."""

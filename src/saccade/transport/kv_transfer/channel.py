@@ -79,7 +79,7 @@ class Channel(Generic[Outgoing, Incoming]):
         self._decoder: msgspec.msgpack.Decoder[Incoming] = decoder
         self._max_head_bytes, self._max_content_bytes = most
 
-    async def send(self, message: Outgoing, content: bytes = b"") -> None:
+    async def send_message(self, message: Outgoing, content: bytes = b"") -> None:
         """Send a message, and wait until most of it has left. Raises TransferFailed."""
         head = msgspec.msgpack.encode(message)
         lengths = LENGTHS.pack(len(head), len(content))

@@ -124,7 +124,7 @@ class KvDestination:
         """Receive until the engine reports that it has the whole state."""
         async with asyncio.timeout(self._config.timeout_seconds):
             channel = await self._opened(key, streams)
-            await channel.send(Pull(first_block, self._config.form, shared_memory.readers()))
+            await channel.send_message(Pull(first_block, self._config.form, shared_memory.readers()))
         transfer = self._transfers[key]
         transfer.is_requested = True
         if transfer.is_unwanted:
@@ -147,7 +147,7 @@ class KvDestination:
         """Send replies; return after the last one."""
         while True:
             message = await replies.get()
-            await channel.send(message)
+            await channel.send_message(message)
             if isinstance(message, StateAck):
                 return
 

@@ -92,9 +92,9 @@ class KvTransfers:
         """Report to the decode worker that the prompt is computed, and keep the transfer open for timeout_seconds."""
         self._call(self._source.prefilled, key, message)
 
-    def send(self, key: bytes, piece: Piece, content: bytes) -> None:
+    def send_piece(self, key: bytes, piece: Piece, content: bytes) -> None:
         """Send a part of the state; PieceTaken follows."""
-        self._call(self._source.send, key, piece, content)
+        self._call(self._source.send_piece, key, piece, content)
 
     def withdraw(self, key: bytes) -> None:
         """End a transfer from this engine, without an event."""

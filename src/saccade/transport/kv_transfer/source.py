@@ -133,7 +133,7 @@ class KvSource:
             self._wait_anew(offer)
             offer.messages.put_nowait((message, b""))
 
-    def send(self, key: bytes, piece: Piece, content: bytes) -> None:
+    def send_piece(self, key: bytes, piece: Piece, content: bytes) -> None:
         if (offer := self._offers.get(name_of(key))) is not None:
             offer.messages.put_nowait((piece, content))
 
@@ -205,7 +205,7 @@ class KvSource:
         failed: TransferFailed | None = TransferFailed(BROKE_OFF, by_peer=False)
         try:
             if refusal := _mismatch(self._config.form, pull.form):
-                await channel.send(PullRefused(refusal))
+                await channel.send_message(PullRefused(refusal))
                 raise TransferFailed(refusal, by_peer=False)
             self._tell(StateRequested(offer.key, pull.first_block))
             await self._exchange(offer, channel, pull.shm_namespace == shared_memory.readers())
@@ -261,7 +261,7 @@ class KvSource:
                 slot = offer.untaken.add_piece(content, by_slots)
                 if slot is not None:
                     message, content = msgspec.structs.replace(message, slot=slot), b""
-            await channel.send(message, content)
+            await channel.send_message(message, content)
 
     async def _receive(self, offer: _Offer, channel: SourceChannel) -> None:
         while True:

@@ -25,7 +25,7 @@ def step(grid: object) -> StepInput:
 )
 def test_commands_arrive_unchanged(sent: messages.Command) -> None:
     ours, theirs = (messages.Link(end) for end in socket.socketpair())
-    ours.send(messages.encode(sent))
+    ours.send_frame(messages.encode(sent))
     assert theirs.command() == sent
     ours.close()
     with pytest.raises(ChannelClosed):

@@ -37,12 +37,12 @@ class RankMember:
             for _ in execution.capture_encoder():
                 pass
         except StartupError as error:
-            self._link.send(messages.encode(messages.Reply(failure=error.message)))
+            self._link.send_frame(messages.encode(messages.Reply(failure=error.message)))
             return 1
         # Objects that exist now live until the end; freezing them spares the collector a scan that would slow a step.
         gc.collect()
         gc.freeze()
-        self._link.send(messages.encode(messages.Reply()))
+        self._link.send_frame(messages.encode(messages.Reply()))
         try:
             self._serve(config, model, execution)
         finally:
@@ -76,4 +76,4 @@ class RankMember:
             reply = messages.Reply(memory.fitting_blocks(config, model, measured))
         except StartupError as error:
             reply = messages.Reply(failure=error.message)
-        self._link.send(messages.encode(reply))
+        self._link.send_frame(messages.encode(reply))

@@ -95,7 +95,7 @@ class Link:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
-    def send(self, frame: bytes) -> None:
+    def send_frame(self, frame: bytes) -> None:
         try:
             self._connection.sendall(frame)
         except OSError as error:

@@ -151,7 +151,7 @@ class Peers:
     def _send(self, command: messages.Command) -> None:
         frame = messages.encode(command) if self._others else b""
         for other in self._others:
-            other.link.send(frame)
+            other.link.send_frame(frame)
 
     def _replies(self) -> list[messages.Reply]:
         """Return the next reply of every rank. Raises StartupError for a failure, or if a rank has ended."""
