@@ -69,7 +69,7 @@ class Application:
         self.model_registry = ModelRegistry(worker_pool, models, parsers, read_chat_template(config.chat_template))
         self.media = Media(config, pool, self.limits.work_threads(), metrics)
         self.siblings = Siblings(
-            config.member, self._work, self.media.forget, metrics.registry, of_engines, self._api_keys.usages
+            config.member, self._work, self.media.forget_media, metrics.registry, of_engines, self._api_keys.usages
         )
         self.bodies = BodyReader.of_config(config, self.limits, self.media.threads)
         self.pipeline = Pipeline(

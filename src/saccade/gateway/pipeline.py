@@ -287,7 +287,7 @@ class Pipeline:
             images.clear()
             # A chat keeps its images, and a pair may ask for any of them at any time.
             if not (placement.takes_chat or placement.pair):
-                resend.forget()
+                resend.forget_images()
 
         attempt = Attempt(
             dispatcher=self.dispatcher,

@@ -100,7 +100,7 @@ class EncoderCache:
             self._entry(image.key).images.remove(image)
             self._evict(image.key)
 
-    def forget(self, key: EncoderKey) -> None:
+    def forget_image(self, key: EncoderKey) -> None:
         """Drop an entry unless it is pinned. An unknown key is no error."""
         if key in self._entries and not self._is_kept(key):
             self._entries.drop(key)

@@ -144,14 +144,14 @@ def _fail_non_finite(scheduler: Scheduler, sequence: Sequence, place: str) -> No
     _note_non_finite(scheduler, sequence, place)
     scheduler.fail(sequence, NonFiniteOutput(MESSAGE))
     for image in sequence.images:
-        scheduler.encoder_scheduler.encoder_cache.forget(image.key)
+        scheduler.encoder_scheduler.encoder_cache.forget_image(image.key)
 
 
 def _note_non_finite(scheduler: Scheduler, sequence: Sequence, place: str) -> None:
     """Make nothing reusable that *sequence* has computed or read: the cause may be in it."""
     scheduler.counters.non_finite_requests_total += 1
     scheduler.non_finite_log.note(sequence.request_id, place)
-    blocks = scheduler.block_manager.forget(sequence)
+    blocks = scheduler.block_manager.forget_sequence(sequence)
     # One that was admitted and has not begun would resume from them, and its checkpoint is gone: it begins again.
     for other in [one for one in scheduler.running if one.row is None and not blocks.isdisjoint(one.block_table)]:
         scheduler.preempt(other)

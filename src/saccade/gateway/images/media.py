@@ -62,7 +62,7 @@ class Media:
         """Prepare to fetch."""
         await self._fetcher.start()
 
-    def forget(self) -> None:
+    def forget_media(self) -> None:
         """Empty the caches of images and URLs, except for images in use."""
         self._cache.clear()
         self._urls.clear()

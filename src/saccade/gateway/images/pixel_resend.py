@@ -54,7 +54,7 @@ class PixelResend:
         items = await self._preparer.resend(self._family, missing, self._salt, self._request.client)
         return tuple(MediaPixels(index, item.slot, item.inline) for index, item in zip(media, items, strict=True))
 
-    def forget(self) -> None:
+    def forget_images(self) -> None:
         """Drop the images, once the worker has begun to answer."""
         if self._media is not None:
             self._media = None

@@ -115,7 +115,7 @@ class PagedBlocks:
         table.replaced.append(index)
         self._let_go(block)
 
-    def forget(self, keys: Collection[bytes]) -> tuple[set[bytes], set[int]]:
+    def forget_blocks(self, keys: Collection[bytes]) -> tuple[set[bytes], set[int]]:
         """Make the blocks of *keys*, and all that follow any of them, not reusable. Return the keys and the blocks.
 
         Sequences that reference them keep them. The keys include *keys* that are not stored.

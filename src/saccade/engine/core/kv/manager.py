@@ -183,7 +183,7 @@ class BlockManager:
         sequence.num_computed_tokens = sequence.num_launched_tokens = 0
         sequence.shares_state = True
 
-    def forget(self, sequence: Sequence) -> set[int]:
+    def forget_sequence(self, sequence: Sequence) -> set[int]:
         """Make nothing reusable that *sequence* has computed or resumed from, nor what others computed after that.
 
         Return the blocks, which sequences may hold on to: they and *sequence* must share no further state.
@@ -192,11 +192,11 @@ class BlockManager:
         keys = sequence.block_keys(sequence.num_computed_tokens // self.block_size, self.block_size)
         if not keys:
             return set()
-        keys_after, blocks = self.paged_blocks.forget(keys)
+        keys_after, blocks = self.paged_blocks.forget_blocks(keys)
         if self.window_blocks is not None:
-            keys_after |= self.window_blocks.forget(keys_after)[0]
+            keys_after |= self.window_blocks.forget_blocks(keys_after)[0]
         if self.checkpoints is not None:
-            self.checkpoints.forget(keys_after)
+            self.checkpoints.forget_checkpoints(keys_after)
         return blocks
 
     def clear(self) -> None:

@@ -105,7 +105,7 @@ class StateCheckpoints:
         for key in [key for key, (owner, _) in self._saving.items() if owner is sequence]:
             self._free.append(self._saving.pop(key)[1])
 
-    def forget(self, keys: Collection[bytes]) -> None:
+    def forget_checkpoints(self, keys: Collection[bytes]) -> None:
         """Drop the checkpoints of *keys*. Release the sequences that wait for one before the next step is planned."""
         for key in [key for key in self._checkpoint_of if key in keys]:
             self._free.append(self._drop(key))
