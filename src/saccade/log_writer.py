@@ -20,7 +20,7 @@ FLUSH_SECONDS = 2.0
 
 
 class LineWriter:
-    """Write whole lines to *descriptor*. write() never blocks; if the queue is full, it drops the line.
+    """Write whole lines to *descriptor*. write_line() never blocks; if the queue is full, it drops the line.
 
     *tell_dropped* returns a line that says how many lines were dropped; it is written when writing works again. A full
     disk may cut a line. The next line begins afresh, so a reader of JSON loses only one.
@@ -35,7 +35,7 @@ class LineWriter:
         self._ends_in_half_a_line = False
         self._lines: list[bytes] = []
         self._num_bytes = 0
-        # A finalizer may log while its thread is inside write(): both of these allow that.
+        # A finalizer may log while its thread is inside write_line(): both of these allow that.
         self._lock = threading.RLock()
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="log writer", daemon=True).start()

@@ -120,7 +120,7 @@ def test_a_pipe_gets_the_board_once(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", color)
     boards = iter([QUIET])
-    monkeypatch.setattr("saccade.cli.top.read", lambda *_: next(boards))
+    monkeypatch.setattr("saccade.cli.top.read_answer", lambda *_: next(boards))
     assert run(["top", "--url", "http://127.0.0.1:9", "--admin-key", KEY]) == 0
     assert "grpc://a:1" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""The executor of one device: its calls launch work, and only `collect` waits for the device."""
+"""The executor of one device: its calls launch work, and only `collect_output` waits for the device."""
 
 import pytest
 import torch

@@ -74,7 +74,7 @@ def test_only_missing_blocks_are_sent(pair: Pair, tiny_qwen3_vl: Path) -> None:
     sent: list[int] = []
     transfers, original = splits.transfers_of(pair.prefill), splits.transfers_of(pair.prefill).send_piece
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transfers, "send", lambda *a: (sent.append(a[1].start), original(*a)))
+        patch.setattr(transfers, "send_piece", lambda *a: (sent.append(a[1].start), original(*a)))
         for name, parts, expected in (("a", [48], [0, 1, 2]), ("b", [48, 20], [3, 4]), ("c", [48], [])):
             asked = engines.request(tiny_qwen3_vl, parts, name, max_tokens=3)
             pair.answers(asked)
@@ -287,7 +287,7 @@ def test_step_that_fails_fails_its_transfers(pair: Pair, tiny_qwen3_vl: Path, mo
         raise RuntimeError
 
     pair.submit(engines.request(tiny_qwen3_vl, [60], max_tokens=5))
-    monkeypatch.setattr(kv_copies, "write", broken)
+    monkeypatch.setattr(kv_copies, "write_blocks", broken)
     pair.run(lambda: pair.second.answers["a"].finish_reason is not None, "failed")
     failure = pair.second.answers["a"].failure
     assert failure is not None

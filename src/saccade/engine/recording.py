@@ -100,8 +100,8 @@ Record = StepLaunched | StepCollected | StepFailed
 class Recorder:
     """An executor.protocol.Executor that records the calls to *executor* and their results.
 
-    Between segments nothing is recorded. If `is_due`, the engine empties rows and caches and calls `begin_segment`. A thread
-    writes; no call waits for it but `close`.
+    Between segments nothing is recorded. If `is_due`, the engine empties rows and caches and calls `begin_segment`. A
+    thread writes; no call waits for it but `close`.
     """
 
     def __init__(self, executor: Executor, header: Header) -> None:
@@ -222,9 +222,10 @@ class Recorder:
 
 
 class Segment:
-    """A new file, and the frames to add to it. `write` runs on another thread; after an *error* it writes no more.
+    """A new file, and the frames to add to it.
 
-    Raises OSError if the file cannot be created.
+    `write_frames` runs on another thread; after an *error* it writes no more. Raises OSError if the file cannot be
+    created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -233,7 +234,7 @@ class Segment:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def add_frame(self, frame: bytes) -> bool:
-        """Add a frame; return whether `write` must be called for it."""
+        """Add a frame; return whether `write_frames` must be called for it."""
         self._frames.append(frame)
         return len(self._frames) == 1
 

@@ -111,7 +111,7 @@ class Detokenizer:
         return text
 
     def push_text(self, text: str) -> str:
-        """As push(), for text of a part of a token, which does not count."""
+        """As push_tokens(), for text of a part of a token, which does not count."""
         return "" if self.stop is not None else self._release(self._stream.finish_text() + text)
 
     def finish_text(self) -> str:

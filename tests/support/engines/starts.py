@@ -29,7 +29,7 @@ def on_gpu(model: LoadedModel) -> LoadedModel:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `prepare` take PyTorch's attention, and leave the environment alone."""
+    """Let `prepare_execution` take PyTorch's attention, and leave the environment alone."""
 
     def tried(load: Any, _: str, workload: Workload, __: object) -> tuple[Any, Workload]:
         return load("torch_sdpa", replace(workload, device=CPU)), workload

@@ -44,7 +44,7 @@ class PixelResend:
     async def __call__(self, media: Sequence[int]) -> tuple[MediaPixels, ...]:
         """Return the slots or inline pixels of *media*, by index; each holds one reference to its slot.
 
-        Raises WorkerUnavailable if they are not ready in time, and the errors of prepare().
+        Raises WorkerUnavailable if they are not ready in time, and the errors of prepare_images().
         """
         images = self._media
         if images is None or not all(images.is_by_hash(index) for index in media):

@@ -51,7 +51,7 @@ class PixelPreparer:
         return tuple(self._items(media, pixels))
 
     async def resend(self, family: str, media: PromptImages, salt: bytes, client: Hashable) -> tuple[MediaItem, ...]:
-        """As prepare(), for a worker that waits for the pixels.
+        """As prepare_images(), for a worker that waits for the pixels.
 
         Raises WorkerUnavailable after *resend_seconds*.
         """

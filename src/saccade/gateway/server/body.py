@@ -54,7 +54,10 @@ class BodyReader:
     def begin_request(
         self, scope: Scope, account: Account | None = None, *, is_charged: bool = True
     ) -> AbstractContextManager[Request]:
-        """Serve the request of *scope* in the block, for *account* or that of its key. Raises as Request.begin_request()."""
+        """Serve the request of *scope* in the block, for *account* or that of its key.
+
+        Raises as Request.begin_request().
+        """
         account = account or scope[ACCOUNT]
         return Request.begin_request(self.limits, account, self._client(scope, account), is_charged=is_charged)
 

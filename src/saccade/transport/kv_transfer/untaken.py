@@ -10,8 +10,8 @@ from saccade.transport.kv_transfer.channel import TransferFailed
 class UntakenPieces:
     """Pieces in the order in which they were sent, with their slots in *pool*.
 
-    After `end_transfer`, no slot is in use or can be taken: the task that sends may run once more before its cancellation
-    reaches it.
+    After `end_transfer`, no slot is in use or can be taken: the task that sends may run once more before its
+    cancellation reaches it.
     """
 
     def __init__(self, pool: shared_memory.SlotPool) -> None:

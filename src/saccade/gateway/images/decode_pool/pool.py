@@ -181,8 +181,8 @@ class DecodePool:
     async def video_header(self, encoded: bytes, client: Hashable = None) -> VideoHeader:
         """Return the header of an encoded video, in a turn of *client*.
 
-        Raises as image() does, and QueueFull if too many videos wait or this one waited too long. Cancelling the
-        waiting task ends the job.
+        Raises as prepare_image() does, and QueueFull if too many videos wait or this one waited too long. Cancelling
+        the waiting task ends the job.
         """
         self._config.video_limits.check_bytes(len(encoded))
         demuxer(encoded)
@@ -193,7 +193,7 @@ class DecodePool:
         return _checked(header, self._config.video_limits)
 
     async def pdf_pages(self, encoded: bytes, client: Hashable = None) -> list[PdfPage]:
-        """Return the pages of an encoded PDF, in a turn of *client*. Raises as image() does."""
+        """Return the pages of an encoded PDF, in a turn of *client*. Raises as prepare_image() does."""
         limits = self._config.pdf_limits
         limits.check_bytes(len(encoded))
         answer = await self._tried(PdfJob(encoded, limits), HEADER_BYTES, self._read_sizes, client)

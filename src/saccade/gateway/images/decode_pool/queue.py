@@ -104,7 +104,7 @@ class DecodeQueue:
                 self._lost(process)
 
     def leave(self, turn: Turn, process: DecodeProcess | None) -> None:
-        """End a turn; *process* is None if the process has ended, and add() will bring its replacement."""
+        """End a turn; *process* is None if the process has ended, and add_process() will bring its replacement."""
         if process is None:
             self._processes.grow(-1)
         else:
