@@ -90,11 +90,11 @@ file = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
 writer = LineWriter(file, lambda number: b"%d are missing\\n" % number)
 resource.setrlimit(resource.RLIMIT_FSIZE, (250, resource.RLIM_INFINITY))
 for number in range(5):
-    writer.write(b"%d" % number + b"x" * 98 + b"\\n")
+    writer.write_line(b"%d" % number + b"x" * 98 + b"\\n")
 assert writer.flush()
 assert writer.num_dropped == 3, writer.num_dropped
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-writer.write(b"again\\n")
+writer.write_line(b"again\\n")
 assert writer.flush()
 """
 

@@ -7,7 +7,10 @@ from tables import table
 
 from saccade.gateway.limited_child import ChildLimits, Ending, LimitedChild
 
-BEGIN = "import os, sys; from saccade.gateway.limited_child import begin_task; print(end='', flush=True); begin_task(type(None))"
+BEGIN = (
+    "import os, sys; from saccade.gateway.limited_child import begin_task; "
+    "print(end='', flush=True); begin_task(type(None))"
+)
 
 
 @pytest.mark.ci

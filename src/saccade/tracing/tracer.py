@@ -47,9 +47,9 @@ NO_TRACES = TraceSettings()
 class Tracer:
     """Begins the traces of requests, and sends their spans to *sender*.
 
-    trace = tracer.begin(headers)
+    trace = tracer.begin_trace(headers)
     ...
-    tracer.end(trace, "POST /v1/chat/completions", {"http.response.status_code": 200}, has_failed=False)
+    tracer.end_trace(trace, "POST /v1/chat/completions", {"http.response.status_code": 200}, has_failed=False)
     """
 
     def __init__(self, sender: "SpanSender", sample: float) -> None:
