@@ -180,7 +180,7 @@ def _start(setting: Setting) -> Iterator[Row]:
         yield Row("KV cache", f"{description.num_blocks * description.block_size} tokens")
         limits, spec = engine.validator.media_memory, engine.validator.spec
         grid = startup.largest_grid(spec, limits.num_patches if limits else setting.scale.photo)
-        warmup.run(engine, 1, grid)
+        warmup.run_warmup(engine, 1, grid)
         label = f"an image of {spec.encode_cost(grid)} patches, the largest"
         if setting.scale.device == "cuda":
             total, peak = torch.cuda.get_device_properties(0).total_memory, torch.cuda.max_memory_reserved()

@@ -93,7 +93,7 @@ def waits_of(engine: Engine) -> set[str]:
         watching(waits, network, "logits"),
         waits,
     ):
-        warmup.run(engine, 33, None, 3)
+        warmup.run_warmup(engine, 33, None, 3)
     return waits.found
 
 

@@ -151,13 +151,13 @@ def test_warm_up_that_fails_names_the_cause(tiny_qwen3_vl: Path) -> None:
 
     subject.executor.launch = fails  # type: ignore[method-assign]
     with pytest.raises(StartupError, match=r"first request: RuntimeError: the kernel did not compile$"):
-        warmup.run(subject, 33)
+        warmup.run_warmup(subject, 33)
 
 
 def test_all_rows_draw_in_one_step_when_memory_is_measured(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl, max_num_seqs=4)
     steps = engines.steps_of(subject)
-    warmup.run(subject, 33, num_rows=4)
+    warmup.run_warmup(subject, 33, num_rows=4)
     assert max(len(sampling.counts) for sampling in steps) == 4
 
 

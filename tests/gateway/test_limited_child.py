@@ -37,4 +37,4 @@ def test_child_ends_within_its_limits(
 ) -> None:
     (tmp_path / "limited.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert LimitedChild("limited", None, ChildLimits(600, 1 << 30)).run(wait_seconds, 4) == ending
+    assert LimitedChild("limited", None, ChildLimits(600, 1 << 30)).run_child(wait_seconds, 4) == ending

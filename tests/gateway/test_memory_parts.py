@@ -83,7 +83,7 @@ class QuickTrial:
     def __init__(self, constraint: Constraint, _: object) -> None:
         self._constraint = constraint
 
-    def run(self) -> Outcome:
+    def run_child(self) -> Outcome:
         return Outcome(Grammar("regex", self._constraint.text))
 
     def kill(self) -> None:

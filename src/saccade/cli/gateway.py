@@ -165,7 +165,7 @@ def _model_files(model: str, template: bytes | None) -> tuple[str, ModelFiles]:
     folder = resolve_model(source, weights=False)
     name = name or default_name(source, folder)
     files = with_chat_template(read_model_files(folder), template)
-    ModelProbe(name, files).run()
+    ModelProbe(name, files).run_child()
     return name, files
 
 

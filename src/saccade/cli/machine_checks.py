@@ -145,7 +145,7 @@ def check_model(folder: Path) -> Finding:
     try:
         files = read_model_files(folder)
         family = family_of(parse_json(files, CONFIG))
-        ModelProbe(folder.name, files).run()
+        ModelProbe(folder.name, files).run_child()
         weights = _weights(folder) if has_engine() else "weights are not checked without the engine"
     except StartupError as error:
         return Finding("model", "failed", error.message)

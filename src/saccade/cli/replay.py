@@ -56,7 +56,7 @@ def replay(
         console.print(f"{name}: recorded with {recorded}, here {here}")
     compared = "token ids only" if others else "token ids and log probabilities, to the last bit"
     console.print(f"Compared are {compared}.")
-    outcome = Replay(engine.executor, is_exact=not others).run(recording.records())
+    outcome = Replay(engine.executor, is_exact=not others).run_records(recording.records())
     engine.close()
     _show(console, outcome)
     return 0 if outcome.first is None else exit_codes.DIFFERENT

@@ -90,7 +90,7 @@ def serve(
     files = with_overrides(
         read_model_files(folder), engine.hf_overrides, engine.override_generation_config, engine.generation_config
     )
-    ModelProbe(names[0], with_chat_template(files, template)).run()
+    ModelProbe(names[0], with_chat_template(files, template)).run_child()
     shared_memory.sweep()
     with private_folder("saccade-") as private:
         sockets = [private / f"worker-{index}.sock" for index in range(data_parallel_size)]

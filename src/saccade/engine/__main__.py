@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.process import run
+from saccade.engine.process import run_engine
 from saccade.log_setup import configure_logging, log_uncaught
 from saccade.processes.parent_death import tie_to_parent
 from saccade.protocol.engine_ipc import EngineFailed
@@ -41,7 +41,7 @@ def main() -> int:
         except UNREADABLE:
             channel.send(EngineFailed("The engine's configuration is not valid JSON of EngineConfig."))
             return 1
-        return run(config, channel)
+        return run_engine(config, channel)
     except ChannelClosed:
         # Slots belong to gateways, which free them when their worker ends; nothing else outlives this process.
         logger.info("the front is gone; the engine ends")

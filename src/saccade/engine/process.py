@@ -36,7 +36,7 @@ LOAD_SECONDS = 0.25
 logger = structlog.get_logger(__name__)
 
 
-def run(config: EngineConfig, channel: EngineChannel) -> int:
+def run_engine(config: EngineConfig, channel: EngineChannel) -> int:
     """Load the model, then serve until the front ends it. Return the process's exit status. Raises ChannelClosed."""
 
     def progress(stage: str, done: int, total: int) -> None:

@@ -366,7 +366,7 @@ class Replay:
         self._number = 0
         self._result = ReplayResult()
 
-    def run(self, records: Iterable[Record]) -> ReplayResult:
+    def run_records(self, records: Iterable[Record]) -> ReplayResult:
         """Replay *records*, which must start with the first record of a segment."""
         for record in records:
             match record:

@@ -74,7 +74,7 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
         progress("warming up", 0, 0)
         caches = allocate(config, model, peers=peers, measured=measured)
         warm = assemble(_to_warm_up(config), model, execution, caches, peers)
-        warmup.run(warm, num_text_tokens=2 * config.block_size + 1)
+        warmup.run_warmup(warm, num_text_tokens=2 * config.block_size + 1)
         return assemble(config, model, execution, caches, peers, progress, grammars, limits)
 
 
@@ -173,7 +173,7 @@ def measure(
         max_num_batched_tokens=num_text_tokens,
     )
     caches = allocate(config, model, num_blocks, peers)
-    warmup.run(assemble(small, model, execution, caches, peers), num_text_tokens, grid, limits.max_num_seqs)
+    warmup.run_warmup(assemble(small, model, execution, caches, peers), num_text_tokens, grid, limits.max_num_seqs)
     return memory.measured(config, model, execution.backend, num_blocks)
 
 

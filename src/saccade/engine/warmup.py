@@ -16,7 +16,7 @@ NUM_OTHER_TOKENS = 3
 """Tokens of the request with an image, without the image's own."""
 
 
-def run(engine: Engine, num_text_tokens: int, grid: Grid | None = None, num_rows: int = 0) -> None:
+def run_warmup(engine: Engine, num_text_tokens: int, grid: Grid | None = None, num_rows: int = 0) -> None:
     """Run text and an image of *grid* (None: the smallest) through *engine*, and *num_rows* draws in one step.
 
     Use an engine that is discarded afterwards: its caches and counters are not cleared. Raises StartupError if a

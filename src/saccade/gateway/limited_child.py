@@ -64,7 +64,7 @@ class LimitedChild:
         if self._process is not None:
             self._process.kill()
 
-    def run(self, wait_seconds: float, max_bytes: int) -> Ending:
+    def run_child(self, wait_seconds: float, max_bytes: int) -> Ending:
         """Block until the child has ended, has written *max_bytes*, or *wait_seconds* have passed; then kill it."""
         descriptor = os.memfd_create("saccade-child-task")
         with open(descriptor, "wb") as file:

@@ -26,7 +26,7 @@ class WorkThreads:
         # As many as have a turn to be parsed. Values are counted here before, outside of turns.
         self._parsers = ThreadPoolExecutor(TURNS + 1, thread_name_prefix="parse")
 
-    async def run(self, is_long: bool, num_bytes: int, work: Callable[[], T]) -> T:
+    async def run_work(self, is_long: bool, num_bytes: int, work: Callable[[], T]) -> T:
         """Run *work* in a thread if it *is_long*, else on the event loop in a turn. Return its result.
 
         *num_bytes*, the size of its input, decides whose turns it shares.

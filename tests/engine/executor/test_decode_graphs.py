@@ -220,7 +220,7 @@ def test_other_steps_run_without_a_graph(three_rows: Decoding, reason: str) -> N
         graphs.by_size.sizes = [1, 2]
     elif reason == "blocks":
         graphs = DecodeGraphs(runner.network, runner.backend, runner.caches, 1, again)
-    assert graphs.run(batch) is None
+    assert graphs.run_step(batch) is None
     assert again.replayed == []
 
 

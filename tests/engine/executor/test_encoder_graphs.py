@@ -169,7 +169,7 @@ def test_more_windows_than_the_graph_has_run_without_it(load: Callable[[str], An
     num_patches = network.spec.encode_cost(thin.grid)
     num_images = 1024 // num_patches
     pixels = torch.zeros(num_images * num_patches * network.spec.patch_values(), dtype=torch.uint8)
-    assert graphs.run(pixels, [thin] * num_images) is None
+    assert graphs.run_images(pixels, [thin] * num_images) is None
     assert again.replayed == []
 
 

@@ -59,9 +59,9 @@ class Recording(WorkThreads):
         super().__init__(Limits.of_config(GatewayConfig()).admission)
         self.in_thread: list[bool] = []
 
-    async def run(self, is_long: bool, num_bytes: int, work: Callable[[], Any]) -> Any:
+    async def run_work(self, is_long: bool, num_bytes: int, work: Callable[[], Any]) -> Any:
         self.in_thread.append(is_long)
-        return await super().run(is_long, num_bytes, work)
+        return await super().run_work(is_long, num_bytes, work)
 
 
 @pytest.mark.parametrize(("num_prompts", "in_thread"), [(1, False), (2, False), (128, True)])

@@ -44,7 +44,7 @@ def sound(tiny_qwen3_vl: Path) -> ModelFiles:
 
 
 def test_sound_files_pass(sound: ModelFiles) -> None:
-    ModelProbe("tiny", sound).run()
+    ModelProbe("tiny", sound).run_child()
 
 
 @table(("num_kills", "passes"), [(1, True), (2, False)])
@@ -65,10 +65,10 @@ print('{{"passed": true}}')
     monkeypatch.setattr(model_probe, "PROGRAM", "dying")
     probe = ModelProbe("tiny", sound)
     if passes:
-        probe.run()
+        probe.run_child()
     else:
         with pytest.raises(StartupError, match="ends its process by signal 9"):
-            probe.run()
+            probe.run_child()
 
 
 # qwen2_vl: special tokens that only tokenizer_config.json has are merged, which is logged.
@@ -77,7 +77,7 @@ print('{{"passed": true}}')
     ["kimi_k25", *(pytest.param(name, marks=pytest.mark.conformance) for name in ("llava", "phi3_v", "qwen2_vl"))],
 )
 def test_files_of_every_kind_pass(name: str, checkpoint: Callable[[str], Path]) -> None:  # E3
-    ModelProbe(name, read_model_files(checkpoint(name))).run()
+    ModelProbe(name, read_model_files(checkpoint(name))).run_child()
 
 
 @pytest.mark.ci
@@ -94,7 +94,7 @@ def test_files_of_every_kind_pass(name: str, checkpoint: Callable[[str], Path]) 
 )
 def test_a_file_that_fails_is_named(sound: ModelFiles, contents: dict[str, bytes], sentence: str) -> None:
     with pytest.raises(StartupError, match=sentence):
-        ModelProbe("tiny", changed(sound, **contents), LIMITS).run()
+        ModelProbe("tiny", changed(sound, **contents), LIMITS).run_child()
 
 
 def test_a_tokenizer_that_unfolds_ends_the_child_alone(sound: ModelFiles) -> None:
@@ -102,7 +102,7 @@ def test_a_tokenizer_that_unfolds_ends_the_child_alone(sound: ModelFiles) -> Non
     tokenizer = normalised(sound, unfold, unfold, unfold)
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     with pytest.raises(StartupError, match=r"tokenizer\.json.*more than 512 MiB of memory"):
-        ModelProbe("tiny", changed(sound, tokenizer__json=tokenizer), LIMITS).run()
+        ModelProbe("tiny", changed(sound, tokenizer__json=tokenizer), LIMITS).run_child()
     after = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     assert after <= max(before, 1 << 20)  # in KiB
 
@@ -112,14 +112,14 @@ def test_a_tokenizer_without_end_is_stopped(sound: ModelFiles) -> None:
     unfold = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 2000}
     limits = ChildLimits(seconds=4.0, memory_bytes=64 << 30)
     with pytest.raises(StartupError, match=r"tokenizer\.json: loading takes longer than 4 seconds"):
-        ModelProbe("tiny", changed(sound, tokenizer__json=normalised(sound, unfold)), limits).run()
+        ModelProbe("tiny", changed(sound, tokenizer__json=normalised(sound, unfold)), limits).run_child()
 
 
 def test_a_tokenizer_that_fails_is_refused(sound: ModelFiles) -> None:
     tokenizer = normalised(sound, {"type": "Replace", "pattern": {"Regex": "(a|a|aa)+$b"}, "content": ""})
     # Python ends with 120 instead of 1 if it could not write all of its traceback.
     with pytest.raises(StartupError, match=r"tokenizer\.json: loading fails \(exit code (1|120)\)"):
-        ModelProbe("tiny", changed(sound, tokenizer__json=tokenizer), LIMITS).run()
+        ModelProbe("tiny", changed(sound, tokenizer__json=tokenizer), LIMITS).run_child()
 
 
 def test_a_tokenizer_of_nothing_takes_no_more_than_its_share(sound: ModelFiles) -> None:
@@ -127,7 +127,7 @@ def test_a_tokenizer_of_nothing_takes_no_more_than_its_share(sound: ModelFiles) 
     tokenizer = b'{"model":{"type":"BPE","merges":[],"vocab":{' + vocabulary + b"}}}"
     limits = ChildLimits(seconds=20.0, memory_bytes=64 << 20)
     with pytest.raises(StartupError, match=r"tokenizer\.json.*more than 64 MiB of memory"):
-        ModelProbe("tiny", changed(sound, tokenizer__json=tokenizer), limits).run()
+        ModelProbe("tiny", changed(sound, tokenizer__json=tokenizer), limits).run_child()
 
 
 def test_files_too_large_together_are_not_read(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_stopped_probe_ends_its_child(sound: ModelFiles) -> None:
     probe = ModelProbe("tiny", sound)
     probe.stop()
     with pytest.raises(StartupError):
-        probe.run()
+        probe.run_child()
 
 
 @pytest.mark.ci

@@ -27,23 +27,23 @@ def constraint(schema: Any, strict: bool = False) -> Constraint:
 
 
 def test_a_child_compiles() -> None:  # F13
-    outcome = Trial(constraint({"type": "array", "uniqueItems": True}), LIMITS).run()
+    outcome = Trial(constraint({"type": "array", "uniqueItems": True}), LIMITS).run_child()
     assert outcome == Outcome(Grammar("json_schema", '{"type":"array"}'), [f"{PARAM}.uniqueItems"])
 
 
 def test_an_endless_schema_is_a_clients_error() -> None:  # F13
-    outcome = Trial(constraint(ENDLESS), ChildLimits(0.7, LIMITS.memory_bytes)).run()
+    outcome = Trial(constraint(ENDLESS), ChildLimits(0.7, LIMITS.memory_bytes)).run_child()
     assert (outcome.code, outcome.param) == (InvalidValue.code, PARAM)
 
 
 def test_memory_is_limited() -> None:
-    outcome = Trial(constraint(ENDLESS), ChildLimits(seconds=20, memory_bytes=1 << 20)).run()
+    outcome = Trial(constraint(ENDLESS), ChildLimits(seconds=20, memory_bytes=1 << 20)).run_child()
     assert (outcome.code, outcome.param) == (InvalidValue.code, PARAM)
 
 
 def test_a_child_that_fails_is_no_clients_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "PROGRAM", "saccade.no_such_module")
-    assert Trial(constraint({}), LIMITS).run().code == InternalError.code
+    assert Trial(constraint({}), LIMITS).run_child().code == InternalError.code
 
 
 DEATHS = {

@@ -45,7 +45,7 @@ def replayed(file: Path, **changes: str) -> ReplayResult:
     recording = Recording(file)
     recording.check_images()
     engine, machine = fresh_engine(recording.header, changes)
-    outcome = Replay(engine.executor, is_exact=machine == recording.header.machine).run(recording.records())
+    outcome = Replay(engine.executor, is_exact=machine == recording.header.machine).run_records(recording.records())
     engine.close()
     torch.set_num_threads(before)
     return outcome

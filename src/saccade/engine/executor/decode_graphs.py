@@ -94,7 +94,7 @@ class DecodeGraphs:
         contexts = tuple(_Context(zeros(most), zeros(most), zeros(most, width), count) for width, count in pools)
         self._buffers = _Buffers(zeros(most), zeros(3, most), zeros(most, dtype=torch.int32), contexts)
 
-    def run(self, batch: Batch) -> torch.Tensor | None:
+    def run_step(self, batch: Batch) -> torch.Tensor | None:
         """Return the hidden states [n, E] of a step; None if the step must run without a graph."""
         layout, buffers = batch.layout, self._buffers
         num_rows, num_blocks = layout.block_tables.shape

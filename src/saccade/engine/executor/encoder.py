@@ -142,7 +142,7 @@ class Encoder:
         return features
 
     def _replay(self, images: Ordered[EncoderInput], graphs: EncoderGraphs) -> dict[int, torch.Tensor]:
-        features = graphs.run(self._pixels(images), _shapes(images))
+        features = graphs.run_images(self._pixels(images), _shapes(images))
         return self._encode_eagerly(images) if features is None else self._separate(images, features)
 
     def _encode_eagerly(self, images: Ordered[EncoderInput]) -> dict[int, torch.Tensor]:

@@ -95,7 +95,7 @@ class EncoderGraphs:
         """Return the groups of images that a graph may encode, by index, and the images that none can."""
         return packs(costs, self.by_size.sizes[-1], MAX_IMAGES)
 
-    def run(self, pixels_B: torch.Tensor, items: Ordered[MediaShape]) -> torch.Tensor | None:
+    def run_images(self, pixels_B: torch.Tensor, items: Ordered[MediaShape]) -> torch.Tensor | None:
         """Return the features [U, W] of images within the largest budget, which the next replay overwrites.
 
         Return None if they need another shape of input.

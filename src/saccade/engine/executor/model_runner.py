@@ -219,7 +219,7 @@ class ModelRunner:
         features = plan = None
         if batch.media:
             features = torch.cat([self.encoder_outputs[one.output_id][one.start : one.stop] for one in batch.media])
-        hidden = None if self.graphs is None else self.graphs.run(batch)
+        hidden = None if self.graphs is None else self.graphs.run_step(batch)
         if hidden is None:
             windowed = None if batch.windowed is None else self._context(batch.positions, batch.windowed)
             context = self._context(batch.positions, batch.layout, windowed)

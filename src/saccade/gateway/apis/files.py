@@ -66,7 +66,7 @@ class Files:
             body = await self.bodies.read_body(request.scope, request.receive, call)
             headers = request.scope["headers"]
             is_long = len(body) > THREAD_FROM_BYTES
-            file = await self.threads.run(is_long, len(body), lambda: self._read(tenant, body, headers))
+            file = await self.threads.run_work(is_long, len(body), lambda: self._read(tenant, body, headers))
         self.store.put(tenant, file)
         return _json(file.about)
 

@@ -142,7 +142,7 @@ class ImageCollector:
         return [files[position] for position in range(len(files))]
 
     async def _run(self, num_bytes: int, work: Callable[[], T]) -> T:
-        return await self.threads.run(num_bytes > THREAD_FROM_BYTES, num_bytes, work)
+        return await self.threads.run_work(num_bytes > THREAD_FROM_BYTES, num_bytes, work)
 
     def _image(
         self, served: ServedModel, options: ImageOptions, source: ImageSource, content: bytes

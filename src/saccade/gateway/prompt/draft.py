@@ -68,7 +68,7 @@ class PromptDrafter:
 
     async def read_long(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
         """As read_chat(), in a thread, for a request that `is_long`."""
-        return await self.threads.run(True, 0, lambda: self.read_chat(served, request))
+        return await self.threads.run_work(True, 0, lambda: self.read_chat(served, request))
 
     async def read_plain(self, served: ServedModel, request: ChatRequest, prompts: Sequence[PlainPrompt]) -> list[Chat]:
         """Return a Chat with the token ids of each of *prompts*. Raises RequestError, also if one is too long."""
@@ -133,7 +133,7 @@ class PromptDrafter:
     async def text_of(self, served: ServedModel, token_ids: Sequence[int]) -> str:
         """Return the text of *token_ids*, including special tokens."""
         long = len(token_ids) > THREAD_FROM_CHARACTERS
-        return await self.threads.run(long, len(token_ids), lambda: served.tokenizer.decode(token_ids))
+        return await self.threads.run_work(long, len(token_ids), lambda: served.tokenizer.decode(token_ids))
 
     def _check_media(self, served: ServedModel, chat: Chat) -> None:
         """Raise RequestError for too many images or videos, and for videos of a model that takes none."""
@@ -157,7 +157,7 @@ class PromptDrafter:
 
     async def _encode(self, long: bool, num_bytes: int, encode: Callable[[], list[int]], field: str) -> list[int]:
         try:
-            return await self.threads.run(long, num_bytes, encode)
+            return await self.threads.run_work(long, num_bytes, encode)
         except RequestError as error:
             raise error.at(field) from error
 

@@ -48,14 +48,14 @@ class ModelProbe:
         self._limits = limits
         self.stop = self._child.stop
 
-    def run(self) -> None:
+    def run_child(self) -> None:
         """Load the files in a child. Raises StartupError that names the file and the cause if they fail.
 
         If something kills the child, the files may not be the cause, and another child loads them.
         """
-        output, status, in_time, was_killed = self._child.run(self._limits.seconds, MAX_ANSWER_BYTES)
+        output, status, in_time, was_killed = self._child.run_child(self._limits.seconds, MAX_ANSWER_BYTES)
         if was_killed:
-            output, status, in_time, _ = self._child.run(self._limits.seconds, MAX_ANSWER_BYTES)
+            output, status, in_time, _ = self._child.run_child(self._limits.seconds, MAX_ANSWER_BYTES)
         try:
             lines = [msgspec.json.decode(line, type=_Line) for line in output.splitlines()]
         except msgspec.DecodeError:

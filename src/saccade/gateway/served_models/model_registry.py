@@ -136,6 +136,6 @@ async def _try_in_child(name: str, files: ModelFiles) -> None:
     """Load the files in a limited child. Raises StartupError if they fail there."""
     probe = ModelProbe(name, files)
     try:
-        await asyncio.to_thread(probe.run)
+        await asyncio.to_thread(probe.run_child)
     finally:
         probe.stop()

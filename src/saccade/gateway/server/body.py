@@ -170,7 +170,7 @@ class _Arrival:
             encoded.feed(piece, not self._is_coming)
         # A step for a short body takes less time than a thread needs to begin.
         is_long = self._num_body_bytes > LARGE_BODY_BYTES
-        output = await self._threads.run(is_long, OUTPUT_BYTES, encoded.decode)
+        output = await self._threads.run_work(is_long, OUTPUT_BYTES, encoded.decode)
         self.has_more = self._is_coming or encoded.has_more
         return output
 

@@ -97,7 +97,7 @@ class RequestGrammars:
         with await self._queue.enter(client, priority=priority):
             trial = Trial(constraint, self._limits)
             try:
-                outcome = await asyncio.get_running_loop().run_in_executor(self._threads, trial.run)
+                outcome = await asyncio.get_running_loop().run_in_executor(self._threads, trial.run_child)
             finally:
                 trial.kill()
         if outcome.code not in SAYS_NOTHING:

@@ -57,12 +57,12 @@ class Trial:
         self._child = LimitedChild(PROGRAM, constraint, limits)
         self.kill = self._child.stop
 
-    def run(self) -> Outcome:
+    def run_child(self) -> Outcome:
         """Return the outcome; blocks until the child has ended."""
         if self._child.is_stopped:
             return _failed(self._constraint)
         wait_seconds = self._limits.seconds + START_SECONDS
-        output, status, in_time, was_killed = self._child.run(wait_seconds, MAX_OUTCOME_BYTES)
+        output, status, in_time, was_killed = self._child.run_child(wait_seconds, MAX_OUTCOME_BYTES)
         if not in_time:
             # The child did not reach its CPU limit, so it was starved: that says nothing about the grammar.
             message = f"Trying the answer's grammar took longer than {wait_seconds:g} seconds; try again shortly."

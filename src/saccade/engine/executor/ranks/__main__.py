@@ -36,7 +36,7 @@ def main() -> int:
     os.close(arguments.arena)
     link = Link(socket.socket(fileno=arguments.fd))
     try:
-        return RankMember(arguments.rank, link, arena, f"/proc/self/fd/{arguments.rendezvous}").run()
+        return RankMember(arguments.rank, link, arena, f"/proc/self/fd/{arguments.rendezvous}").run_commands()
     except ChannelClosed:
         logger.info("rank 0 is gone; this rank ends")
         return 0

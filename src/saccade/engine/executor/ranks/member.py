@@ -24,7 +24,7 @@ class RankMember:
         self._arena = arena
         self._rendezvous = rendezvous
 
-    def run(self) -> int:
+    def run_commands(self) -> int:
         """Serve until rank 0 ends it; return the exit status. Raises ChannelClosed if rank 0 is gone."""
         match self._link.command():
             case messages.LoadWeights(config):
