@@ -142,21 +142,21 @@ def test_any_bytes_give_a_header_or_a_request_error(kind: str, data: st.DataObje
 def test_size_limits(width: int, height: int, encoded_bytes: int, fits: bool) -> None:
     header = ImageHeader("PNG", width, height)
     if fits:
-        ImageLimits().check(header, encoded_bytes)
+        ImageLimits().check_header(header, encoded_bytes)
     else:
         with pytest.raises(ImageTooLarge, match=r"at most"):
-            ImageLimits().check(header, encoded_bytes)
+            ImageLimits().check_header(header, encoded_bytes)
 
 
 def test_an_image_of_too_many_pixels_is_told_their_number_and_the_flag() -> None:
     with pytest.raises(ImageTooLarge, match=r"81,000,000 in all; at most 50,000,000 .*--max-image-pixels"):
-        ImageLimits().check(ImageHeader("PNG", 9_000, 9_000), 9)
+        ImageLimits().check_header(ImageHeader("PNG", 9_000, 9_000), 9)
 
 
 def test_the_limit_of_the_aspect() -> None:
-    ImageLimits(max_aspect=200).check(ImageHeader("PNG", 200, 1), 9)
+    ImageLimits(max_aspect=200).check_header(ImageHeader("PNG", 200, 1), 9)
     with pytest.raises(ImageTooLarge, match="200 times"):
-        ImageLimits(max_aspect=200).check(ImageHeader("PNG", 1, 201), 9)
+        ImageLimits(max_aspect=200).check_header(ImageHeader("PNG", 1, 201), 9)
 
 
 @table("orientation", range(1, 9))

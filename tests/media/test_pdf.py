@@ -59,4 +59,4 @@ def test_page_that_is_not_there_is_refused() -> None:
 @table("numbers", [(1,), (0, 0), (0, 2)])
 def test_pages_that_a_compromised_process_invents_are_refused(numbers: tuple[int, ...]) -> None:
     with pytest.raises(InvalidImage):
-        LIMITS.check([PdfPage(number, 10, 10) for number in numbers])
+        LIMITS.check_pages([PdfPage(number, 10, 10) for number in numbers])

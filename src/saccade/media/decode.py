@@ -52,7 +52,7 @@ def decode(encoded: bytes, limits: ImageLimits, keeps_alpha: bool = False) -> np
     Raises UnsupportedImageFormat, ImageTooLarge (also if an allocation fails) and InvalidImage (also if truncated).
     """
     header = read_header(encoded)
-    limits.check(header, len(encoded))
+    limits.check_header(header, len(encoded))
     try:
         with warnings.catch_warnings():
             # Pillow warns of large or unusual images, which the limits above already allow.

@@ -118,7 +118,7 @@ class ImageLimits:
     max_encoded_bytes: int = 64 << 20
     max_request_pixels: int = 200_000_000
 
-    def check(self, header: ImageHeader, encoded_bytes: int) -> None:
+    def check_header(self, header: ImageHeader, encoded_bytes: int) -> None:
         """Raise ImageTooLarge if *header* or the encoded length is over a limit."""
         long, short = max(header.width, header.height), min(header.width, header.height)
         size = f"The image has {header.width} x {header.height} pixels"

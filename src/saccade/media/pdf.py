@@ -75,7 +75,7 @@ class Renderer:
             num_pages = pdfium.FPDF_GetPageCount(document)
             limits.check_count(num_pages)
             pages = [PdfPage(number, *_size(document, number, limits.dots_per_inch)) for number in range(num_pages)]
-        limits.check(pages)
+        limits.check_pages(pages)
         return pages
 
     def render(self, encoded: bytes, page: PdfPage, *, allows_gaps: bool = False) -> "Drawing":

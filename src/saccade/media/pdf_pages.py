@@ -87,14 +87,14 @@ class PdfLimits:
                 f"The PDF has {num_pages} pages; at most {self.max_pages} are served (--max-pdf-pages). Send fewer."
             )
 
-    def check(self, pages: Sequence[PdfPage]) -> None:
+    def check_pages(self, pages: Sequence[PdfPage]) -> None:
         """Raise ImageTooLarge or InvalidImage for a wrong page, and as check_count() does."""
         self.check_count(len(pages))
         for number, page in enumerate(pages):
             if page.number != number or min(page.width, page.height) < 1:
                 raise InvalidImage(f"Page {number + 1} of the PDF is damaged: it has no size.")
             try:
-                self.image.check(ImageHeader("PDF", page.width, page.height), 0)
+                self.image.check_header(ImageHeader("PDF", page.width, page.height), 0)
             except SaccadeError as error:
                 size = f"at {self.dots_per_inch} dots per inch (--pdf-dpi)"
                 raise ImageTooLarge(f"Page {number + 1} of the PDF is too large {size}. {error.message}") from None

@@ -23,7 +23,7 @@ def check(host: str | None, origin: str | None = None, **rules: Any) -> None:
     headers = [(b"host", host.encode())] if host is not None else []
     headers += [(b"origin", origin.encode())] if origin is not None else []
     rules = {"allowed_origins": (), "allowed_hosts": (), "keyless": True, **rules}
-    AllowedOrigins(**rules).check("POST", headers)
+    AllowedOrigins(**rules).check_request("POST", headers)
 
 
 @table(
@@ -85,7 +85,7 @@ def test_allowed_origins_pass_and_so_do_pages_of_the_server_itself() -> None:
 def test_headers_sent_twice_are_refused(name: bytes) -> None:
     twice = [(b"host", b"localhost"), (name, b"localhost"), (b"origin", b"http://localhost")]
     with pytest.raises((HostNotAllowed, OriginNotAllowed)):
-        AllowedOrigins(("*",), (), keyless=True).check("GET", twice)
+        AllowedOrigins(("*",), (), keyless=True).check_request("GET", twice)
 
 
 def test_servers_with_keys_take_any_host_and_origin() -> None:

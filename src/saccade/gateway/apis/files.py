@@ -125,7 +125,7 @@ class Files:
         try:
             # A PDF is read when a request uses it, in a decode process.
             if (header := read_image_header(content, filename)) is not None:
-                self.limits.check(header, len(content))
+                self.limits.check_header(header, len(content))
         except RequestError as error:
             raise error.at("file") from error
         now = int(time.time())

@@ -151,7 +151,7 @@ class ImageCollector:
         header = read_image_header(content, source.url)
         if header is None:
             return content
-        self.limits.check(header, len(content))
+        self.limits.check_header(header, len(content))
         settings = served.layout.settings_for(options)
         layout = served.layout.image(*header.upright, settings)
         with self.metrics.stage("hash"):

@@ -60,7 +60,7 @@ def join_frames(
     for position, frame in enumerate(frames):
         try:
             image = _read_frame_header(frame)
-            limits.check(image, len(frame))
+            limits.check_header(image, len(frame))
         except RequestError as error:
             raise error.at(f"{field}[{position}]") if field else error from error
         sizes.add(image.upright)

@@ -193,7 +193,7 @@ class GuardMiddleware:
             # Without an app in the scope, Starlette's router would answer unknown paths itself, in plain text.
             scope["app"] = self
             if scope["path"] not in PROBES:
-                self._web_pages.check(scope["method"], scope["headers"])
+                self._web_pages.check_request(scope["method"], scope["headers"])
             scope[ACCOUNT] = self._keys.account(scope["path"], scope["headers"])
             await self._app(scope, receive, send_watched)
         except ClientDisconnected:

@@ -55,7 +55,7 @@ class AllowedOrigins:
         self._is_own = lru_cache(maxsize=256)(self._reads_as_own)
         self._suffixes = (".localhost", *(host[1:] for host in hosts if host.startswith("*.")))
 
-    def check(self, method: str, headers: Headers) -> None:
+    def check_request(self, method: str, headers: Headers) -> None:
         """Raise HostNotAllowed or OriginNotAllowed if a page without permission may have sent the request."""
         origins = _values(headers, b"origin")
         if origins and method == "OPTIONS" and not self._origins:

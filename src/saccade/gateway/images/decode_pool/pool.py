@@ -168,7 +168,7 @@ class DecodePool:
             num_bytes = max(HEADER_BYTES, page.width * page.height * BYTES_PER_PIXEL)
         else:
             header = read_header(encoded)
-            limits.check(header, len(encoded))
+            limits.check_header(header, len(encoded))
             num_bytes = header.decoded_bytes
         video_limits, allows_gaps = self._config.video_limits, self._config.pdf_fonts.allows_gaps
         job = PixelJob(encoded, family, dict(settings), layout, limits, video_limits, video, page, allows_gaps)
@@ -199,7 +199,7 @@ class DecodePool:
         answer = await self._tried(PdfJob(encoded, limits), HEADER_BYTES, self._read_sizes, client)
         pages = answer.pages or []
         # A compromised process may have invented them.
-        limits.check(pages)
+        limits.check_pages(pages)
         return pages
 
     async def _tried(
