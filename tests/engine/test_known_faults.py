@@ -209,7 +209,7 @@ def test_a_batch_is_not_overwritten_by_the_next(shared: Engine, tiny_qwen3_vl: P
         batches.append(build_batch(step.chunks, buffers, 16, torch.device("cpu")))
         expected.append([tensor.clone() for tensor in (batches[-1].input_ids, batches[-1].positions)])
         sequence.num_launched_tokens = sequence.num_computed_tokens = sequence.num_computed_tokens + num_tokens
-    shared.scheduler.block_manager.release(sequence)
+    shared.scheduler.block_manager.release_sequence(sequence)
     for batch, copies in zip(batches, expected, strict=True):
         assert all(map(torch.equal, (batch.input_ids, batch.positions), copies))
     assert len({batch.input_ids.untyped_storage().data_ptr() for batch in batches}) == 3

@@ -73,7 +73,7 @@ def test_blocks_balance_after_any_events(events: list[tuple[str, int, list[int]]
         elif alive:
             owner = alive[which % len(alive)]
             if event == "release":
-                blocks.release(owner)
+                blocks.release_sequence(owner)
                 alive.remove(owner)
             else:
                 owner.token_ids.append(which % 2)
@@ -86,7 +86,7 @@ def test_blocks_balance_after_any_events(events: list[tuple[str, int, list[int]]
             keys = owner.block_keys(owner.num_computed_tokens // BLOCK, BLOCK)
             assert paged.reusable(keys, len(keys)) == len(keys)
     for owner in alive:
-        blocks.release(owner)
+        blocks.release_sequence(owner)
     check(paged, [])
 
 
@@ -98,7 +98,7 @@ def test_last_token_is_always_computed(length: int) -> None:  # E6
         assert blocks.admit(owner, headroom_blocks=0)
         cached = owner.num_computed_tokens
         blocks.commit(owner, length)
-        blocks.release(owner)
+        blocks.release_sequence(owner)
     assert cached == BLOCK * ((length - 1) // BLOCK)
 
 
@@ -110,7 +110,7 @@ def test_blocks_filled_by_decode_are_reused() -> None:
         blocks.commit(owner, owner.num_tokens)
         owner.token_ids.append(token)
         blocks.extend(owner)
-    blocks.release(owner)
+    blocks.release_sequence(owner)
     follow_up = sequence([1, 2, 3, 4, 5, 6, 7, 8, 9, 9])
     blocks.admit(follow_up, headroom_blocks=0)
     assert follow_up.num_computed_tokens == 8
@@ -121,7 +121,7 @@ def test_leaves_are_evicted_first() -> None:
     first = sequence(list(range(12)))
     blocks.admit(first, headroom_blocks=0)
     blocks.commit(first, 12)
-    blocks.release(first)
+    blocks.release_sequence(first)
     other = sequence([50] * 8)  # needs the one free block and evicts one
     blocks.admit(other, headroom_blocks=0)
     again = sequence([*range(8), 99])

@@ -74,11 +74,11 @@ class Subject:
                 self.encoder_cache.complete(key)
         elif event == "clear":
             while self.alive:
-                self.blocks.release(self.alive.pop())
+                self.blocks.release_sequence(self.alive.pop())
             self.paged.clear()
             self.encoder_cache.clear()
         elif self.alive:
-            self.blocks.release(self.alive.pop(which % len(self.alive)))
+            self.blocks.release_sequence(self.alive.pop(which % len(self.alive)))
 
     @property
     def state(self) -> tuple[set[bytes], set[tuple[bytes, bytes]]]:

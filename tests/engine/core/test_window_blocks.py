@@ -73,7 +73,7 @@ def test_gateway_counts_what_the_worker_resumes(
         elif alive:
             owner = alive[which % len(alive)]
             if event == "release":
-                blocks.release(owner)
+                blocks.release_sequence(owner)
                 alive.remove(owner)
             elif owner.num_computed_tokens == owner.num_tokens:
                 owner.token_ids.append(which % 2)
@@ -83,7 +83,7 @@ def test_gateway_counts_what_the_worker_resumes(
                     owner.token_ids.pop()
         check(blocks, alive)
     for owner in alive:
-        blocks.release(owner)
+        blocks.release_sequence(owner)
     assert blocks.num_free_blocks == 10
     # A later watcher's snapshot is what the increments have led to.
     for message in feed.take_messages():

@@ -352,7 +352,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self.is_blocked = False
-        self.block_manager.release(sequence)
+        self.block_manager.release_sequence(sequence)
         self.rows.end_row(sequence)
         sequence.received_state = b""
 

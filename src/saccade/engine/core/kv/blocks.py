@@ -135,7 +135,7 @@ class PagedBlocks:
                 self.on_event(self.removed(key))
         return all_keys, blocks
 
-    def release(self, sequence: Sequence) -> None:
+    def release_sequence(self, sequence: Sequence) -> None:
         table = sequence.tables[self.group]
         for block in reversed(table.blocks[table.num_passed :]):
             self._let_go(block)

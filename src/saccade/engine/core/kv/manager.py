@@ -174,12 +174,12 @@ class BlockManager:
         if self.window_blocks is not None:
             self.window_blocks.give_back(sequence)
 
-    def release(self, sequence: Sequence) -> None:
+    def release_sequence(self, sequence: Sequence) -> None:
         """Release all state of *sequence*; committed state stays reusable."""
         for group in self._groups:
-            group.release(sequence)
+            group.release_sequence(sequence)
         if self.checkpoints is not None:
-            self.checkpoints.release(sequence)
+            self.checkpoints.release_sequence(sequence)
         sequence.num_computed_tokens = sequence.num_launched_tokens = 0
         sequence.shares_state = True
 

@@ -98,7 +98,7 @@ class StateCheckpoints:
             if self.on_event is not None:
                 self.on_event(StateStored(key))
 
-    def release(self, sequence: Sequence) -> None:
+    def release_sequence(self, sequence: Sequence) -> None:
         """Drop the checkpoints of *sequence* that are not restored or committed yet, and its resume points."""
         self._points.pop(sequence, None)
         self._resume_keys.pop(sequence, None)
