@@ -47,7 +47,7 @@ def broken(sound: Description) -> Description:
 @pytest.fixture(autouse=True)
 def without_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """The files are tried in this process alone: a child of its own takes a second."""
-    monkeypatch.setattr(model_registry.ModelProbe, "run", lambda _: None)
+    monkeypatch.setattr(model_registry.ModelProbe, "run_child", lambda _: None)
 
 
 async def built(*workers: Described) -> tuple[ModelRegistry, WorkerPool]:

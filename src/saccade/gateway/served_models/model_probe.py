@@ -41,7 +41,7 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ModelProbe:
-    """One trial of a model's files. run() blocks; stop() ends it early, from any thread."""
+    """One trial of a model's files. run_child() blocks; stop() ends it early, from any thread."""
 
     def __init__(self, name: str, files: ModelFiles, limits: ChildLimits = LIMITS) -> None:
         self._child = LimitedChild(PROGRAM, _Task(name, files), limits)
