@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,7 +16,11 @@ PATIENT = 30.0
 
 
 def queue_of(
-    capacity: int, client_capacity: int | None = None, max_waiting: int = 100, share: float = 1.0
+    capacity: int,
+    client_capacity: int | None = None,
+    max_waiting: int = 100,
+    share: float = 1.0,
+    obstacle_to: Callable[[object], Hashable] = lambda _: None,
 ) -> FairQueue:
     return FairQueue(
         capacity,
@@ -24,6 +29,7 @@ def queue_of(
         wait_seconds=PATIENT,
         client_capacity=None if client_capacity is None else lambda _: client_capacity,
         client_share=share,
+        obstacle_to=obstacle_to,
     )
 
 
@@ -83,10 +89,11 @@ async def test_client_alone_takes_all_and_no_more() -> None:
 
 
 async def test_turn_with_an_obstacle_is_passed_over_by_those_without_it() -> None:
-    queue, begun, obstacles = queue_of(9), list[str](), {"a1": "x", "a2": "x", "a3": "", "b1": "x", "b2": ""}
+    begun, obstacles = list[str](), {"a1": "x", "a2": "x", "a3": "", "b1": "x", "b2": ""}
+    queue = queue_of(9, obstacle_to=lambda name: obstacles[str(name)] or None)
 
     async def take(name: str) -> None:
-        await queue.enter(name[0], obstacle=lambda: obstacles[name] or None)
+        await queue.enter(name[0], need=name)
         begun.append(name)
 
     tasks = [asyncio.create_task(take(name)) for name in obstacles]
@@ -104,21 +111,22 @@ async def test_turn_with_an_obstacle_is_passed_over_by_those_without_it() -> Non
 
 
 async def test_error_of_a_turn_with_an_obstacle_is_its_own() -> None:
-    queue, is_gone = queue_of(9), False
+    is_gone = False
 
-    def obstacle() -> str:
+    def obstacle(_: object) -> str:
         if is_gone:
             raise Draining("gone")
         return "x"
 
-    waiting = [asyncio.create_task(queue.enter("a", obstacle=obstacle)), asyncio.create_task(queue.enter("b"))]
+    queue = queue_of(9, obstacle_to=obstacle)
+    waiting = [asyncio.create_task(queue.enter("a", need="a place")), asyncio.create_task(queue.enter("b"))]
     await settle()
     is_gone = True
     queue.advance()
     failed, turn = await asyncio.gather(*waiting, return_exceptions=True)
     assert (type(failed), type(turn)) == (Draining, Turn)
     with pytest.raises(Draining):
-        await queue.enter("c", obstacle=obstacle)
+        await queue.enter("c", need="a place")
     assert (queue.weight, queue.num_waiting) == (1, 0)
 
 

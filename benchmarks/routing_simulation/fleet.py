@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
+import numpy as np
+
 from benchmarks.routing_simulation.worker import BlockCache, Prompt, SimulatedSequence, Speed, Worker
 from saccade.fleet.cost import Policy
 from saccade.fleet.index import BlockIndex, Partition
-from saccade.fleet.lookup import LocalLookup, LookupTarget
+from saccade.fleet.lookup import LocalLookup, Targets
 from saccade.fleet.router import Option, RoutedPrompt, Router
 from saccade.protocol.kv_events import KvEvent, KvEvents
 
@@ -59,6 +61,8 @@ class Simulation:
             )
             for name in names
         }
+        self._targets = Targets(names, [self._partition] * len(names))
+        self._rows = np.array([self._router.describe(Option(name, self._partition)) for name in names])
         for name in names:
             index.begin(name, self._partition, resumes_at_states=False)
             index.take(name, KvEvents(0, [], snapshot=True))
@@ -79,12 +83,16 @@ class Simulation:
         self._call_later(EVENT_SECONDS, lambda: self._router.index.take(worker, KvEvents(1, events)))
 
     def _place(self, prompt: Prompt, arrived_at: float) -> None:
-        options = [Option(name, self._partition, encodes=one.must_encode) for name, one in self._workers.items()]
         reusable = prompt.keys[: (prompt.num_tokens - 1) // self._partition.block_size]
-        routed = RoutedPrompt(prompt.num_tokens, {self._partition: reusable}, prompt.images)
-        overlaps = self._lookup.find([LookupTarget(each.name, self._partition) for each in options], routed.keys)
-        booking = self._router.book(options, routed, overlaps, self._now)
+        images = [image._replace(holders=self._holders(image.key)) for image in prompt.images]
+        routed = RoutedPrompt(prompt.num_tokens, {self._partition: reusable}, images)
+        overlaps = self._lookup.find(self._targets, routed.keys)
+        booking = self._router.book(self._rows, routed, overlaps, self._now)
         self._workers[booking.worker].start(SimulatedSequence(prompt, arrived_at, booking))
+
+    def _holders(self, key: bytes) -> int:
+        """Return the rows of the workers that hold an image's encoder output, as bits."""
+        return sum(1 << row for row, one in enumerate(self._workers.values()) if not one.must_encode(key))
 
     def _note_first_token(self, sequence: SimulatedSequence) -> None:
         sequence.first_token_at = self._now

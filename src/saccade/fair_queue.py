@@ -41,12 +41,12 @@ class _Waiter:
     """Its place among the turns of its client: lower ones go first."""
     number: int
     """Its place in the order of arrival."""
-    obstacle_now: Callable[[], Hashable]
-    """Returns what keeps it from beginning now, None if nothing does."""
+    need: object
+    """What it needs besides capacity, None for nothing more."""
     granted: asyncio.Future[None]
     """Done when the turn was granted, refused or cancelled."""
     obstacle: Hashable = None
-    """The last result of *obstacle_now*."""
+    """What kept it from beginning when that was last asked, None if nothing did."""
 
 
 class FairQueue:
@@ -58,6 +58,7 @@ class FairQueue:
     - wait_seconds: the longest time that a turn waits; None for any time.
     - client_capacity: the most units that one client may hold, from the units that all others hold.
     - client_share: the part of the waiting places left by others that one client may have.
+    - obstacle_to: returns what keeps a turn with a need from beginning now, None if nothing does.
 
     **Who is next.** The next turn goes to the client that holds the least weight for its priority. Of several such
     clients it goes to the one that was served longest ago, or that came first. A client's own turns go by rank, then by
@@ -78,6 +79,7 @@ class FairQueue:
         wait_seconds: float | None,
         client_capacity: Callable[[int], int] | None = None,
         client_share: float = CLIENT_SHARE,
+        obstacle_to: Callable[[object], Hashable] = lambda _: None,
     ) -> None:
         self.capacity = capacity
         self._what = what
@@ -85,6 +87,7 @@ class FairQueue:
         self._wait_seconds = wait_seconds
         self._client_capacity = client_capacity
         self._client_share = client_share
+        self._obstacle_to = obstacle_to
         self._load: Counter[Hashable] = Counter()
         self._lines: dict[Hashable, deque[_Waiter]] = {}
         self._last_turns: OrderedDict[Hashable, int] = OrderedDict()
@@ -110,18 +113,18 @@ class FairQueue:
         client: Hashable = None,
         weight: int = 1,
         priority: int = 1,
-        obstacle: Callable[[], Hashable] = lambda: None,
+        need: object = None,
         rank: int = 0,
     ) -> "Turn":
         """Return a turn of *client* as soon as there is one; it is held until leave(), or the end of its block.
 
-        A turn that fits waits while it has an *obstacle*, which others may have too; call advance() if one may be gone.
-        When the waiting task is cancelled, it has left the line. Raises QueueFull if too many wait and after the
-        deadline, and the errors of refuse() and of *obstacle*.
+        A turn that fits waits while there is an obstacle to its *need*, which others may have too; call advance() if
+        one may be gone. When the waiting task is cancelled, it has left the line. Raises QueueFull if too many wait and
+        after the deadline, and the errors of refuse() and of *obstacle_to*.
         """
         self._num_requests += 1
         granted = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(client, weight, priority, rank, self._num_requests, obstacle, granted)
+        waiter = _Waiter(client, weight, priority, rank, self._num_requests, need, granted)
         bisect.insort(self._lines.setdefault(client, deque()), waiter, key=lambda one: one.rank)
         self.advance()
         if not waiter.granted.done() and self._max_waiting is not None:
@@ -153,7 +156,7 @@ class FairQueue:
             if not self._fits(self.weight, weight, self.capacity):
                 return
             try:
-                waiter.obstacle = waiter.obstacle_now()
+                waiter.obstacle = None if waiter.need is None else self._obstacle_to(waiter.need)
             except SaccadeError as error:
                 waiter.granted.set_exception(error)
                 continue
@@ -207,7 +210,7 @@ class FairQueue:
 
     def _next(self, obstacles: Set[Hashable]) -> _Waiter | None:
         """Return the waiter with the next turn, whether or not it fits, of those without one of *obstacles*."""
-        candidates = []
+        best, least = None, (math.inf, 0, 0)
         for client, line in list(self._lines.items()):
             # A cancelled waiter may not have run yet to withdraw.
             while line and line[0].granted.done():
@@ -215,10 +218,19 @@ class FairQueue:
             if not line:
                 del self._lines[client]
                 continue
-            first = next((one for one in line if not one.granted.done() and one.obstacle not in obstacles), None)
-            if first is not None and self._load[client] + self._weight_of(first) <= self._most_of(client):
-                candidates.append(first)
-        return min(candidates, key=self._service, default=None)
+            # Written out: many clients may wait, and each end of a turn asks for the next one.
+            first = line[0]
+            if first.obstacle in obstacles:
+                first = next((one for one in line if one.obstacle not in obstacles and not one.granted.done()), None)
+                if first is None:
+                    continue
+            load = self._load.get(client, 0)
+            if self._client_capacity is not None and load + self._weight_of(first) > self._most_of(client):
+                continue
+            service = load / first.priority, self._last_turns.get(client, 0), first.number
+            if service < least:
+                best, least = first, service
+        return best
 
     def _most_of(self, client: Hashable) -> float:
         """Return what the turns of *client* may weigh together."""
@@ -231,10 +243,6 @@ class FairQueue:
         most = self._most_of(waiter.client)
         free = most - self._load[waiter.client]
         return waiter.weight if waiter.weight <= free or free < most / 2 else int(free)
-
-    def _service(self, waiter: _Waiter) -> tuple[float, int, int]:
-        """Return what the waiter's client has: the weight of its turns, when it last had one, when this one came."""
-        return self._load[waiter.client] / waiter.priority, self._last_turns.get(waiter.client, 0), waiter.number
 
     def _note_turn(self, client: Hashable) -> None:
         self._num_turns += 1

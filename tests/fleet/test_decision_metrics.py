@@ -3,6 +3,7 @@
 import logging
 from random import Random
 
+import numpy as np
 import pytest
 from fronts import DESCRIPTION
 from prometheus_client import CollectorRegistry
@@ -11,7 +12,7 @@ from saccade.connectors.native.client import WorkerClient
 from saccade.fleet.cost import Policy
 from saccade.fleet.decision_metrics import MAX_REASONS, OTHER_REASONS, DecisionMetrics
 from saccade.fleet.index import BlockIndex, Partition
-from saccade.fleet.lookup import Overlap
+from saccade.fleet.lookup import Overlaps
 from saccade.fleet.pool import Model
 from saccade.fleet.router import Booking, Option, RoutedPrompt, Router
 from saccade.protocol.exactness import EXACT, Exactness
@@ -33,12 +34,14 @@ class Decisions:
         self.metrics = DecisionMetrics(self.registry, lambda _: self.exactness)
         self.model = Model("m", DESCRIPTION, WORKERS)
         self.router = Router(policy, BlockIndex(1 << 20), Random(0))
+        self.rows = np.array([self.router.describe(option) for option in OPTIONS])
         self.held = {"unix:/a": 2, "unix:/b": 9}
 
-    def place(self, options: list[Option] = OPTIONS, *, serves: bool = True) -> Booking:
-        overlaps = {option.name: Overlap(self.held[option.name], is_exact=True) for option in options}
-        booking = self.router.book(options, PROMPT, overlaps, now=0)
-        held_share = self.metrics.observe(self.model, PROMPT.num_tokens, booking, choice_seconds=0.001)
+    def place(self, *, serves: bool = True) -> Booking:
+        overlaps = Overlaps(np.array(list(self.held.values())), np.ones(2, np.bool_))
+        booking = self.router.book(self.rows, PROMPT, overlaps, now=0)
+        worker = WORKERS[booking.row]
+        held_share = self.metrics.observe(self.model, worker, PROMPT.num_tokens, booking, choice_seconds=0.001)
         if serves:
             self.metrics.first_token("m", held_share)
         return booking

@@ -140,27 +140,27 @@ async def test_a_removed_worker_finishes_its_requests_and_is_forgotten(tmp_path:
         await until(lambda: running.urls == {url(b)})
         assert url(a) not in running.metrics()
         assert url(b) in running.metrics()
-        assert url(a) not in router.work
+        assert url(a) not in router.works()
         assert not router.index.is_exact(url(a))
         assert router.breakers.report(url(a), 0.0) == CLOSED
-        assert not router.predictions.expected(url(a), 0.0)
+        assert not router.predictions
         await asyncio.gather(*requests, return_exceptions=True)
 
 
 async def test_holdings_of_a_removed_worker_are_forgotten() -> None:  # E5
     router = Router("auto", BlockIndex(1 << 20), Random(0))
     router.index.begin("a", Partition(DESCRIPTION.fingerprint, 16), resumes_at_states=False)
-    router.predictions.add("a", [b"k"], 0.0)
-    router.assumptions.add("a", [b"k"], 0.0)
+    row = router.row_of("a")
+    router.predictions.add(row, [b"k"], 0.0)
+    router.assumptions.add(row, [b"k"], 0.0)
     for number in range(3):
         router.breakers.failed("a", "broken", number)
-    assert "a" not in router.work
-    assert router.work["a"].num_requests == 0
+    assert router.work_of("a").num_requests == 0
     router.forget("a")
-    assert router.work == {}
+    assert router.works() == {}
     assert router.index.num_blocks("a") == 0
-    assert not router.predictions.expected("a", 0.0)
-    assert not router.assumptions.expected("a", 0.0)
+    assert not router.predictions.expected(row)
+    assert not router.assumptions.expected(row)
     assert router.breakers.report("a", 0.0) == CLOSED
 
 
@@ -177,7 +177,7 @@ async def test_requests_that_outlive_the_deadline_fail(tmp_path: Path, caplog: p
             await request
         await until(lambda: not running.worker_pool.leaving)
         assert "is removed with 1 unfinished requests" in caplog.text
-        assert running.router.work == {}
+        assert running.router.works() == {}
 
 
 async def test_draining_worker_that_returns_keeps_its_requests(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ class Cluster:
         """No leg runs, no work is booked, and no task is left."""
         assert [worker.num_open for worker in self.workers.values()] == [0] * len(self.workers)
         assert self.dispatcher.num_requests == 0
-        assert all(not any(work) for work in self.router.work.values())
+        assert all(not any(work) for work in self.router.works().values())
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
@@ -374,7 +374,7 @@ async def test_prefill_worker_is_free_once_the_prompt_is_computed() -> None:
     seen: list[int] = []
 
     def note() -> None:
-        seen.append(subject.router.work["p"].num_requests)
+        seen.append(subject.router.work_of("p").num_requests)
 
     await subject.answer(ask(), note)
     assert seen[-1] == 0

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from random import Random
 
+import numpy as np
 import pytest
 
-from saccade.fleet.cost import Candidate, Policy, WorkInFlight
+from saccade.fleet.cost import IntArray, Policy, WorkInFlight
 from saccade.fleet.expectations import ASSUMED_SECONDS, PREDICTED_SECONDS
 from saccade.fleet.index import BlockIndex, Partition
-from saccade.fleet.lookup import Overlap
-from saccade.fleet.router import Booking, Option, RoutedImage, RoutedPrompt, Router
+from saccade.fleet.lookup import LocalLookup, Overlaps, Targets
+from saccade.fleet.router import Booking, Candidate, Option, RoutedImage, RoutedPrompt, Router, RoutingChoice
 from saccade.protocol.kv_events import BlockStored, KvEvent, KvEvents, StateStored
 
 HERE = Partition(b"f", 16)
@@ -29,15 +30,25 @@ def router_of(policy: Policy = "auto", hybrid: bool = False, **held: list[KvEven
 
 def book(router: Router, options: Sequence[Option], prompt: RoutedPrompt, now: float) -> Booking:
     """Look up what the workers hold, and book."""
-    return router.book(options, prompt, looked_up(router, options, prompt), now)
+    return router.book(rows_of(router, options), prompt, looked_up(router, options, prompt), now)
 
 
-def looked_up(router: Router, options: Sequence[Option], prompt: RoutedPrompt) -> dict[str, Overlap]:
-    index = router.index
-    return {
-        name: Overlap(index.overlaps(partition, prompt.keys.get(partition, ())).get(name, 0), index.is_exact(name))
-        for name, partition, *_ in options
-    }
+def looked_up(router: Router, options: Sequence[Option], prompt: RoutedPrompt) -> Overlaps:
+    targets = Targets([option.name for option in options], [option.partition for option in options])
+    return LocalLookup(router.index).find(targets, prompt.keys)
+
+
+def rows_of(router: Router, options: Sequence[Option]) -> IntArray:
+    return np.array([router.describe(option) for option in options])
+
+
+def preview(router: Router, options: Sequence[Option], prompt: RoutedPrompt, now: float) -> RoutingChoice:
+    """The choice without reports."""
+    return router.preview(rows_of(router, options), prompt, Overlaps.unknown(len(options)), now)
+
+
+def expected(router: Router, worker: str) -> list[bytes]:
+    return list(router.predictions.expected(router.row_of(worker)))
 
 
 def blocks(count: int) -> list[KvEvent]:
@@ -58,15 +69,15 @@ def test_without_reports_nothing_is_claimed() -> None:
 def test_work_is_booked_with_the_choice_and_taken_back() -> None:
     router = router_of(b=blocks(9))
     booking = book(router, [A, B], PROMPT, now=0)
-    assert router.work["b"] == WorkInFlight(1, 161, prefill_tokens=17, num_samples=1, num_rows=1)
+    assert router.work_of("b") == WorkInFlight(1, 161, prefill_tokens=17, num_samples=1, num_rows=1)
     booking.first_token()
     booking.first_token()
-    assert router.work["b"] == WorkInFlight(1, 161, decode_blocks=11, num_samples=1, num_rows=1)
+    assert router.work_of("b") == WorkInFlight(1, 161, decode_blocks=11, num_samples=1, num_rows=1)
     booking.close(now=1)
-    assert router.work["b"] == WorkInFlight()
+    assert router.work_of("b") == WorkInFlight()
     aborted = book(router, [A, B], PROMPT, now=0)
     aborted.close(now=1)
-    assert router.work["b"] == WorkInFlight()
+    assert router.work_of("b") == WorkInFlight()
 
 
 def test_prompts_that_arrive_together_find_each_other() -> None:
@@ -84,19 +95,20 @@ def test_prompts_that_arrive_together_find_each_other() -> None:
 def test_prediction_of_a_prompt_that_never_began_is_withdrawn() -> None:
     router = router_of("cost")
     booking = book(router, [A, B], PROMPT, now=0)
-    assert router.predictions.expected(booking.worker, now=0)
+    assert expected(router, booking.worker)
     booking.close(now=1)
-    assert not router.predictions.expected(booking.worker, now=0)
+    assert not expected(router, booking.worker)
 
 
 def test_image_goes_to_the_worker_with_its_encoder_output() -> None:
     image = RoutedImage(b"p", stop=150, num_tokens=100)
     prompt = RoutedPrompt(161, {HERE: KEYS}, [image])
-    holder = Option("b", HERE, encodes=lambda key: key != b"p")
     for _ in range(20):
-        assert book(router_of("cost"), [A, holder], prompt, now=0).worker == "b"
+        router = router_of("cost")
+        held = prompt._replace(images=[image._replace(holders=1 << router.describe(B))])
+        assert book(router, [A, B], held, now=0).worker == "b"
         # A prefix that covers the image needs no encoder output.
-        assert book(router_of("cost", a=blocks(10)), [A, holder], prompt, now=0).worker == "a"
+        assert book(router_of("cost", a=blocks(10)), [A, B], held, now=0).worker == "a"
     router = router_of("cost")
     sent = book(router, [A, B], prompt, now=0)
     sent.first_token()
@@ -111,7 +123,7 @@ def test_a_hybrid_is_expected_to_resume_behind_the_whole_prompt_only() -> None:
     router = router_of("cost", hybrid=True, a=[], b=[])
     first = book(router, options, PROMPT, now=0)
     first.first_token()
-    assert list(router.predictions.expected(first.worker, now=0)) == KEYS[-1:]
+    assert expected(router, first.worker) == KEYS[-1:]
     longer = RoutedPrompt(177, {HERE: [*KEYS, b"k" * 16]})
     assert book(router, options, longer, now=0).worker == first.worker
 
@@ -120,7 +132,7 @@ def test_prompt_that_is_computed_as_a_whole_matches_nothing() -> None:
     router = router_of(a=blocks(10), b=[])
     booking = book(router, [A, B], PROMPT._replace(reads_cache=False), now=0)
     assert booking.matched_tokens == 0
-    assert router.work[booking.worker].prefill_tokens == 161
+    assert router.work_of(booking.worker).prefill_tokens == 161
 
 
 def test_workers_with_other_block_sizes_have_keys_of_their_own() -> None:
@@ -139,30 +151,23 @@ def test_candidates_show_every_term_of_the_cost_and_a_preview_books_nothing() ->
     book(router, [A], PROMPT, now=0).first_token()
     book(router, [B], RoutedPrompt(161, {HERE: [b"other"]}), now=0)
     busy = B._replace(num_waiting=3, load_times=(5, 5))
-    before = dict(router.work)
-    candidates, chosen, _ = router.preview([A, busy], prompt, looked_up(router, [A, B], prompt), now=6)
+    before = router.works()
+    candidates, chosen, _ = router.preview(rows_of(router, [A, busy]), prompt, looked_up(router, [A, B], prompt), now=6)
+    one, other = WorkInFlight(1, 161, decode_blocks=11, num_samples=1, num_rows=1), WorkInFlight(1, 161, 161, 0, 1, 1)
+    # One of the three that wait is this gateway's own.
     assert candidates == [
-        Candidate(
-            "a",
-            WorkInFlight(1, 161, decode_blocks=11, num_samples=1, num_rows=1),
-            113,
-            100,
-            overlap_tokens=48,
-            held_tokens=48,
-        ),
-        # One of the three that wait is this gateway's own.
-        Candidate("b", WorkInFlight(1, 161, 161, num_samples=1, num_rows=1), 161, 100, foreign_requests=2),
+        Candidate("a", one, 113, 100, 48, 48, 0, 0, 0, 0, 1.5, cost=1.5 * (113 + 100) + 11),
+        Candidate("b", other, 161, 100, 0, 0, 2, 0, 0, 322, 1.5, cost=1.5 * (161 + 100) + 161 + 2 * 161),
     ]
-    assert (candidates[0].cost, candidates[1].cost) == (1.5 * (113 + 100) + 11, 1.5 * (161 + 100) + 161 + 2 * 161)
     assert chosen == candidates[0]
-    assert router.work == before
-    assert not router.predictions.expected("a", now=6)
+    assert router.works() == before
+    assert not expected(router, "a")
 
 
 def test_a_preview_takes_no_turn() -> None:
     router = router_of("round_robin")
     for _ in range(3):
-        assert router.preview([A, B], PROMPT, {}, now=0)[1].name == "a"
+        assert preview(router, [A, B], PROMPT, now=0)[1].name == "a"
     assert [book(router, [A, B], PROMPT, now=0).worker for _ in range(2)] == ["a", "b"]
 
 
@@ -180,10 +185,10 @@ def test_prompts_sent_to_a_worker_without_reports_are_assumed_cached() -> None:
         assert (again.worker, again.matched_tokens) == (first.worker, None)  # an assumption is no fact
         again.first_token()
         again.close(now=later)
-    candidates, *_ = router.preview(SILENT, PROMPT, {}, now=later + ASSUMED_SECONDS)
+    candidates, *_ = preview(router, SILENT, PROMPT, now=later + ASSUMED_SECONDS)
     assert [candidate.held_tokens for candidate in candidates] == [0, 0]
     router.expect_nothing(first.worker)
-    candidates, *_ = router.preview(SILENT, PROMPT, {}, now=later)
+    candidates, *_ = preview(router, SILENT, PROMPT, now=later)
     assert [candidate.held_tokens for candidate in candidates] == [0, 0]
 
 
@@ -193,15 +198,15 @@ def test_nothing_is_assumed_if_disabled_or_if_workers_report(silent: bool) -> No
     options = SILENT if silent else [A, B]
     booking = book(router, options, PROMPT, now=0)
     booking.first_token()
-    assert max(each.held_tokens for each in router.preview(options, PROMPT, {}, now=1)[0]) == 160  # predicted
-    assert not any(each.held_tokens for each in router.preview(options, PROMPT, {}, now=2 * PREDICTED_SECONDS)[0])
+    assert max(each.held_tokens for each in preview(router, options, PROMPT, now=1)[0]) == 160  # predicted
+    assert not any(each.held_tokens for each in preview(router, options, PROMPT, now=2 * PREDICTED_SECONDS)[0])
 
 
 def test_prediction_continues_a_report() -> None:
     router = router_of("cost", a=blocks(3), b=[])
     book(router, [A, B], PROMPT, now=0).first_token()
-    assert set(router.predictions.expected("a", now=0)) == set(KEYS[3:])
-    candidates, *_ = router.preview([A, B], PROMPT, looked_up(router, [A, B], PROMPT), now=1)
+    assert set(expected(router, "a")) == set(KEYS[3:])
+    candidates, *_ = router.preview(rows_of(router, [A, B]), PROMPT, looked_up(router, [A, B], PROMPT), now=1)
     assert [(each.overlap_tokens, each.held_tokens) for each in candidates] == [(48, 160), (0, 0)]
 
 
@@ -234,7 +239,7 @@ def test_load_report_excludes_this_gateways_requests_at_its_time() -> None:
     }
     for load_times, expected in cases.items():
         reported = B._replace(num_waiting=9, load_times=load_times)
-        found = router.preview([A, reported], PROMPT, {}, now=32).candidates[1].foreign_requests
+        found = preview(router, [A, reported], PROMPT, now=32).candidates[1].foreign_requests
         assert found == expected, load_times
 
 
@@ -256,7 +261,7 @@ def test_running_requests_of_other_gateways_count_as_load() -> None:
 
     def foreign(num_running: int, num_waiting: int) -> tuple[int, int, int]:
         reported = B._replace(num_running=num_running, num_waiting=num_waiting, load_times=(7, 7))
-        found = router.preview([A, reported], PROMPT, {}, now=7).candidates[1]
+        found = preview(router, [A, reported], PROMPT, now=7).candidates[1]
         return found.foreign_requests, found.foreign_running, found.foreign_decode_blocks
 
     num_blocks = -(-PROMPT.num_tokens // 16)

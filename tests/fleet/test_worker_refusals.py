@@ -64,12 +64,13 @@ async def test_request_refused_by_one_kind_goes_to_another(prompt: Prompt) -> No
 
 async def test_request_is_refused_if_no_ready_worker_can_serve_it() -> None:  # F9
     able = Described("unix:/b", DESCRIPTION)
-    _, over = dispatcher(Refusing("tokenspeed://a:1", DESCRIPTION), able)
+    worker_pool, over = dispatcher(Refusing("tokenspeed://a:1", DESCRIPTION), able)
     able.ready = False
     with pytest.raises(UnsupportedParameter, match="No `n` here") as failure:
         await placed(over, SEVERAL)
     assert failure.value.param == "n"
     able.ready = True
+    worker_pool.changed(able)
     with pytest.raises(UnsupportedParameter):
         async with over.place(MODEL, SEVERAL, {"unix:/b"}):
             pass

@@ -18,7 +18,7 @@ from waiting import until
 from saccade.fleet import shared as shared_index
 from saccade.fleet.feed import ALONE, AWAY
 from saccade.fleet.index import BlockIndex, Partition
-from saccade.fleet.lookup import LookupTarget, Overlap
+from saccade.fleet.lookup import Overlaps, Targets
 from saccade.fleet.metrics import RoutingCollector
 from saccade.fleet.pool import WorkerPool
 from saccade.fleet.report import worker_report
@@ -93,6 +93,10 @@ async def asking(urls: list[str], path: Path) -> AsyncIterator[tuple[WorkerPool,
         await worker_pool.close()
 
 
+def in_lists(found: Overlaps) -> tuple[list[int], list[bool]]:
+    return found.num_blocks.tolist(), found.are_exact.tolist()
+
+
 async def test_two_processes_share_one_indexer(tmp_path: Path) -> None:  # E5
     path = tmp_path / "indexer.sock"
     async with (
@@ -101,12 +105,12 @@ async def test_two_processes_share_one_indexer(tmp_path: Path) -> None:  # E5
         asking(urls, path) as (worker_pool, one),
         asking(urls, path) as (_, other),
     ):
-        targets = [*(LookupTarget(url, PARTITION) for url in urls), LookupTarget("unix:/none", OTHER)]
+        targets = Targets((*urls, "unix:/none"), (*[PARTITION] * len(urls), OTHER))
         for shared in (one, other):
             for worker in worker_pool.clients:
                 await until(partial(is_known, shared, worker))
             found = await shared.overlaps(targets, {PARTITION: KEYS, OTHER: KEYS})
-            assert [found[target.name] for target in targets] == [Overlap(3, True), Overlap(1, True), Overlap()]
+            assert in_lists(found) == ([3, 1, 0], [True, True, False])
         report = worker_report(worker_pool.clients[0], worker_pool, one)
         assert (report.exactness, report.reason, report.holdings.blocks) == ("EXACT", "", 3)
         registry = CollectorRegistry()
@@ -126,14 +130,15 @@ async def test_without_an_indexer_nothing_is_known_and_one_that_comes_knows_all(
     caplog.set_level(logging.INFO)
     path = tmp_path / "indexer.sock"
     async with fronts(tmp_path, 2, 0) as urls, asking(urls, path) as (worker_pool, shared):
-        targets = [LookupTarget(url, PARTITION) for url in urls]
+        targets = Targets(urls, [PARTITION] * len(urls))
         for _ in range(2):
-            assert await shared.overlaps(targets, {PARTITION: KEYS}) == {}
+            assert in_lists(await shared.overlaps(targets, {PARTITION: KEYS})) == ([0, 0], [False, False])
             report = worker_report(worker_pool.clients[0], worker_pool, shared)
             assert (report.exactness, report.reason, report.holdings.blocks) == ("NONE", UNREACHABLE, 0)
             async with indexing(urls, path):
                 await until(lambda: not shared.feed(worker_pool.clients[0]).reason)
-                assert (await shared.overlaps(targets, {PARTITION: KEYS}))[urls[0]] == Overlap(2, True)
+                found = await shared.overlaps(targets, {PARTITION: KEYS})
+                assert (found.num_blocks[0], found.are_exact[0]) == (2, True)
             await until(lambda: shared.feed(worker_pool.clients[0]).reason == UNREACHABLE)
     assert caplog.text.count(f"the caches of all workers are NONE: {UNREACHABLE}") == 2
 
@@ -167,11 +172,12 @@ async def test_an_indexer_that_hangs_costs_one_wait(tmp_path: Path, monkeypatch:
     try:
         await until(lambda: shared.feed(worker_pool.clients[0]).reason == "")
         assert shared.feed(worker_pool.clients[1]).reason == AWAY
-        assert await shared.overlaps([LookupTarget("unix:/b", PARTITION)], {PARTITION: KEYS}) == {}
+        other = Targets(["unix:/b"], [PARTITION])
+        assert in_lists(await shared.overlaps(other, {PARTITION: KEYS})) == ([0], [False])
         assert not looked_up
-        target = [LookupTarget("unix:/a", PARTITION)]
+        target = Targets(["unix:/a"], [PARTITION])
         for _ in range(5):
-            assert await shared.overlaps(target, {PARTITION: KEYS}) == {}
+            assert in_lists(await shared.overlaps(target, {PARTITION: KEYS})) == ([0], [False])
         assert len(looked_up) == 1
         assert shared.feed(worker_pool.clients[0]).reason == UNREACHABLE
     finally:

@@ -158,7 +158,7 @@ def held(
         limits, router = gateway.application.limits, gateway.application.routing.cache_view.router
         wait_until(lambda: (limits.admission.num_requests, limits.memory.num_bytes, limits.pixels.weight) == (0, 0, 0))
         assert gateway.metric("saccade_router_queue_pending_requests") == 0
-        assert not any(work.num_requests for work in router.work.values())
+        assert not any(work.num_requests for work in router.works().values())
         # An image is decoded to its end.
         wait_until(lambda: gateway.metric("saccade_slots_in_use") == 0)
         wait_until(lambda: tasks(gateway) == num_tasks)

@@ -48,7 +48,7 @@ def gateway_of(
 
 
 def booked(gateway: scripted.Gateway) -> int:
-    return sum(work.num_requests for work in gateway.application.routing.cache_view.router.work.values())
+    return sum(work.num_requests for work in gateway.application.routing.cache_view.router.works().values())
 
 
 @pytest.mark.parametrize("stream", [True, False])

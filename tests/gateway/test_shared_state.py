@@ -222,7 +222,7 @@ def open_things(gateway: scripted.Gateway, num_tasks: int) -> Fields:
         "bytes": limits.memory.num_bytes,
         "bytes of pixels": limits.pixels.weight,
         "requests that wait for a worker": gateway.metric("saccade_router_queue_pending_requests"),
-        "requests at workers": sum(work.num_requests for work in router.work.values()),
+        "requests at workers": sum(work.num_requests for work in router.works().values()),
         "slots": gateway.metric("saccade_slots_in_use"),
         "images in decode processes": pool.queue.num_running,
         "images that wait for one": pool.queue.num_waiting,

@@ -130,7 +130,7 @@ class Gateway:
         return BLOCK_SIZE * min(self._held(prompt.keys), (len(prompt.token_ids) - 1) // BLOCK_SIZE)
 
     def _held(self, keys: list[bytes]) -> int:
-        return self.index.overlaps(PARTITION, keys).get("w", 0)
+        return int(self.index.overlaps(PARTITION, keys)[self.index.places_of(["w"])[0]])
 
     async def ask(self, prompt: Prompt, max_tokens: int = 1) -> tuple[list[int], int]:
         """Return the answer's token ids, and how many of the prompt's tokens vLLM found in its cache."""

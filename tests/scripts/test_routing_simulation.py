@@ -20,7 +20,7 @@ def test_every_prompt_ends_and_leaves_no_work() -> None:
     finished = simulation.run(FEW.arrivals(1))
     assert len(finished) == 100
     assert all(each.num_answered == each.prompt.num_answer for each in finished)
-    assert {each.booking.router.work[each.booking.worker] for each in finished} == {WorkInFlight()}
+    assert {each.booking.router.work_of(each.booking.worker) for each in finished} == {WorkInFlight()}
 
 
 def test_a_lone_worker_with_room_computes_what_is_shared_once() -> None:

@@ -24,12 +24,17 @@ S = TypeVar("S")
 logger = logging.getLogger(__name__)
 
 
+def ignore_load(_: object) -> None:
+    """Do nothing with a worker's report of its load."""
+
+
 class Connector(ABC, Generic[S]):
     """A client of the worker at *url*; between start() and close() it reconnects by itself.
 
     It has a session while the worker is ready. *load* was true at some time between the two of *load_times*, in seconds
     of the monotonic clock. *loss* says why the last attempt to connect failed, or why the last session ended; "" while
-    there is one. *on_change* is called with this client whenever `ready`, `description` or both have changed.
+    there is one. *on_change* is called with this client whenever `ready`, `description` or both have changed, *on_load*
+    whenever `load` has.
     """
 
     LIMIT_SECONDS: ClassVar[float] = 1.0
@@ -41,7 +46,9 @@ class Connector(ABC, Generic[S]):
     LOSS_LEVEL: ClassVar[int] = logging.WARNING
     """The level at which a new reason for a loss is logged."""
 
-    def __init__(self, url: str, on_change: Callable[[Any], None]) -> None:
+    def __init__(
+        self, url: str, on_change: Callable[[Any], None], on_load: Callable[[Any], None] = ignore_load
+    ) -> None:
         self.url = url
         self.description: Description | None = None
         self.load: Load | None = None
@@ -49,6 +56,7 @@ class Connector(ABC, Generic[S]):
         self.loss = ""
         self._session: S | None = None
         self._on_change = on_change
+        self._on_load = on_load
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -104,3 +112,4 @@ class Connector(ABC, Generic[S]):
     def _note_load(self, load: Load, since: float) -> None:
         """Keep a report of the load that was requested at *since*."""
         self.load, self.load_times = plausible(load), (since, time.monotonic())
+        self._on_load(self)

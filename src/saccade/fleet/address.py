@@ -35,10 +35,10 @@ def clients(url: str, context: ClientContext, credentials: WorkerCredentials) ->
     if url.startswith(vllm_http.SCHEMES):
         reader = FileReader(context.model_files, context.read_files, _placeholder_id)
         return tuple(
-            VllmClient(one, context.on_released, context.on_change, credentials, reader)
+            VllmClient(one, context.on_released, context.on_change, credentials, reader, context.on_load)
             for one in vllm_http.rank_urls(url)
         )
-    return (WorkerClient(url, context.on_released, context.on_change, credentials),)
+    return (WorkerClient(url, context.on_released, context.on_change, credentials, context.on_load),)
 
 
 def targets(urls: Iterable[str]) -> tuple[str, ...]:

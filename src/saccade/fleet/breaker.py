@@ -53,6 +53,10 @@ class Breakers:
         breaker = self._breakers.get(worker)
         return breaker is None or not breaker.is_open or now >= breaker.trial_at
 
+    def refusing(self, now: float) -> list[str]:
+        """Return the workers that may get no request."""
+        return [worker for worker in self._breakers if not self.allows(worker, now)] if self._breakers else []
+
     def on_send(self, worker: str, now: float) -> None:
         """Note that *worker* gets a request. If it is a trial, the next one waits."""
         breaker = self._breakers.get(worker)

@@ -1,12 +1,17 @@
 """Choose one of the workers that serve a model, by the prompt's work there and the work in flight."""
 
-import math
-import operator
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 from blake3 import blake3
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 
 Policy = Literal["auto", "cost", "round_robin", "least_load", "power_of_two", "consistent_hash"]
 """auto is cost if the contents of a worker's cache are reported or assumed, else least_load."""
@@ -34,60 +39,62 @@ class WorkInFlight(NamedTuple):
     num_samples: int = 0
     num_rows: int = 0
 
-    def plus(self, other: "WorkInFlight") -> "WorkInFlight":
-        return WorkInFlight(*map(operator.add, self, other))
 
-    def minus(self, other: "WorkInFlight") -> "WorkInFlight":
-        """Return the work without *other*, which must be part of it."""
-        return WorkInFlight(*map(operator.sub, self, other))
+NUM_REQUESTS, PREFILL_TOKENS, DECODE_BLOCKS, NUM_SAMPLES, NUM_ROWS = 0, 2, 3, 4, 5
+"""Places of fields of WorkInFlight."""
 
 
-class Candidate(NamedTuple):
-    """A worker that could take a prompt: its work in flight, and the prompt's tokens left to compute there.
+@dataclass(frozen=True)
+class Candidates:
+    """The workers that could take a prompt, and its terms there: arrays with an element for each worker, in tokens.
 
-    The worker has reported *overlap_tokens* of the prompt; *held_tokens* adds those that it is expected to hold soon.
-    *prompt_tokens* follow these; *image_tokens* belong to images that must be encoded. By its own report,
-    *foreign_requests* wait at the worker and *foreign_running* run there that this gateway process cannot have sent;
+    *names* are the workers', *work* is the work in flight: an array for each field of WorkInFlight. The workers have
+    reported *overlap_tokens* of the prompt; *held_tokens* adds those that they are expected to hold soon.
+    *prompt_tokens* follow these; *image_tokens* belong to images that must be encoded. By their own reports,
+    *foreign_requests* wait and *foreign_running* run there that this gateway process cannot have sent;
     *foreign_decode_blocks* are those of the latter, if each has as many as this prompt. A token left weighs
     *recompute_weight* tokens that wait.
     """
 
-    name: str
-    work: WorkInFlight = WorkInFlight()
-    prompt_tokens: int = 0
-    image_tokens: int = 0
-    overlap_tokens: int = 0
-    held_tokens: int = 0
-    foreign_requests: int = 0
-    foreign_running: int = 0
-    foreign_decode_blocks: int = 0
+    names: Sequence[str]
+    work: IntArray
+    prompt_tokens: IntArray
+    image_tokens: IntArray
+    overlap_tokens: IntArray
+    held_tokens: IntArray
+    foreign_requests: IntArray
+    foreign_running: IntArray
+    foreign_decode_blocks: IntArray
     recompute_weight: float = RECOMPUTE_WEIGHT
 
+    def __len__(self) -> int:
+        return len(self.names)
+
     @property
-    def left_tokens(self) -> int:
+    def left_tokens(self) -> IntArray:
         return self.prompt_tokens + self.image_tokens
 
     @property
-    def foreign_tokens(self) -> int:
+    def foreign_tokens(self) -> IntArray:
         """Tokens of waiting requests from others, each as long as this prompt by assumption."""
         return self.foreign_requests * (self.prompt_tokens + self.held_tokens)
 
     @property
-    def cost(self) -> float:
+    def costs(self) -> FloatArray:
         """Work that the prompt makes, weighted, and work that it waits for, in prompt tokens.
 
         The sum has the terms of Dynamo's router (ai-dynamo 1.6.1): prefill to do, and blocks in decode. There a block
         in decode counts as much as a block of prefill, so a busy worker loses prompts that it holds to an idle one,
         which computes them again. Here a block in decode counts as one token: a step only reads it.
         """
-        own_work = self.recompute_weight * self.left_tokens
-        decode_blocks = self.work.decode_blocks + self.foreign_decode_blocks
-        return own_work + self.work.prefill_tokens + decode_blocks + self.foreign_tokens
+        waiting = self.work[PREFILL_TOKENS] + self.work[DECODE_BLOCKS] + self.foreign_decode_blocks
+        return self.recompute_weight * self.left_tokens + waiting + self.foreign_tokens
 
     @property
-    def load(self) -> tuple[int, WorkInFlight]:
-        """The key of least_load and power_of_two: requests of all senders, then this gateway's work."""
-        return self.work.num_requests + self.foreign_requests + self.foreign_running, self.work
+    def loads(self) -> Iterable[IntArray]:
+        """Yield the keys of least_load and power_of_two: requests of all senders, then this gateway's work."""
+        yield self.work[0] + self.foreign_requests + self.foreign_running
+        yield from self.work
 
 
 class Chooser:
@@ -103,51 +110,66 @@ class Chooser:
         # Each worker's last turn, because prefill and decode workers are chosen separately.
         self._turns: dict[str, int] = {}
 
+    def copy(self) -> "Chooser":
+        """Return a chooser that makes the next choice as this one will."""
+        return copy.deepcopy(self)
+
     def effective(self, *, reported: bool) -> Policy:
         """Return the policy that decides: auto is cost or least_load."""
         if self.policy != "auto":
             return self.policy
         return "cost" if reported else "least_load"
 
-    def choose(self, candidates: Sequence[Candidate], affinity: bytes = b"", *, reported: bool = False) -> Candidate:
-        """Return one of *candidates*, one or more. *reported*: the contents of some caches are known."""
+    def choose(self, candidates: Candidates, affinity: bytes = b"", *, reported: bool = False) -> int:
+        """Return the place of one of *candidates*, one or more. *reported*: the contents of some caches are known."""
         if len(candidates) == 1:
-            return candidates[0]
+            return 0
         match self.effective(reported=reported):
             case "cost":
-                return self._by_cost(candidates)
+                return self._by_cost(candidates.costs)
             case "round_robin":
-                chosen = min(candidates, key=lambda each: (self._turns.get(each.name, 0), each.name))
-                self._turns[chosen.name] = max(self._turns.values(), default=0) + 1
-                return chosen
+                return self._next(candidates.names)
             case "power_of_two":
-                return self._least(self._random.sample(candidates, 2), operator.attrgetter("load"))
+                return self._least(candidates, np.array(self._random.sample(range(len(candidates)), 2)))
             case "consistent_hash":
-                return max(candidates, key=lambda each: _rank(affinity, each.name))
+                names = candidates.names
+                return max(range(len(names)), key=lambda place: _rank(affinity, names[place]))
             case _:
-                return self._least(candidates, operator.attrgetter("load"))
+                return self._least(candidates, np.arange(len(candidates)))
 
-    def _by_cost(self, candidates: Sequence[Candidate]) -> Candidate:
+    def _by_cost(self, costs: FloatArray) -> int:
         if self._temperature <= 0:
-            return self._least(candidates, operator.attrgetter("cost"))
-        (chosen,) = self._random.choices(candidates, _weights([each.cost for each in candidates], self._temperature))
+            return self._one_of((costs == costs.min()).nonzero()[0])
+        (chosen,) = self._random.choices(range(len(costs)), _weights(costs, self._temperature).tolist())
         return chosen
 
-    def _least(self, candidates: Sequence[Candidate], measure: Callable[[Candidate], Any]) -> Candidate:
-        measures = list(map(measure, candidates))
-        least = min(measures)
-        return self._random.choice([each for each, size in zip(candidates, measures, strict=True) if size == least])
+    def _next(self, names: Sequence[str]) -> int:
+        chosen = min(range(len(names)), key=lambda place: (self._turns.get(names[place], 0), names[place]))
+        self._turns[names[chosen]] = max(self._turns.values(), default=0) + 1
+        return chosen
+
+    def _least(self, candidates: Candidates, places: IntArray) -> int:
+        """Return one of the *places* with the least load."""
+        for load in candidates.loads:
+            of_places = load[places]
+            places = places[of_places == of_places.min()]
+            if len(places) == 1:
+                break
+        return self._one_of(places)
+
+    def _one_of(self, places: IntArray) -> int:
+        return int(places[0 if len(places) == 1 else self._random.randrange(len(places))])
 
 
-def _weights(costs: Sequence[float], temperature: float) -> list[float]:
+def _weights(costs: FloatArray, temperature: float) -> FloatArray:
     """Return the softmax of -(cost - least) / ((most - least) * temperature), not normalised.
 
     The formula is that of Dynamo's router (ai-dynamo 1.6.1): costs are scaled, so that a temperature means the same for
     short and for long prompts.
     """
-    least = min(costs)
-    spread = max(costs) - least
-    return [math.exp(-(cost - least) / (spread * temperature)) if spread else 1.0 for cost in costs]
+    least = costs.min()
+    spread = costs.max() - least
+    return np.exp(-(costs - least) / (spread * temperature)) if spread else np.ones_like(costs)
 
 
 def _rank(affinity: bytes, name: str) -> bytes:

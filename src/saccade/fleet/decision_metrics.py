@@ -74,19 +74,18 @@ class DecisionMetrics:
         finally:
             self._seconds[name].observe(time.perf_counter() - start)
 
-    def observe(self, model: Model, num_prompt_tokens: int, booking: Booking, choice_seconds: float) -> float | None:
-        """Record where a prompt for *model* was placed, and that choosing took *choice_seconds*.
+    def observe(
+        self, model: Model, worker: Worker, num_prompt_tokens: int, booking: Booking, choice_seconds: float
+    ) -> float | None:
+        """Record that a prompt for *model* was placed at *worker*, and that choosing took *choice_seconds*.
 
         Return the share of the prompt that its worker held, for first_token(); None if that is not certain.
         """
         self._seconds["choice"].observe(choice_seconds)
-        choice = booking.choice
-        worker = next(each for each in model.workers if each.url == booking.worker)
         known = self._exactness_of(worker)
         if known.level != "EXACT":
             self._note_inexact(model, worker, known)
-        most = max(candidate.overlap_tokens for candidate in choice.candidates)
-        if lost := most - choice.chosen.overlap_tokens:
+        if lost := booking.most_overlap_tokens - booking.overlap_tokens:
             self._passed_over.labels(model.name).inc()
             self._blocks_lost.labels(model.name).inc(lost / model.description.block_size)
         is_certain = known.level == "EXACT" and booking.matched_tokens is not None

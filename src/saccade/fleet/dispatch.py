@@ -4,34 +4,37 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable, Sequence, Set
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from saccade.connectors.sink import Sink, Stream
 from saccade.errors import InternalError, WorkerFailed, WorkerUnavailable
 from saccade.fair_queue import FairQueue
+from saccade.fleet.cost import NUM_REQUESTS, IntArray
 from saccade.fleet.decision_metrics import DecisionMetrics
-from saccade.fleet.index import BlockIndex, Partition
-from saccade.fleet.legs import Pair, first_workers, partners
-from saccade.fleet.lookup import LocalLookup, Lookup, LookupTarget, Overlap
-from saccade.fleet.places import UNBOUNDED, num_places, rows_of
+from saccade.fleet.index import BlockIndex
+from saccade.fleet.legs import Pair, partners
+from saccade.fleet.lookup import LocalLookup, Lookup, Overlaps
+from saccade.fleet.places import UNBOUNDED
 from saccade.fleet.pool import Model, WorkerPool
-from saccade.fleet.prompt import Prompt, takers_of
+from saccade.fleet.prompt import Prompt
 from saccade.fleet.prompt_keys import PromptKeys
-from saccade.fleet.router import Booking, Option, RoutedImage, RoutedPrompt, Router, RoutingChoice
+from saccade.fleet.router import Booking, RoutedImage, RoutedPrompt, Router, RoutingChoice
+from saccade.fleet.serving import NOBODY, MaskKey, Serving, option_of
 from saccade.fleet.settings import DEFAULT_LIMITS, DispatchLimits, RoutingSettings
 from saccade.fleet.worker import Worker, takes_chats_only
 from saccade.identity.blocks import block_key, root_key
 from saccade.protocol.chat import ChatPrompt
-from saccade.protocol.engine_load import Load
 from saccade.protocol.media import MediaItem
 from saccade.protocol.request import MAX_NUM_SAMPLES, EngineRequest, MediaPixels
 from saccade.transport import shared_memory
@@ -40,8 +43,6 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M", MediaItem, MediaPixels)
 
-
-NO_LOAD = Load()
 
 AFFINITY_TOKENS = 256
 """consistent_hash hashes the first image; without one, this many tokens of the prompt's beginning."""
@@ -95,6 +96,18 @@ class Placement:
             self.pair.on_first_token()
 
 
+class _Ask(NamedTuple):
+    """A request in the queue: the *key* of the workers outside *excluded* that it waits for.
+
+    The error of *prompt* ends it if none can take it.
+    """
+
+    model: str
+    key: MaskKey
+    excluded: Set[str]
+    prompt: Prompt
+
+
 @dataclass(frozen=True)
 class Preview:
     """Where *prompt* would go now."""
@@ -104,13 +117,17 @@ class Preview:
     choice: RoutingChoice
 
 
-@dataclass(frozen=True)
-class _Query:
-    """A prompt in the router's terms, the workers that may get it, and what each of them holds of it."""
+class _Query(NamedTuple):
+    """A prompt in the router's terms, the workers at *places* of *serving* that may get it, and what they hold."""
 
-    options: Sequence[Option]
+    serving: Serving
+    places: NDArray[np.intp]
     prompt: RoutedPrompt
-    overlaps: Mapping[str, Overlap]
+    overlaps: Overlaps
+
+    @property
+    def rows(self) -> IntArray:
+        return self.serving.rows[self.places]
 
 
 class Dispatcher:
@@ -133,7 +150,7 @@ class Dispatcher:
         self.num_retried: Counter[str] = Counter()
         self._queues: dict[str, FairQueue] = {}
         self._num_booked: Counter[str] = Counter()
-        self._num_rows: defaultdict[str, int] = defaultdict(int)
+        self._served: dict[str, Serving] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._worker_pool = worker_pool
         self._router = router or Router("auto", BlockIndex(RoutingSettings.routing_index_bytes), Random())
@@ -143,6 +160,7 @@ class Dispatcher:
         # Workers other than Saccade's do not report which user they run as.
         self._namespaces = (shared_memory.readers(), shared_memory.namespace())
         worker_pool.on_change(self.advance)
+        worker_pool.on_load(self._note_load)
         worker_pool.on_forget(self._forget)
 
     @property
@@ -152,11 +170,11 @@ class Dispatcher:
 
     @property
     def num_requests(self) -> int:
-        return sum(work.num_requests for work in self._router.work.values())
+        return int(self._router.work[NUM_REQUESTS].sum())
 
     def num_requests_at(self, worker: str) -> int:
         """Return how many requests are booked at the worker with the url *worker*."""
-        return self._router.work[worker].num_requests if worker in self._router.work else 0
+        return self._router.work_of(worker).num_requests
 
     async def _forget(self, worker: str) -> None:
         self._router.forget(worker)
@@ -169,18 +187,15 @@ class Dispatcher:
 
     def takers_of_chats(self, model: str) -> tuple[bool, bool]:
         """Return whether any worker of *model* takes chats only, and whether all do. Raises as place() does."""
-        chats_only = [takes_chats_only(worker) for worker in self._worker_pool.model(model).workers]
-        return any(chats_only), all(chats_only)
+        serving = self._serving(model)
+        return serving.some_take_chats, serving.all_take_chats
 
     async def preview(self, model: str, prompt: Prompt) -> Preview:
         """Return where place() would put a prompt now. Raises ModelNotFound and WorkerUnavailable."""
-        serving = self._worker_pool.model(model)
-        free = self._free_places(serving, prompt, frozenset())
-        with_room = [worker for worker in serving.workers if free.get(worker.url)]
-        allowed = [worker for worker in serving.workers if worker.url in free]
-        query = await self._look_up(serving, with_room or allowed, prompt, prompt.num_samples)
-        choice = self._router.preview(query.options, query.prompt, query.overlaps, time.monotonic())
-        return Preview(serving, prompt, choice)
+        serving = self._serving(model)
+        query = await self._look_up(serving, self._with_room(serving, prompt, NOBODY), prompt, prompt.num_samples)
+        choice = self._router.preview(query.rows, query.prompt, query.overlaps, time.monotonic())
+        return Preview(serving.model, prompt, choice)
 
     @asynccontextmanager
     async def place(self, model: str, prompt: Prompt, excluded: Set[str] = frozenset()) -> AsyncIterator[Placement]:
@@ -190,44 +205,31 @@ class Dispatcher:
         or what its tenant may hold if that is less; no more of them run at a time. Raises ModelNotFound,
         WorkerUnavailable, QueueFull, and the prompt's own error if no worker can take it.
         """
-        serving = self._worker_pool.model(model)
-        name, free = serving.name, dict[str, int]()
-        queue = self._queue_of(name)
-        rows = rows_of(self.limits, serving)
-        self._num_rows[name] = sum(rows.values())
-        weight = min(prompt.num_samples, max(rows.values()))
-
-        def full_workers() -> Set[str] | None:
-            """Return the workers that could serve the prompt if all are at their limit, None if one is not."""
-            nonlocal serving, free
-            serving = self._worker_pool.model(model)
-            self._num_rows[name] = sum(rows_of(self.limits, serving).values())
-            free = self._free_places(serving, prompt, excluded)
-            # Some requests have their turn but are not booked yet.
-            return None if sum(free.values()) > queue.weight - self._num_booked[name] else frozenset(free)
-
+        serving = self._serving(model)
+        name, queue = serving.model.name, self._queue_of(serving.model.name)
+        weight = min(prompt.num_samples, serving.most_rows)
+        ask = _Ask(name, serving.key_of(prompt), frozenset(excluded), prompt)
         with ExitStack() as booked:
             self._advance_later()
-            turn = await queue.enter(prompt.tenant, weight, prompt.tenant_priority, full_workers, prompt.priority)
+            turn = await queue.enter(prompt.tenant, weight, prompt.tenant_priority, ask, prompt.priority)
+            # The end of the turn lets others have its place, when all else is given back.
             booked.enter_context(turn)
-            workers = [worker for worker in serving.workers if free.get(worker.url)]
-            query = await self._look_up(serving, workers, prompt, turn.weight)
+            serving = self._serving(model)
+            places = self._with_room(serving, prompt, excluded)
+            query = await self._look_up(serving, places, prompt, turn.weight)
             self._num_booked[name] += turn.weight
             booked.callback(self._num_booked.subtract, {name: turn.weight})
             start = time.perf_counter()
-            worker, booking = self._book(query, workers, booked)
+            worker, booking = self._book(query, booked)
             self.num_placed[worker.url] += 1
             held_share = None
-            if len(query.options) > 1:
-                choice_seconds = time.perf_counter() - start
-                held_share = self._metrics.observe(serving, len(prompt.token_ids), booking, choice_seconds)
+            if len(query.rows) > 1:
+                seconds = time.perf_counter() - start
+                held_share = self._metrics.observe(serving.model, worker, len(prompt.token_ids), booking, seconds)
             description, pair = worker.description, None
             if description is not None and description.role == "prefill":
                 pair = await self._pair(serving, worker, booking, prompt, excluded, booked)
             tried = {*excluded, worker.url}
-            can_retry = len(tried) <= self.limits.max_retries and not tried.issuperset(
-                worker.url for worker in serving.workers
-            )
             yield Placement(
                 worker=worker,
                 pixel_dtype=description.pixel_dtype if description else "uint8",
@@ -235,7 +237,7 @@ class Dispatcher:
                 pair=pair,
                 model=name,
                 held_share=held_share,
-                can_retry=can_retry,
+                can_retry=len(tried) <= self.limits.max_retries and serving.is_left(tried),
                 takes_chat=takes_chats_only(worker),
                 num_at_once=turn.weight,
                 # A worker knows no tenants: at several, a request would overtake those of others there.
@@ -257,12 +259,45 @@ class Dispatcher:
                 wait_seconds=self.limits.wait_seconds,
                 client_capacity=partial(self._num_rows_for_one, model) if self.limits.client_share < 1 else None,
                 client_share=self.limits.client_share,
+                obstacle_to=self._obstacle_to,
             )
         return self._queues[model]
 
+    def _serving(self, model: str) -> Serving:
+        """Return the workers of *model* as they are now. Raises ModelNotFound and WorkerUnavailable."""
+        now = self._worker_pool.model(model)
+        serving = self._served.get(now.name)
+        if serving is None or serving.model is not now:
+            serving = self._served[now.name] = Serving(now, self._router, self.limits)
+        return serving
+
+    def _note_load(self, worker: Worker) -> None:
+        if (description := worker.description) is not None and description.model in self._served:
+            self._router.describe(option_of(worker, self._served[description.model].model))
+
+    def _obstacle_to(self, need: object) -> Hashable:
+        """Return what keeps a request from a worker: the key of the workers that could serve it, if all are full.
+
+        Raises ModelNotFound, WorkerUnavailable, and the prompt's own error if no worker can take it.
+        """
+        if not isinstance(need, _Ask):
+            return None
+        serving, name = self._serving(need.model), need.model
+        places = serving.takers_of(need.prompt, need.excluded, time.monotonic())
+        # Some requests have their turn but are not booked yet.
+        if serving.num_free(places).sum() > self._queues[name].weight - self._num_booked[name]:
+            return None
+        return need.key, need.excluded
+
+    def _with_room(self, serving: Serving, prompt: Prompt, excluded: Set[str]) -> NDArray[np.intp]:
+        """Return the places of the workers that may get *prompt* and have room for it; all that may if none has."""
+        places = serving.takers_of(prompt, excluded, time.monotonic())
+        with_room = places[serving.num_free(places) > 0]
+        return with_room if len(with_room) else places
+
     def _num_rows_for_one(self, model: str, num_of_others: int) -> int:
         """Return how many rows at workers of *model* one tenant may hold if others hold *num_of_others*."""
-        return max(1, math.ceil(self.limits.client_share * (self._num_rows[model] - num_of_others)))
+        return max(1, math.ceil(self.limits.client_share * (self._served[model].num_rows - num_of_others)))
 
     def _advance_later(self) -> None:
         """Advance every ADVANCE_SECONDS as long as requests wait."""
@@ -275,34 +310,30 @@ class Dispatcher:
         if self.num_waiting:
             self._advance_later()
 
-    def _book(self, query: _Query, workers: Sequence[Worker], booked: ExitStack) -> tuple[Worker, Booking]:
-        """Book the prompt of *query* at one of *workers*, until *booked* ends or before."""
-        booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
-        booked.callback(self._end, booking)
-        return next(worker for worker in workers if worker.url == booking.worker), booking
-
-    def _end(self, booking: Booking) -> None:
-        """End *booking*, and let others have its place."""
-        booking.close(time.monotonic())
-        self.advance()
+    def _book(self, query: _Query, booked: ExitStack) -> tuple[Worker, Booking]:
+        """Book the prompt of *query* at one of its workers, until *booked* ends or before."""
+        now = time.monotonic()
+        booking = self._router.book(query.rows, query.prompt, query.overlaps, now)
+        booked.callback(lambda: booking.close(time.monotonic()))
+        return query.serving.worker(booking.worker), booking
 
     async def _pair(
-        self, serving: Model, first: Worker, at_first: Booking, prompt: Prompt, excluded: Set[str], booked: ExitStack
+        self, serving: Serving, first: Worker, at_first: Booking, prompt: Prompt, excluded: Set[str], booked: ExitStack
     ) -> Pair | None:
         """Also book *prompt* at a decode worker for *first*, a prefill worker; return None if it serves alone."""
-        workers = [worker for worker in serving.workers if worker.url not in excluded]
-        max_tokens = prompt.sampling.max_tokens
-        decoders = partners(first, workers, max_tokens, prompt.num_samples)
+        workers = [worker for worker in serving.model.workers if worker.url not in excluded]
+        decoders = partners(first, workers, prompt.sampling.max_tokens, prompt.num_samples)
         if not decoders:
             return None
         now = time.monotonic()
         allowed = [worker for worker in decoders if self._router.breakers.allows(worker.url, now)] or decoders
-        query = await self._look_up(serving, allowed, prompt, prompt.num_samples)
-        second, booking = self._book(query, decoders, booked)
+        places = np.array([serving.place_of(worker.url) for worker in allowed], np.intp)
+        second, booking = self._book(await self._look_up(serving, places, prompt, prompt.num_samples), booked)
 
         def end_prefill() -> None:
             at_first.first_token()
-            self._end(at_first)
+            at_first.close(time.monotonic())
+            self.advance()
 
         return Pair((first, second), end_prefill, booking.first_token)
 
@@ -337,42 +368,22 @@ class Dispatcher:
                 "routing: worker %s gets no requests for %.0f s: %s", worker.url, report.wait_seconds, report.reason
             )
 
-    def _free_places(self, model: Model, prompt: Prompt, excluded: Set[str]) -> dict[str, int]:
-        """Return by url how many more samples each eligible worker of *model* may get.
-
-        Breakers never exclude the last worker. A model's only worker gets everything, since it queues by itself, unless
-        *lone_worker_queue* is set for tenants. Raises WorkerUnavailable and the prompt's own error.
-        """
-        workers = [worker for worker in model.workers if worker.url not in excluded]
-        if not workers:
-            raise WorkerUnavailable("No other worker of the model is ready; try again shortly.")
-        workers = takers_of(workers, prompt)
-        takers: Sequence[Worker] = workers
-        if len(model.workers) > 1:
-            now = time.monotonic()
-            takers = first_workers([one for one in workers if self._router.breakers.allows(one.url, now)] or workers)
-        work = self._router.work
-        return {one.url: max(0, num_places(self.limits, model, one) - work[one.url].num_rows) for one in takers}
-
-    async def _look_up(self, model: Model, workers: Sequence[Worker], prompt: Prompt, num_rows: int) -> _Query:
-        """Return what the router needs to choose one of *workers*. Raises WorkerUnavailable if none is ready."""
-        options = [_option(worker, model, prompt.salt) for worker in workers]
-        if len(options) == 1:
+    async def _look_up(self, serving: Serving, places: NDArray[np.intp], prompt: Prompt, num_rows: int) -> _Query:
+        """Return what the router needs to choose a worker at *places*. Raises WorkerUnavailable if none is ready."""
+        if len(places) == 1:
             routed = RoutedPrompt(len(prompt.token_ids), num_samples=prompt.num_samples, num_rows=num_rows)
-            return _Query(options, routed, {})
+            return _Query(serving, places, routed, Overlaps.unknown(1))
         with self._metrics.stage("keys"):
-            routed = self._routed(prompt, options, num_rows)
+            routed = self._routed(prompt, serving, num_rows)
         with self._metrics.stage("lookup"):
-            overlaps = await self._lookup.overlaps(
-                [LookupTarget(name, part) for name, part, *_ in options], routed.keys
-            )
-        ready = {worker.url for worker in self._worker_pool.clients if worker.ready}
-        options = [option for option in options if option.name in ready]
-        if not options:
-            raise WorkerUnavailable(f"No worker of the model {model.name!r} is ready; try again shortly.")
-        return _Query(options, routed, overlaps)
+            overlaps = await self._lookup.overlaps(serving.targets, routed.keys)
+        if self._worker_pool.model(serving.model.name) is not serving.model:
+            places = np.array([place for place in places.tolist() if serving.model.workers[place].ready], np.intp)
+        if not len(places):
+            raise WorkerUnavailable(f"No worker of the model {serving.model.name!r} is ready; try again shortly.")
+        return _Query(serving, places, routed, overlaps.at(places))
 
-    def _routed(self, prompt: Prompt, options: Sequence[Option], num_rows: int) -> RoutedPrompt:
+    def _routed(self, prompt: Prompt, serving: Serving, num_rows: int) -> RoutedPrompt:
         """Return the prompt in the router's terms."""
         num_tokens = len(prompt.token_ids)
         # The last token is always computed, so its block is never reused.
@@ -381,10 +392,16 @@ class Dispatcher:
             partition: self.prompt_keys.of(
                 root_key(partition.fingerprint, prompt.salt), token_ids, prompt.runs, partition.block_size
             )
-            for partition in {option.partition for option in options}
+            for partition in serving.partitions
         }
         images = tuple(
-            RoutedImage(prompt.salt + run.content_hash, run.start + run.length, run.length) for run in prompt.runs
+            RoutedImage(
+                prompt.salt + run.content_hash,
+                run.start + run.length,
+                run.length,
+                serving.holders(prompt.salt, run.content_hash),
+            )
+            for run in prompt.runs
         )
         affinity = _affinity(prompt)
         return RoutedPrompt(num_tokens, keys, images, affinity, prompt.reads_cache, prompt.num_samples, num_rows)
@@ -401,20 +418,6 @@ class Dispatcher:
             raise InternalError("An image was lost on its way to the worker; the request can be sent again.") from error
         finally:
             self._worker_pool.release(slots)
-
-
-def _option(worker: Worker, model: Model, salt: bytes) -> Option:
-    description, load = worker.description or model.description, worker.load or NO_LOAD
-    return Option(
-        name=worker.url,
-        partition=Partition(description.fingerprint, description.block_size),
-        resumes_at_states=description.resumes_at_states,
-        encodes=lambda key: not worker.holds(salt, key[len(salt) :]),
-        reports=worker.exactness.level != "NONE",
-        num_waiting=load.num_waiting,
-        num_running=load.num_running,
-        load_times=worker.load_times,
-    )
 
 
 def _affinity(prompt: Prompt) -> bytes:

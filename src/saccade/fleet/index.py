@@ -5,9 +5,13 @@ from the root on. The match ends before the first missing block, even if later b
 parent is not held is an orphan: no prompt can reach it, so it is counted and dropped.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.fleet.bits import numbers_of
 from saccade.fleet.key_masks import KeyMasks
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents, StateRemoved, StateStored
 
@@ -23,21 +27,21 @@ class Partition(NamedTuple):
 
 
 class _Worker:
-    """The reports of one worker, whose keys have *bit*.
+    """The reports of one worker, whose keys have *bit*, the one of *place*.
 
     A prompt resumes only where the last *num_to_resume* blocks, or all if they are fewer, have a state. The worker's
-    cache has *capacity* blocks. *found_at* is the number of the look-up that last found the longest prefix there.
+    cache has *capacity* blocks.
     """
 
     def __init__(self, partition: Partition, bit: int, num_to_resume: int, capacity: int) -> None:
         self.partition = partition
         self.bit = bit
+        self.place = bit.bit_length() - 1
         self.num_to_resume = num_to_resume
         self.capacity = capacity
         self.num_blocks = 0
         self.num_states = 0
         self.is_whole = False
-        self.found_at = 0
 
     @property
     def num_to_come(self) -> int:
@@ -52,12 +56,20 @@ class BlockIndex:
     workers count until they are swept. A worker that would not fit with full caches does not begin. If workers hold
     more than they announced, or less in common, the index is over its limit until the caller has evicted one and swept
     its keys.
+
+    Results of look-ups are arrays with an element for each place. A worker keeps its place while *num_changes* stays.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self.num_changes = 0
         self._workers: dict[str, _Worker] = {}
         self._num_lookups = 0
+        # By place; no worker has the last one. For each, the number of the look-up that last found the longest prefix.
+        self._found_at = np.zeros(1, np.int64)
+        self._is_whole = np.zeros(1, np.bool_)
+        self._bits: dict[Partition, int] = {}
+        self._resuming: dict[Partition, list[_Worker]] = {}
         self._blocks = KeyMasks()
         self._states = KeyMasks()
 
@@ -94,8 +106,20 @@ class BlockIndex:
             used |= other.bit
         # The lowest bit that is not used.
         num_to_resume = max(int(resumes_at_states), -(-(window - 1) // partition.block_size))
-        self._workers[worker] = _Worker(partition, ~used & (used + 1), num_to_resume, num_blocks)
+        self._enter(worker, _Worker(partition, ~used & (used + 1), num_to_resume, num_blocks))
         return True
+
+    def _enter(self, worker: str, entry: _Worker) -> None:
+        self._workers[worker] = entry
+        self.num_changes += 1
+        missing = entry.place + 2 - len(self._found_at)
+        if missing > 0:
+            self._found_at = np.pad(self._found_at, (0, missing))
+            self._is_whole = np.pad(self._is_whole, (0, missing))
+        self._found_at[entry.place] = 0
+        self._bits[entry.partition] = self._bits.get(entry.partition, 0) | entry.bit
+        if entry.num_to_resume:
+            self._resuming.setdefault(entry.partition, []).append(entry)
 
     def evict(self) -> str:
         """Forget a worker, and return its name; "" if there is none.
@@ -103,13 +127,21 @@ class BlockIndex:
         It is the worker where a look-up found the longest prefix least recently. Of several without any, it is the
         newest: so a worker that holds more than it announced drives out no worker that fits.
         """
-        worker = min(reversed(self._workers), key=lambda name: self._workers[name].found_at, default="")
+        found_at = self._found_at
+        worker = min(reversed(self._workers), key=lambda name: int(found_at[self._workers[name].place]), default="")
         self.forget(worker)
         return worker
 
     def forget(self, worker: str) -> None:
         """Remove *worker* and its blocks. sweep() frees the memory."""
         if (entry := self._workers.pop(worker, None)) is not None:
+            self.num_changes += 1
+            self._is_whole[entry.place] = False
+            self._bits[entry.partition] ^= entry.bit
+            if not self._bits[entry.partition]:
+                del self._bits[entry.partition]
+            if entry.num_to_resume:
+                self._resuming[entry.partition].remove(entry)
             self._blocks.give_up(entry.bit)
             self._states.give_up(entry.bit)
 
@@ -121,7 +153,9 @@ class BlockIndex:
         """Apply the next message of *worker*, which must have begun; return its number of orphans."""
         entry = self._workers[worker]
         num_orphans = self._learn(entry, message.events)
-        entry.is_whole = entry.is_whole or (message.snapshot and message.last)
+        if message.snapshot and message.last:
+            entry.is_whole = True
+            self._is_whole[entry.place] = True
         return num_orphans
 
     def _learn(self, entry: _Worker, events: Iterable[KvEvent]) -> int:
@@ -154,19 +188,25 @@ class BlockIndex:
         """Return at how many boundaries *worker* is known to hold states."""
         return self._workers[worker].num_states if worker in self._workers else 0
 
-    def overlaps(self, partition: Partition, keys: Sequence[bytes]) -> Mapping[str, int]:
-        """Return for each worker of *partition* after how many of *keys*, from the root on, a prompt could resume."""
-        workers = {name: entry for name, entry in self._workers.items() if entry.partition == partition}
-        lengths = _leading(self._blocks, sum(entry.bit for entry in workers.values()), keys)
+    def places_of(self, workers: Iterable[str]) -> NDArray[np.intp]:
+        """Return the place of each of *workers*; -1 for one that has not begun."""
+        return np.array([entry.place if (entry := self._workers.get(name)) else -1 for name in workers], np.intp)
+
+    @property
+    def are_whole(self) -> NDArray[np.bool_]:
+        """Whether all that the worker at each place holds is known."""
+        return self._is_whole
+
+    def overlaps(self, partition: Partition, keys: Sequence[bytes]) -> NDArray[np.int64]:
+        """Return for each place after how many of *keys*, from the root on, a prompt could resume; 0 elsewhere."""
+        lengths = np.zeros(len(self._found_at), np.int64)
+        _find_leading(self._blocks, self._bits.get(partition, 0), keys, lengths)
         self._num_lookups += 1
-        if longest := max(lengths.values(), default=0):
-            for entry in workers.values():
-                if lengths[entry.bit] == longest:
-                    entry.found_at = self._num_lookups
-        return {
-            name: self._last_states(entry, keys, lengths[entry.bit]) if entry.num_to_resume else lengths[entry.bit]
-            for name, entry in workers.items()
-        }
+        if longest := lengths.max():
+            self._found_at[lengths == longest] = self._num_lookups
+        for entry in self._resuming.get(partition, ()):
+            lengths[entry.place] = self._last_states(entry, keys, int(lengths[entry.place]))
+        return lengths
 
     def _last_states(self, entry: _Worker, keys: Sequence[bytes], num_held: int) -> int:
         """Return the length of the longest prefix of the *num_held* first keys that ends at enough states."""
@@ -179,22 +219,12 @@ class BlockIndex:
         return stop
 
 
-def _leading(masks: KeyMasks, workers: int, keys: Sequence[bytes]) -> dict[int, int]:
-    """Return by bit how many of *keys*, from the first on, each of *workers* holds."""
-    lengths: dict[int, int] = {}
+def _find_leading(masks: KeyMasks, workers: int, keys: Sequence[bytes], lengths: NDArray[np.int64]) -> None:
+    """Write into *lengths*, by place, how many of *keys*, from the first on, each of *workers* holds."""
     for count, mask in enumerate(masks.of(keys)):
         if mask & workers != workers:
-            absent = workers & ~mask
-            lengths |= dict.fromkeys(_bits(absent), count)
-            workers ^= absent
+            lengths[numbers_of(workers & ~mask)] = count
+            workers &= mask
             if not workers:
-                return lengths
-    return lengths | dict.fromkeys(_bits(workers), len(keys))
-
-
-def _bits(mask: int) -> Iterable[int]:
-    """Yield the bits that are set in *mask*."""
-    while mask:
-        bit = mask & -mask
-        yield bit
-        mask ^= bit
+                return
+    lengths[numbers_of(workers)] = len(keys)

@@ -5,38 +5,47 @@ get the result as a value.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
 
 from saccade.fleet.index import BlockIndex, Partition
 
 
-class Overlap(NamedTuple):
-    """The number of leading blocks of a prompt that a worker reported; *is_exact*: all that it holds is known."""
+class Overlaps(NamedTuple):
+    """For each worker, the leading blocks of a prompt that it reported, and whether all that it holds is known."""
 
-    num_blocks: int = 0
-    is_exact: bool = False
+    num_blocks: NDArray[np.int64]
+    are_exact: NDArray[np.bool_]
+
+    @classmethod
+    def unknown(cls, num_workers: int) -> "Overlaps":
+        """Return the overlaps of workers that report nothing."""
+        return cls(np.zeros(num_workers, np.int64), np.zeros(num_workers, np.bool_))
+
+    def at(self, places: NDArray[np.intp]) -> "Overlaps":
+        """Return the overlaps of the workers at *places* alone."""
+        return Overlaps(self.num_blocks[places], self.are_exact[places])
 
 
-UNKNOWN = Overlap()
-"""The overlap of a worker that reports nothing."""
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Workers to look up, by name, and the partition of each one's keys. The same object is looked up many times."""
 
-
-class LookupTarget(NamedTuple):
-    """A worker to look up, and the partition of its keys."""
-
-    name: str
-    partition: Partition
+    names: Sequence[str]
+    partitions: Sequence[Partition]
 
 
 class Lookup(Protocol):
     """Finds how much of a prompt workers hold."""
 
-    async def overlaps(
-        self, targets: Sequence[LookupTarget], keys: Mapping[Partition, Sequence[bytes]]
-    ) -> Mapping[str, Overlap]:
-        """Return by name how much of a prompt *targets* hold; *keys* are its block keys in each partition.
+    async def overlaps(self, targets: Targets, keys: Mapping[Partition, Sequence[bytes]]) -> Overlaps:
+        """Return how much of a prompt *targets* hold; *keys* are its block keys in each partition.
 
-        A missing target is not known. Does not raise: if the index is out of reach, no target is known.
+        Does not raise: if the index is out of reach, no target is known.
         """
 
 
@@ -45,17 +54,25 @@ class LocalLookup:
 
     def __init__(self, index: BlockIndex) -> None:
         self._index = index
+        self._places: WeakKeyDictionary[Targets, tuple[int, NDArray[np.intp]]] = WeakKeyDictionary()
 
-    async def overlaps(
-        self, targets: Sequence[LookupTarget], keys: Mapping[Partition, Sequence[bytes]]
-    ) -> Mapping[str, Overlap]:
+    async def overlaps(self, targets: Targets, keys: Mapping[Partition, Sequence[bytes]]) -> Overlaps:
         """Return the result of find()."""
         return self.find(targets, keys)
 
-    def find(self, targets: Sequence[LookupTarget], keys: Mapping[Partition, Sequence[bytes]]) -> Mapping[str, Overlap]:
-        """Return by name how much of a prompt *targets* hold."""
-        index = self._index
-        overlaps = {partition: index.overlaps(partition, keys) for partition, keys in keys.items()}
-        return {
-            name: Overlap(overlaps.get(partition, {}).get(name, 0), index.is_exact(name)) for name, partition in targets
-        }
+    def find(self, targets: Targets, keys: Mapping[Partition, Sequence[bytes]]) -> Overlaps:
+        """Return how much of a prompt *targets* hold."""
+        index, places = self._index, self._places_of(targets)
+        # A worker has one partition, so the look-ups in the others find nothing of it.
+        lengths = sum((index.overlaps(*of_partition) for of_partition in keys.items()), np.zeros(1, np.int64))
+        if len(lengths) == 1:
+            return Overlaps(np.zeros(len(places), np.int64), index.are_whole[places])
+        return Overlaps(lengths[places], index.are_whole[places])
+
+    def _places_of(self, targets: Targets) -> NDArray[np.intp]:
+        """Return the places of *targets* in the index, which stay until a worker begins or is forgotten."""
+        known = self._places.get(targets)
+        if known is None or known[0] != self._index.num_changes:
+            known = self._index.num_changes, self._index.places_of(targets.names)
+            self._places[targets] = known
+        return known[1]

@@ -27,12 +27,12 @@ OF_WORKERS: tuple[tuple[Kind, str, str, Callable[[CacheView, Worker], float]], .
     ),
     (
         GAUGE, "saccade_router_booked_requests", "Requests that are at the worker.",
-        lambda view, worker: view.router.work[worker.url].num_requests,
+        lambda view, worker: view.router.work_of(worker.url).num_requests,
     ),
     (
         GAUGE, "saccade_router_booked_prefill_tokens",
         "Tokens that the worker has to compute before its requests have their first token.",
-        lambda view, worker: view.router.work[worker.url].prefill_tokens,
+        lambda view, worker: view.router.work_of(worker.url).prefill_tokens,
     ),
     (
         COUNTER, "saccade_router_events", "Cache events of the worker.",

@@ -55,9 +55,19 @@ class WorkerPool:
         self._leaving: list[Worker] = []
         self._forgetters: list[Callable[[str], Awaitable[None]]] = []
         self._announcements: dict[str, Description] = {}
+        self._load_listeners: list[Callable[[Worker], None]] = []
+        # What models() and model() return until a worker changes.
+        self._models: dict[str, Model] | None = None
+        self._names: dict[str, str] = {}
         self._credentials = credentials
         self._context = ClientContext(
-            on_released, self.changed, on_discarded or on_released, model_files, read_model_files, traits_of
+            on_released,
+            self.changed,
+            on_discarded or on_released,
+            model_files,
+            read_model_files,
+            traits_of,
+            self.reported_load,
         )
         for url in targets(urls):
             self.join(url)
@@ -88,6 +98,7 @@ class WorkerPool:
     def add(self, client: Worker) -> None:
         """Add a worker, which the caller starts, or take back one that is leaving."""
         self._clients.append(client)
+        self._models = None
         if client in self._leaving:
             self._leaving.remove(client)
             self._notify()
@@ -117,14 +128,21 @@ class WorkerPool:
         """Tell every worker to drop what no request uses; return the urls of workers without this command."""
         return [client.url for client in self._clients if not client.reset_caches(prefix=prefix, media=media)]
 
+    def reported_load(self, client: Worker) -> None:
+        """Pass on that *client* has reported its load."""
+        for listener in self._load_listeners:
+            listener(client)
+
     def changed(self, client: Worker) -> None:
         """Handle a change of readiness or description of *client*."""
+        self._models = None
         logger.info("worker %s is %s", client.url, "ready" if client.ready else "not ready")
         if client.description is not None and client.ready and client in self._clients:
             self._log_difference(client, client.description)
         self._notify()
 
     def _notify(self) -> None:
+        self._models = None
         self._announce()
         for watcher in self._watchers:
             watcher()
@@ -143,7 +161,7 @@ class WorkerPool:
                     listener(model)
 
     def _log_difference(self, client: Worker, description: Description) -> None:
-        model = self._model(description.model)
+        model = self._known_models()[description.model]
         if difference := self.releases.reported_difference(description, model.description):
             gets_work = client in model.workers
             level, gets = (logging.WARNING, "work all the same") if gets_work else (logging.ERROR, "no work")
@@ -164,20 +182,24 @@ class WorkerPool:
         """Call *watcher* when a worker comes or goes, or its readiness or description changes."""
         self._watchers.append(watcher)
 
+    def on_load(self, listener: Callable[[Worker], None]) -> None:
+        """Call *listener* with each worker that has reported its load."""
+        self._load_listeners.append(listener)
+
     def on_forget(self, forgetter: Callable[[str], Awaitable[None]]) -> None:
         """Call *forgetter* with the url of a worker that has left; it drops its state about that worker."""
         self._forgetters.append(forgetter)
 
     def models(self) -> list[Model]:
         """Return every model that a worker has described, ready or not, in the order of the urls."""
-        return [self._model(name) for name in dict.fromkeys(self._names().values())]
+        return list(self._known_models().values())
 
     def model(self, name: str) -> Model:
         """Return the model that requests call *name*, with at least one ready worker.
 
-        Raises ModelNotFound and WorkerUnavailable.
+        The same object is returned until a worker changes. Raises ModelNotFound and WorkerUnavailable.
         """
-        names = self._names()
+        models, names = self._known_models(), self._names
         if not names:
             raise WorkerUnavailable("No worker is ready yet; try again shortly.")
         if name not in names:
@@ -186,15 +208,23 @@ class WorkerPool:
             raise ModelNotFound(
                 f"The model {excerpt!r} is not served here; {served}", "model", reason=f"Not served here; {served}"
             )
-        model = self._model(names[name])
+        model = models[names[name]]
         if not model.workers:
             raise WorkerUnavailable(f"No worker of the model {name!r} is ready; try again shortly.")
         return model
 
     def aliases(self, name: str) -> tuple[str, ...]:
-        return tuple(alias for alias, meant in self._names().items() if meant == name and alias != name)
+        self._known_models()
+        return tuple(alias for alias, meant in self._names.items() if meant == name and alias != name)
 
-    def _names(self) -> dict[str, str]:
+    def _known_models(self) -> dict[str, Model]:
+        """Return every described model by name, made anew after a change of a worker."""
+        if self._models is None:
+            self._names = self._find_names()
+            self._models = {name: self._model(name) for name in dict.fromkeys(self._names.values())}
+        return self._models
+
+    def _find_names(self) -> dict[str, str]:
         """Return the model of every name that a request may use; a model's own name wins over an alias."""
         descriptions = [client.description for client in self._clients if client.description]
         names = {one.model: one.model for one in descriptions}

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from saccade.errors import RequestError, UnsupportedParameter
-from saccade.fleet.worker import Worker, refusal
+from saccade.errors import ContextLengthExceeded, RequestError, UnsupportedParameter
+from saccade.fleet.worker import Worker
 from saccade.identity.blocks import MediaRun
 from saccade.protocol.media import Span
 from saccade.protocol.request import SamplingParams
@@ -38,6 +38,11 @@ class Prompt:
     priority: int = 0
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and of its longest answer."""
+        return len(self.token_ids) + self.sampling.max_tokens
+
+    @property
     def traits(self) -> RequestTraits:
         """What a worker may refuse the prompt for."""
         return RequestTraits(
@@ -56,14 +61,14 @@ def media_runs(images: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaRun
     return tuple(sorted(runs, key=lambda run: run.start))
 
 
-def takers_of(workers: Sequence[Worker], prompt: Prompt) -> list[Worker]:
-    """Return those of *workers* that can serve *prompt*. Raises the first worker's refusal if none can."""
-    traits = prompt.traits
-    refusals = [refusal(worker, traits) or _refusal_of_masks(worker, prompt) for worker in workers]
-    takers = [worker for worker, error in zip(workers, refusals, strict=True) if error is None]
-    if not takers and refusals[0] is not None:
-        raise refusals[0]
-    return takers
+def refusal(worker: Worker, prompt: Prompt) -> RequestError | None:
+    """Return why *worker* cannot serve *prompt*, None if it can."""
+    description, sampling = worker.description, prompt.sampling
+    if description is not None and prompt.num_tokens > description.max_model_len:
+        return ContextLengthExceeded.of(
+            description.max_model_len, len(prompt.token_ids), sampling.max_tokens, "messages"
+        )
+    return worker.refuses(prompt.traits) or _refusal_of_masks(worker, prompt)
 
 
 def _refusal_of_masks(worker: Worker, prompt: Prompt) -> RequestError | None:

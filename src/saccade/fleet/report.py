@@ -6,13 +6,13 @@ from collections.abc import Mapping
 import msgspec
 
 from saccade.fleet.breaker import BreakerReport
-from saccade.fleet.cost import Candidate, WorkInFlight
+from saccade.fleet.cost import WorkInFlight
 from saccade.fleet.dispatch import Preview
 from saccade.fleet.pool import WorkerPool
-from saccade.fleet.prompt import Prompt
-from saccade.fleet.router import RoutingChoice
+from saccade.fleet.prompt import Prompt, refusal
+from saccade.fleet.router import Candidate, RoutingChoice
 from saccade.fleet.shared import CacheView, exactness
-from saccade.fleet.worker import Worker, refusal
+from saccade.fleet.worker import Worker
 from saccade.protocol.description import Role
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import Level
@@ -59,7 +59,7 @@ def worker_report(worker: Worker, worker_pool: WorkerPool, cache_view: CacheView
     description, router = worker.description, cache_view.router
     known, feed = exactness(worker, cache_view), cache_view.feed(worker)
     breaker = router.breakers.report(worker.url, time.monotonic())
-    work = router.work[worker.url]
+    work = router.work_of(worker.url)
     return WorkerReport(
         url=worker.url,
         model=description.model if description else None,
@@ -187,7 +187,7 @@ def _excluded(preview: Preview, worker_pool: WorkerPool, cache_view: CacheView) 
 
 
 def _refused(worker: Worker, prompt: Prompt) -> str:
-    error = refusal(worker, prompt.traits)
+    error = refusal(worker, prompt)
     return f"it cannot serve this request: {error.message}" if error is not None else ""
 
 

@@ -2,31 +2,55 @@
 
 A prompt is its block keys, the places of its images and counts; the router sees neither token ids nor pixels. The
 caller has looked up how much of it the workers hold (saccade.fleet.lookup); nothing here waits.
+
+A worker is a row of columns, so that a choice takes as many steps for a thousand workers as for two.
 """
 
-import copy
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import takewhile
 from random import Random
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.fleet.bits import bits_of, members_of, numbers_of
 from saccade.fleet.breaker import Breakers
-from saccade.fleet.cost import RECOMPUTE_WEIGHT, Candidate, Chooser, Policy, WorkInFlight
-from saccade.fleet.expectations import ASSUMED_KEYS, ASSUMED_SECONDS, PREDICTED_KEYS, PREDICTED_SECONDS, Predictions
+from saccade.fleet.cost import (
+    NUM_SAMPLES,
+    RECOMPUTE_WEIGHT,
+    Candidates,
+    Chooser,
+    IntArray,
+    Policy,
+    WorkInFlight,
+)
+from saccade.fleet.expectations import (
+    ASSUMED_KEYS,
+    ASSUMED_SECONDS,
+    PREDICTED_KEYS,
+    PREDICTED_SECONDS,
+    Expectation,
+    Expectations,
+)
 from saccade.fleet.index import BlockIndex, Partition
-from saccade.fleet.lookup import UNKNOWN, Overlap
+from saccade.fleet.lookup import Overlaps
 from saccade.fleet.own_samples import OwnSamples
+
+FIRST_ROWS = 8
+"""Rows that there are at first; their number doubles."""
 
 
 class RoutedImage(NamedTuple):
-    """An image of a prompt: *key* names it for its tenant; its *num_tokens* tokens end before token *stop*."""
+    """An image of a prompt: *key* names it for its tenant; its *num_tokens* tokens end before token *stop*.
+
+    Workers at *holders*, the bits of rows, have its encoder output.
+    """
 
     key: bytes
     stop: int
     num_tokens: int
+    holders: int = 0
 
 
 class RoutedPrompt(NamedTuple):
@@ -47,21 +71,36 @@ class RoutedPrompt(NamedTuple):
 
 
 class Option(NamedTuple):
-    """A worker that serves the prompt's model.
+    """What a choice must know of a worker.
 
-    *encodes* returns by an image's key whether the worker must encode it. *reports*: it reports the contents of its
-    caches, so that nothing is assumed. By its own report *num_waiting* samples waited there and *num_running* ran at
-    some time between the two of *load_times*.
+    *reports*: it reports the contents of its caches, so that nothing is assumed. By its own report *num_waiting*
+    samples waited there and *num_running* ran at some time between the two of *load_times*.
     """
 
     name: str
     partition: Partition
     resumes_at_states: bool = False
-    encodes: Callable[[bytes], bool] = lambda _: True
     reports: bool = True
     num_waiting: int = 0
     num_running: int = 0
     load_times: tuple[float, float] = (0.0, 0.0)
+
+
+class Candidate(NamedTuple):
+    """A worker that could take a prompt, with the terms of Candidates."""
+
+    name: str
+    work: WorkInFlight
+    prompt_tokens: int
+    image_tokens: int
+    overlap_tokens: int
+    held_tokens: int
+    foreign_requests: int
+    foreign_running: int
+    foreign_decode_blocks: int
+    foreign_tokens: int
+    recompute_weight: float
+    cost: float
 
 
 class RoutingChoice(NamedTuple):
@@ -74,31 +113,30 @@ class RoutingChoice(NamedTuple):
 
 @dataclass
 class Booking:
-    """A prompt's place at *worker*, from the *choice* on until close(): as *work*, from its first token as *decoding*.
+    """A prompt's place at *worker*, in its *row*, until close(): as *work*, from its first token as *decoding*.
 
-    *matched_tokens* of the prompt were in the worker's reports when it was chosen; None if it reports nothing. *undo*
-    withdraws the expectation of its keys.
+    The worker had reported *overlap_tokens* of the prompt when it was chosen, another worker *most_overlap_tokens*.
+    *matched_tokens* are the former; None if it reports nothing. *expectation* is withdrawn if no token comes.
     """
 
     router: "Router"
-    choice: RoutingChoice
+    worker: str
+    row: int
     work: WorkInFlight
     decoding: WorkInFlight
+    overlap_tokens: int
+    most_overlap_tokens: int
     matched_tokens: int | None
-    undo: Callable[[], None]
+    expectations: Expectations
+    expectation: Expectation
     has_begun: bool = False
     has_ended: bool = False
-
-    @property
-    def worker(self) -> str:
-        """The name of the worker."""
-        return self.choice.chosen.name
 
     def first_token(self) -> None:
         """Note that the prompt is computed: from now on its samples decode."""
         if not (self.has_begun or self.has_ended):
             self.has_begun = True
-            self.router.exchange(self.worker, self.work, self.decoding)
+            self.router.exchange(self.row, self.work, self.decoding)
             self.work = self.decoding
 
     def close(self, now: float) -> None:
@@ -106,17 +144,18 @@ class Booking:
         if self.has_ended:
             return
         self.has_ended = True
-        self.router.exchange(self.worker, self.work, WorkInFlight())
-        self.router.note_samples(self.worker, now)
+        self.router.exchange(self.row, self.work, WorkInFlight())
+        self.router.note_samples(self.row, now)
         if not self.has_begun:
-            self.undo()
+            self.expectations.withdraw(self.expectation)
 
 
 class Router:
-    """Chooses by *policy*, at *temperature* (see Chooser), with costs by *recompute_weight* (see Candidate).
+    """Chooses by *policy*, at *temperature* (see Chooser), with costs by *recompute_weight* (see Candidates).
 
     *index* has the workers' reports; the caller keeps it up to date. With *assumes*, a worker that reports nothing is
-    assumed to hold the prompts sent there lately.
+    assumed to hold the prompts sent there lately. *work* is the work in flight, an array for each field of
+    WorkInFlight, with an element for each row.
     """
 
     def __init__(
@@ -131,128 +170,268 @@ class Router:
     ) -> None:
         self.index = index
         self.policy = policy
-        self.predictions = Predictions(PREDICTED_SECONDS, PREDICTED_KEYS)
-        self.assumptions = Predictions(ASSUMED_SECONDS, ASSUMED_KEYS)
+        self.predictions = Expectations(PREDICTED_SECONDS, PREDICTED_KEYS)
+        self.assumptions = Expectations(ASSUMED_SECONDS, ASSUMED_KEYS)
         self.breakers = Breakers()
-        self.work: defaultdict[str, WorkInFlight] = defaultdict(WorkInFlight)
-        self._samples: defaultdict[str, OwnSamples] = defaultdict(OwnSamples)
+        self.work = np.zeros((len(WorkInFlight._fields), FIRST_ROWS), np.int64)
         self._assumes = assumes
         self._recompute_weight = recompute_weight
         self._chooser = Chooser(policy, random, temperature)
+        self._rows: dict[str, int] = {}
+        self._names: list[str] = [""] * FIRST_ROWS
+        self._options: list[Option | None] = [None] * FIRST_ROWS
+        self._samples: list[OwnSamples] = [OwnSamples() for _ in range(FIRST_ROWS)]
+        self._block_sizes = np.ones(FIRST_ROWS, np.int64)
+        self._partitions: dict[Partition, int] = {}
+        self._partition_numbers = np.zeros(FIRST_ROWS, np.int64)
+        self._foreign = np.zeros((2, FIRST_ROWS), np.int64)
+        self._assumed_rows = 0
+        self._resuming_rows = 0
 
-    def book(
-        self, options: Sequence[Option], prompt: RoutedPrompt, overlaps: Mapping[str, Overlap], now: float
-    ) -> Booking:
-        """Choose one of *options*, one or more, and book the prompt there.
+    def row_of(self, worker: str) -> int:
+        """Return the row of *worker*, which is its own until it is forgotten."""
+        row = self._rows.get(worker)
+        if row is None:
+            row = next((row for row, name in enumerate(self._names) if not name), len(self._names))
+            if row == len(self._names):
+                self._grow()
+            self._rows[worker] = row
+            self._names[row] = worker
+            self._options[row] = None
+        return row
 
-        *overlaps* has the prefixes that workers hold, by name. *now* is a monotonic clock, in seconds.
+    def describe(self, option: Option) -> int:
+        """Note what is known of a worker, its last report of its load included. Return its row."""
+        row = self.row_of(option.name)
+        if option == self._options[row]:
+            return row
+        self._options[row] = option
+        self._block_sizes[row] = option.partition.block_size
+        self._partition_numbers[row] = self._partitions.setdefault(option.partition, len(self._partitions))
+        own = self._samples[row].most(*option.load_times)
+        waiting = max(0, option.num_waiting - own)
+        self._foreign[:, row] = waiting, max(0, option.num_waiting + option.num_running - own) - waiting
+        self._assumed_rows = _with_bit(self._assumed_rows, row, self._assumes and not option.reports)
+        self._resuming_rows = _with_bit(self._resuming_rows, row, option.resumes_at_states)
+        return row
+
+    def work_of(self, worker: str) -> WorkInFlight:
+        """Return the work in flight at *worker*."""
+        row = self._rows.get(worker)
+        return WorkInFlight() if row is None else WorkInFlight(*self.work[:, row].tolist())
+
+    def works(self) -> dict[str, WorkInFlight]:
+        """Return the work in flight at every worker, by name."""
+        return {name: self.work_of(name) for name in self._rows}
+
+    def book(self, rows: IntArray, prompt: RoutedPrompt, overlaps: Overlaps, now: float) -> Booking:
+        """Choose one of the workers at *rows*, one or more, and book the prompt there.
+
+        *overlaps* has the prefixes that they hold. *now* is a monotonic clock, in seconds.
         """
-        choice = self._choose(self._chooser, options, prompt, overlaps, now)
-        chosen = choice.chosen
-        option = next(option for option in options if option.name == chosen.name)
-        work = WorkInFlight(1, prompt.num_tokens, chosen.left_tokens, 0, prompt.num_samples, prompt.num_rows)
-        predictions = self._predictions(option)
-        expectation = predictions.add(option.name, _expected(option, prompt, chosen), now)
-        decoding = work._replace(prefill_tokens=0, decode_blocks=-(-prompt.num_tokens // option.partition.block_size))
-        is_known = len(options) > 1 and overlaps.get(option.name, UNKNOWN).is_exact
-        matched_tokens = chosen.overlap_tokens if is_known else None
-        undo = partial(predictions.withdraw, option.name, expectation)
-        booking = Booking(self, choice, work, decoding, matched_tokens, undo)
-        self.exchange(option.name, WorkInFlight(), work)
-        self.note_samples(option.name, now)
+        candidates = self._weigh(rows, prompt, overlaps, now)
+        place = self._chosen(self._chooser, rows, candidates, prompt, overlaps)
+        row, block_size = int(rows[place]), int(self._block_sizes[rows[place]])
+        option = self._option(row)
+        overlap_tokens = int(candidates.overlap_tokens[place])
+        work = WorkInFlight(
+            1, prompt.num_tokens, int(candidates.left_tokens[place]), 0, prompt.num_samples, prompt.num_rows
+        )
+        expectations = self.assumptions if self._assumed_rows >> row & 1 else self.predictions
+        booking = Booking(
+            router=self,
+            worker=option.name,
+            row=row,
+            work=work,
+            decoding=work._replace(prefill_tokens=0, decode_blocks=-(-prompt.num_tokens // block_size)),
+            overlap_tokens=overlap_tokens,
+            most_overlap_tokens=int(candidates.overlap_tokens.max()),
+            matched_tokens=overlap_tokens if len(rows) > 1 and overlaps.are_exact[place] else None,
+            expectations=expectations,
+            expectation=expectations.add(row, _expected(option, prompt, overlap_tokens // block_size), now),
+        )
+        self.exchange(row, WorkInFlight(), work)
+        self.note_samples(row, now)
         self.breakers.on_send(option.name, now)
         return booking
 
-    def preview(
-        self, options: Sequence[Option], prompt: RoutedPrompt, overlaps: Mapping[str, Overlap], now: float
-    ) -> RoutingChoice:
+    def preview(self, rows: IntArray, prompt: RoutedPrompt, overlaps: Overlaps, now: float) -> RoutingChoice:
         """Return the choice that book() would make, without a booking or a turn."""
-        return self._choose(copy.deepcopy(self._chooser), options, prompt, overlaps, now)
+        candidates, chooser = self._weigh(rows, prompt, overlaps, now), self._chooser.copy()
+        place = self._chosen(chooser, rows, candidates, prompt, overlaps)
+        each = _each(candidates)
+        policy = chooser.effective(reported=self._is_reported(rows, overlaps))
+        return RoutingChoice(each, each[place], policy)
 
-    def exchange(self, worker: str, old: WorkInFlight, new: WorkInFlight) -> None:
-        """Replace *old*, a part of the worker's work, by *new*."""
-        self.work[worker] = self.work[worker].minus(old).plus(new)
+    def exchange(self, row: int, old: WorkInFlight, new: WorkInFlight) -> None:
+        """Replace *old*, a part of the work of the worker at *row*, by *new*."""
+        self.work[:, row] += np.subtract(new, old)
 
-    def note_samples(self, worker: str, now: float) -> None:
-        """Note that the number of this gateway's samples at *worker* has changed."""
-        self._samples[worker].note(self.work[worker].num_samples, now)
+    def note_samples(self, row: int, now: float) -> None:
+        """Note that the number of this gateway's samples at the worker at *row* has changed."""
+        self._samples[row].note(int(self.work[NUM_SAMPLES, row]), now)
 
     def expect_nothing(self, worker: str) -> None:
         """Drop the expectations of *worker*: its caches are gone, or no longer known."""
-        self.predictions.forget(worker)
-        self.assumptions.forget(worker)
+        if (row := self._rows.get(worker)) is not None:
+            self.predictions.forget(row)
+            self.assumptions.forget(row)
 
     def forget(self, worker: str) -> None:
         """Drop everything about *worker*, which left and has no work."""
         self.index.forget(worker)
         self.expect_nothing(worker)
         self.breakers.forget(worker)
-        self.work.pop(worker, None)
-        self._samples.pop(worker, None)
+        if (row := self._rows.pop(worker, None)) is not None:
+            self._names[row], self._options[row], self._samples[row] = "", None, OwnSamples()
+            self.work[:, row] = 0
+            self._foreign[:, row] = 0
 
-    def _is_assumed(self, option: Option) -> bool:
-        return self._assumes and not option.reports
+    def _grow(self) -> None:
+        num_more = len(self._names)
+        self._names += [""] * num_more
+        self._options += [None] * num_more
+        self._samples += [OwnSamples() for _ in range(num_more)]
+        self.work = np.pad(self.work, ((0, 0), (0, num_more)))
+        self._foreign = np.pad(self._foreign, ((0, 0), (0, num_more)))
+        self._block_sizes = np.pad(self._block_sizes, (0, num_more), constant_values=1)
+        self._partition_numbers = np.pad(self._partition_numbers, (0, num_more))
 
-    def _predictions(self, option: Option) -> Predictions:
-        return self.assumptions if self._is_assumed(option) else self.predictions
+    def _option(self, row: int) -> Option:
+        option = self._options[row]
+        if option is None:
+            raise ValueError(f"The worker {self._names[row]!r} is not described.")
+        return option
 
-    def _choose(
-        self,
-        chooser: Chooser,
-        options: Sequence[Option],
-        prompt: RoutedPrompt,
-        overlaps: Mapping[str, Overlap],
-        now: float,
-    ) -> RoutingChoice:
-        candidates = [self._weigh(option, prompt, overlaps, now) for option in options]
-        is_reported = any(self._is_assumed(option) or overlaps.get(option.name, UNKNOWN).is_exact for option in options)
-        chosen = chooser.choose(candidates, prompt.affinity, reported=is_reported)
-        return RoutingChoice(candidates, chosen, chooser.effective(reported=is_reported))
+    def _chosen(
+        self, chooser: Chooser, rows: IntArray, candidates: Candidates, prompt: RoutedPrompt, overlaps: Overlaps
+    ) -> int:
+        return chooser.choose(candidates, prompt.affinity, reported=self._is_reported(rows, overlaps))
 
-    def _weigh(self, option: Option, prompt: RoutedPrompt, overlaps: Mapping[str, Overlap], now: float) -> Candidate:
-        """Return the worker as a candidate: what it holds, must compute and must encode, and its waiting work."""
-        block_size, work = option.partition.block_size, self.work[option.name]
-        keys = prompt.keys.get(option.partition, ()) if prompt.reads_cache else ()
-        num_reported = overlaps.get(option.name, UNKNOWN).num_blocks if prompt.reads_cache else 0
-        expected = self._predictions(option).expected(option.name, now)
-        held_tokens = block_size * max(num_reported, _num_held(option, keys, num_reported, expected))
-        image_tokens = sum(
-            image.num_tokens
-            for image in prompt.images
-            if image.stop > held_tokens and image.key not in expected and option.encodes(image.key)
-        )
-        own = self._samples[option.name].most(*option.load_times)
-        foreign_requests = max(0, option.num_waiting - own)
-        foreign_running = max(0, option.num_waiting + option.num_running - own) - foreign_requests
-        return Candidate(
-            name=option.name,
-            work=work,
+    def _is_reported(self, rows: IntArray, overlaps: Overlaps) -> bool:
+        """Whether the contents of a worker's caches are reported or assumed."""
+        return bool(np.count_nonzero(overlaps.are_exact) or np.count_nonzero(members_of(self._assumed_rows, rows)))
+
+    def _weigh(self, rows: IntArray, prompt: RoutedPrompt, overlaps: Overlaps, now: float) -> Candidates:
+        """Return what the workers at *rows* hold, must compute and must encode, and the work that waits there."""
+        block_sizes = self._block_sizes[rows]
+        num_reported = overlaps.num_blocks if prompt.reads_cache else np.zeros(len(rows), np.int64)
+        self.predictions.expire(now)
+        self.assumptions.expire(now)
+        num_held = num_reported
+        if prompt.reads_cache and (self.predictions or self.assumptions):
+            num_held = np.maximum(num_reported, self._num_expected(rows, prompt, num_reported))
+        held_tokens = block_sizes * num_held
+        image_tokens = np.zeros(len(rows), np.int64)
+        for image in prompt.images:
+            must_encode = held_tokens < image.stop
+            if holders := image.holders | self._rows_expecting(image.key):
+                must_encode &= ~members_of(holders, rows)
+            image_tokens += image.num_tokens * must_encode
+        foreign = self._foreign[:, rows]
+        return Candidates(
+            names=_Names(self._names, rows),
+            work=self.work[:, rows],
             prompt_tokens=prompt.num_tokens - held_tokens,
             image_tokens=image_tokens,
-            overlap_tokens=block_size * num_reported,
+            overlap_tokens=block_sizes * num_reported,
             held_tokens=held_tokens,
-            foreign_requests=foreign_requests,
-            foreign_running=foreign_running,
-            foreign_decode_blocks=foreign_running * -(-prompt.num_tokens // block_size),
+            foreign_requests=foreign[0],
+            foreign_running=foreign[1],
+            foreign_decode_blocks=foreign[1] * -(-prompt.num_tokens // block_sizes),
             recompute_weight=self._recompute_weight,
         )
 
+    def _rows_expecting(self, key: bytes) -> int:
+        """Return the rows of workers that are expected to hold *key*, as bits."""
+        if not self._assumed_rows:
+            return self.predictions.rows_of(key)
+        assumed = self._assumed_rows
+        return self.predictions.rows_of(key) & ~assumed | self.assumptions.rows_of(key) & assumed
 
-def _num_held(option: Option, keys: Sequence[bytes], num_reported: int, expected: Mapping[bytes, float]) -> int:
-    """Return how many of *keys* the worker will hold once its pending requests finish."""
-    if not expected:
-        return num_reported
-    if option.resumes_at_states:
-        return next((count for count in range(len(keys), 0, -1) if keys[count - 1] in expected), 0)
-    return num_reported + sum(1 for _ in takewhile(expected.__contains__, keys[num_reported:]))
+    def _num_expected(self, rows: IntArray, prompt: RoutedPrompt, num_reported: IntArray) -> NDArray[np.int64]:
+        """Return how many of the prompt's blocks the worker at each of *rows* will hold when its requests have ended.
+
+        They follow those that it reported. A worker that resumes at states holds all up to the last one expected.
+        """
+        expected = np.zeros(len(self._names), np.int64)
+        expected[rows] = num_reported
+        for partition, keys in prompt.keys.items():
+            in_partition = self._partition_numbers[rows] == self._partitions.get(partition, -1)
+            self._follow(rows[in_partition], keys, expected)
+        return expected[rows]
+
+    def _follow(self, rows: IntArray, keys: Sequence[bytes], lengths: NDArray[np.int64]) -> None:
+        """Raise *lengths*, by row, by the blocks of *keys* that follow and are expected at *rows*."""
+        resuming = bits_of(rows) & self._resuming_rows
+        if resuming:
+            self._find_last(resuming, keys, lengths)
+            rows = rows[~members_of(resuming, rows)]
+        of_rows = lengths[rows]
+        for count in np.unique(of_rows).tolist():
+            if count == len(keys) or not (expecting := self._rows_expecting(keys[count])):
+                continue
+            going = bits_of(rows[of_rows == count]) & expecting
+            while going:
+                count += 1
+                on = going & self._rows_expecting(keys[count]) if count < len(keys) else 0
+                if stopped := going & ~on:
+                    lengths[numbers_of(stopped)] = count
+                going = on
+
+    def _find_last(self, rows: int, keys: Sequence[bytes], lengths: NDArray[np.int64]) -> None:
+        """Write into *lengths* up to which of *keys* the last one that is expected at each of *rows* reaches."""
+        for count in range(len(keys), 0, -1):
+            if found := rows & self._rows_expecting(keys[count - 1]):
+                lengths[numbers_of(found)] = np.maximum(lengths[numbers_of(found)], count)
+                rows &= ~found
+                if not rows:
+                    return
 
 
-def _expected(option: Option, prompt: RoutedPrompt, chosen: Candidate) -> list[bytes]:
+class _Names(Sequence[str]):
+    """The names of *rows*; most choices need none of them."""
+
+    def __init__(self, names: Sequence[str], rows: IntArray) -> None:
+        self._names = names
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, place: int) -> str:  # type: ignore[override]
+        return self._names[self._rows[place]]
+
+
+def _with_bit(bits: int, number: int, is_set: bool) -> int:
+    return bits | 1 << number if is_set else bits & ~(1 << number)
+
+
+def _each(candidates: Candidates) -> list[Candidate]:
+    """Return *candidates* one by one."""
+    columns = zip(
+        candidates.names,
+        candidates.work.T.tolist(),
+        candidates.prompt_tokens.tolist(),
+        candidates.image_tokens.tolist(),
+        candidates.overlap_tokens.tolist(),
+        candidates.held_tokens.tolist(),
+        candidates.foreign_requests.tolist(),
+        candidates.foreign_running.tolist(),
+        candidates.foreign_decode_blocks.tolist(),
+        candidates.foreign_tokens.tolist(),
+        candidates.costs.tolist(),
+        strict=True,
+    )
+    weight = candidates.recompute_weight
+    return [Candidate(name, WorkInFlight(*work), *terms, weight, cost) for name, work, *terms, cost in columns]
+
+
+def _expected(option: Option, prompt: RoutedPrompt, num_reported: int) -> list[bytes]:
     """Return the keys that the worker will hold when it has computed the prompt, without those that it reported.
 
     A model that resumes at states keeps one at the end of the prompt's last block; others are not predicted.
     """
     keys = prompt.keys.get(option.partition, ())
-    num_reported = chosen.overlap_tokens // option.partition.block_size
     blocks = keys[max(num_reported, len(keys) - 1) :] if option.resumes_at_states else keys[num_reported:]
     return [*blocks, *(image.key for image in prompt.images)]

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from saccade.fleet.feed import ALONE, AWAY, CacheListener
 from saccade.fleet.index import Partition
-from saccade.fleet.lookup import LookupTarget, Overlap
+from saccade.fleet.lookup import Overlaps, Targets
 from saccade.fleet.pool import WorkerPool
 from saccade.fleet.router import Router
 from saccade.fleet.worker import Worker
 from saccade.protocol.exactness import LEVELS, Exactness
-from saccade.protocol.gateway_calls import FeedState, FindOverlaps, KnownWorkers, Overlaps, ShowKnown
+from saccade.protocol.gateway_calls import FeedState, FindOverlaps, FoundOverlaps, KnownWorkers, ShowKnown
 from saccade.transport import lasting_task
 from saccade.transport.framing import UNREADABLE
 from saccade.transport.local_calls import CallClient, NotReached
@@ -46,7 +47,7 @@ class SharedIndex:
         self._worker_pool = worker_pool
         self._calls = CallClient(path)
         self._encoder = msgspec.msgpack.Encoder()
-        self._overlaps: msgspec.msgpack.Decoder[Overlaps] = msgspec.msgpack.Decoder(Overlaps)
+        self._overlaps: msgspec.msgpack.Decoder[FoundOverlaps] = msgspec.msgpack.Decoder(FoundOverlaps)
         self._workers: msgspec.msgpack.Decoder[KnownWorkers] = msgspec.msgpack.Decoder(KnownWorkers)
         self._is_reached = False
         self._known: dict[str, FeedState] = {}
@@ -64,23 +65,26 @@ class SharedIndex:
         await lasting_task.end(self._task)
         await self._calls.close()
 
-    async def overlaps(
-        self, targets: Sequence[LookupTarget], keys: Mapping[Partition, Sequence[bytes]]
-    ) -> Mapping[str, Overlap]:
-        """Return by name what *targets* hold; nothing if the indexer does not answer, or follows none of them."""
-        if not self._is_reached or not any(self._is_followed(name) for name, _ in targets):
-            return {}
+    async def overlaps(self, targets: Targets, keys: Mapping[Partition, Sequence[bytes]]) -> Overlaps:
+        """Return what *targets* hold; nothing if the indexer does not answer, or follows none of them."""
+        unknown = Overlaps.unknown(len(targets.names))
+        if not self._is_reached or not any(map(self._is_followed, targets.names)):
+            return unknown
         places = {partition: place for place, partition in enumerate(keys)}
         request = FindOverlaps(
-            [(name, places[partition]) for name, partition in targets if partition in places],
+            [(name, places[of]) for name, of in zip(targets.names, targets.partitions, strict=True)],
             [(fingerprint, size, list(of_blocks)) for (fingerprint, size), of_blocks in keys.items()],
         )
         try:
-            overlaps = self._overlaps.decode(await self._calls.call(self._encoder.encode(request), LOOKUP_SECONDS))
+            found = self._overlaps.decode(await self._calls.call(self._encoder.encode(request), LOOKUP_SECONDS))
         except (NotReached, *UNREADABLE):
             self._note(is_reached=False)
-            return {}
-        return {name: Overlap(*overlap) for (name, _), overlap in zip(request.targets, overlaps, strict=False)}
+            return unknown
+        if len(found) != len(targets.names):
+            return unknown
+        return Overlaps(
+            np.array([count for count, _ in found], np.int64), np.array([one for _, one in found], np.bool_)
+        )
 
     def feed(self, worker: Worker) -> FeedState:
         """Return the state of the feed of *worker*."""

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from typing import Protocol, TypeGuard
 
 from saccade.connectors.sink import Sink, Stream
-from saccade.errors import ContextLengthExceeded, RequestError
+from saccade.errors import RequestError
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
@@ -50,7 +50,10 @@ class Worker(Protocol):
         """Close its connections."""
 
     def refuses(self, traits: RequestTraits) -> RequestError | None:
-        """Return why this kind of worker cannot serve such a request, None if it can. Changes nothing."""
+        """Return why this kind of worker cannot serve such a request, None if it can. Changes nothing.
+
+        That depends on the needs of *traits* alone, and on the salt if the worker *serves_one_salt*.
+        """
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """Whether it is expected to hold an image's encoder output, so that the pixels need not be sent."""
@@ -88,11 +91,6 @@ def takes_chats_only(worker: Worker) -> TypeGuard[ChatWorker]:
     return bool(getattr(worker, "takes_chats_only", False))
 
 
-def refusal(worker: Worker, traits: RequestTraits) -> RequestError | None:
-    """Return why *worker* cannot serve such a request, None if it can."""
-    description, sampling = worker.description, traits.sampling
-    if description is not None and sampling is not None:
-        max_len = description.max_model_len
-        if traits.num_tokens + sampling.max_tokens > max_len:
-            return ContextLengthExceeded.of(max_len, traits.num_tokens, sampling.max_tokens, "messages")
-    return worker.refuses(traits)
+def serves_one_salt(worker: Worker) -> bool:
+    """Whether *worker* cannot keep tenants apart, so that it serves the first one alone."""
+    return bool(getattr(worker, "serves_one_salt", False))

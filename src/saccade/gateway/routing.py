@@ -68,4 +68,4 @@ class Routing:
 
     def booked(self) -> dict[str, Booked]:
         """Return the bookings at each worker, by its url."""
-        return {url: booked(work) for url, work in self._router.work.items()}
+        return {url: booked(work) for url, work in self._router.works().items()}

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from saccade.fleet.feed import CacheListener
 from saccade.fleet.index import BlockIndex, Partition
-from saccade.fleet.lookup import LocalLookup, LookupTarget
+from saccade.fleet.lookup import LocalLookup, Targets
 from saccade.fleet.pool import WorkerPool
 from saccade.fleet.router import Router
 from saccade.fleet.settings import RoutingSettings, SourceConfig
@@ -29,10 +29,10 @@ from saccade.gateway.tenants.report import TENANT_LABEL
 from saccade.protocol.gateway_calls import (
     FindOverlaps,
     ForgetMedia,
+    FoundOverlaps,
     IndexRequest,
     KnownWorkers,
     MetricFamily,
-    Overlaps,
     ShowKnown,
     ShowMetrics,
     ShowUsage,
@@ -238,13 +238,14 @@ class Indexer:
             case _:
                 return self._encoder.encode(families(self._registry))
 
-    def _overlaps(self, request: FindOverlaps) -> Overlaps:
+    def _overlaps(self, request: FindOverlaps) -> FoundOverlaps:
         keys = {Partition(fingerprint, size): of_blocks for fingerprint, size, of_blocks in request.keys}
         partitions = list(keys)
         if any(not 0 <= place < len(partitions) for _, place in request.targets):
             raise msgspec.ValidationError("A target has no keys.")
-        overlaps = self._lookup.find([LookupTarget(name, partitions[place]) for name, place in request.targets], keys)
-        return [(overlaps[name].num_blocks, overlaps[name].is_exact) for name, _ in request.targets]
+        names = tuple(name for name, _ in request.targets)
+        found = self._lookup.find(Targets(names, tuple(partitions[place] for _, place in request.targets)), keys)
+        return list(zip(found.num_blocks.tolist(), found.are_exact.tolist(), strict=True))
 
 
 async def serve_index(

@@ -10,12 +10,12 @@ from saccade.protocol.exactness import NOTHING, Exactness
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-Overlaps = list[tuple[int, bool]]
+FoundOverlaps = list[tuple[int, bool]]
 """For each target: the number of leading blocks that it reported, and whether all that it holds is known."""
 
 
 class FindOverlaps(msgspec.Struct, frozen=True, array_like=True, tag="find-overlaps"):
-    """Look up how much of a prompt workers hold. Answered by Overlaps."""
+    """Look up how much of a prompt workers hold. Answered by FoundOverlaps."""
 
     targets: list[tuple[str, int]]
     """Each a worker's name, and the index of its keys in *keys*."""

@@ -1,9 +1,23 @@
 """RequestTraits: what decides whether a worker can serve a request, before a worker is chosen."""
 
 from dataclasses import dataclass
+from enum import IntFlag
 
 from saccade.errors import RequestError
 from saccade.protocol.request import EngineRequest, SamplingParams
+
+
+class Need(IntFlag):
+    """What a request asks of a worker that not every worker serves."""
+
+    SEVERAL_ANSWERS = 1
+    ALLOWED_TOKENS = 2
+    PROMPT_LOGPROBS = 4
+    SEED = 8
+    GRAMMAR = 16
+    THINKING_BUDGET = 32
+    IMAGES = 64
+    TOKEN_IDS = 128
 
 
 @dataclass(frozen=True)
@@ -21,6 +35,30 @@ class RequestTraits:
     """The tenant's."""
     needs_token_ids: RequestError | None = None
     """Why a worker that takes only chats cannot serve it; None if it can."""
+
+    @property
+    def needs(self) -> Need:
+        """What the request asks for. Besides these, its length and its salt decide, and nothing else does."""
+        needs, sampling = Need(0), self.sampling
+        if self.num_samples > 1:
+            needs |= Need.SEVERAL_ANSWERS
+        if self.has_images:
+            needs |= Need.IMAGES
+        if self.needs_token_ids is not None:
+            needs |= Need.TOKEN_IDS
+        if sampling is None:
+            return needs
+        if sampling.allowed_token_ids:
+            needs |= Need.ALLOWED_TOKENS
+        if sampling.num_prompt_logprobs is not None:
+            needs |= Need.PROMPT_LOGPROBS
+        if sampling.seed is not None and sampling.temperature > 0:
+            needs |= Need.SEED
+        if sampling.grammar is not None:
+            needs |= Need.GRAMMAR
+        if sampling.thinking_budget is not None:
+            needs |= Need.THINKING_BUDGET
+        return needs
 
     @classmethod
     def of_request(cls, request: EngineRequest) -> "RequestTraits":

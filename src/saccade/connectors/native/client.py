@@ -251,9 +251,10 @@ class WorkerClient(Connector[_NativeSession]):
         on_released: Callable[[Sequence[str]], None] = _ignore,
         on_change: Callable[["WorkerClient"], None] = _ignore,
         credentials: WorkerCredentials = NO_CREDENTIALS,
+        on_load: Callable[["WorkerClient"], None] = _ignore,
     ) -> None:
         target(url)
-        super().__init__(url, on_change)
+        super().__init__(url, on_change, on_load)
         self._credentials = credentials
         self._logged: set[grpc.StatusCode] = set()
         self._on_released = on_released

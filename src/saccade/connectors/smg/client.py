@@ -95,7 +95,7 @@ class SmgClient(Connector[SmgSession]):
     """The best level at which the events of such a worker report what it holds."""
 
     def __init__(self, url: str, context: ClientContext, sent: SentImages) -> None:
-        super().__init__(url, context.on_change)
+        super().__init__(url, context.on_change, context.on_load)
         self._target = self._address(url)
         self.host = self._target.rpartition(":")[0].strip("[]")
         self._context = context

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.connectors.events.publisher import EventSource
+from saccade.connectors.session import ignore_load
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.exactness import Exactness
 
@@ -29,8 +30,8 @@ class ClientContext:
 
     Every slot of a request passed to generate() comes back once for each image in it: through *on_released* if the
     worker has copied it or will never read it, through *on_discarded* if it may still be reading. *on_change* is called
-    with a client that has become ready, or is no longer. The model's files come from *model_files* by
-    its name, else from the worker's own folder by *read_files*, else from the worker.
+    with a client that has become ready, or is no longer, *on_load* with one that has reported its load. The model's
+    files come from *model_files* by its name, else from the worker's own folder by *read_files*, else from the worker.
     """
 
     on_released: Callable[[Sequence[str]], None]
@@ -39,6 +40,7 @@ class ClientContext:
     model_files: Mapping[str, ModelFiles]
     read_files: Callable[[Path], ModelFiles]
     traits: Callable[[ModelFiles], Traits]
+    on_load: Callable[[Any], None] = ignore_load
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ class SglangClient(SmgClient):
     STUB = SglangSchedulerStub
     KNOWN = TEXT_PREFIX
 
+    serves_one_salt = True
+
     def __init__(self, url: str, context: ClientContext, mode: str = BOTH) -> None:
         super().__init__(url, context, SentImages())
         self.bootstrap_port = BOOTSTRAP_PORT

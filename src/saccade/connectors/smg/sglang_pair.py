@@ -33,10 +33,12 @@ logger = logging.getLogger(__name__)
 
 
 class SglangPair:
-    """The workers at *url*, `sglang://DECODE?prefill=PREFILL`, with the interface of transport.client.WorkerClient.
+    """The workers at *url*, `sglang://DECODE?prefill=PREFILL`, with the interface of fleet.worker.Worker.
 
     Either leg's end is the request's: the other is aborted.
     """
+
+    serves_one_salt = True
 
     def __init__(self, url: str, context: ClientContext) -> None:
         address = SglangAddress.read(url)
@@ -44,7 +46,7 @@ class SglangPair:
             raise StartupError(f"{url!r} names no prefill worker.")
         self.url = url
         self._context = context
-        of_workers = dataclasses.replace(context, on_change=self._changed)
+        of_workers = dataclasses.replace(context, on_change=self._changed, on_load=self._reported_load)
         self._prefill = SglangClient(SCHEME + address.prefill, of_workers, PREFILL)
         self._decode = SglangClient(SCHEME + address.target, of_workers, DECODE)
         self._bootstrap = address.bootstrap
@@ -131,6 +133,9 @@ class SglangPair:
 
     def _differ(self) -> bool:
         return self._prefill.ready and self._decode.ready and not self._agree()
+
+    def _reported_load(self, _: object) -> None:
+        self._context.on_load(self)
 
     def _changed(self, _: object) -> None:
         """Report that the pair has become ready, or is no longer."""

@@ -15,7 +15,7 @@ from saccade.byte_lru import ByteLru
 from saccade.connectors.events.block_keys import Coverage
 from saccade.connectors.events.published_blocks import follow
 from saccade.connectors.native.client import LOST, NOT_READY, slots_of
-from saccade.connectors.session import Connector
+from saccade.connectors.session import Connector, ignore_load
 from saccade.connectors.sink import Sink, Stream
 from saccade.connectors.vllm import server as vllm_server
 from saccade.connectors.vllm.answer import VllmAnswer, error_of
@@ -99,8 +99,9 @@ class VllmClient(Connector[_VllmSession]):
         on_change: Callable[["VllmClient"], None],
         credentials: WorkerCredentials,
         reader: FileReader,
+        on_load: Callable[["VllmClient"], None] = ignore_load,
     ) -> None:
-        super().__init__(url, on_change)
+        super().__init__(url, on_change, on_load)
         self._address: VllmAddress = address(url)
         self._on_released = on_released
         self._credentials = credentials

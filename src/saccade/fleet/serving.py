@@ -1,0 +1,153 @@
+"""A model's workers as the choice reads them: columns with an element for each, made anew when a worker changes."""
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Set
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from saccade.errors import SaccadeError, WorkerUnavailable
+from saccade.fleet.cost import NUM_ROWS, IntArray
+from saccade.fleet.index import Partition
+from saccade.fleet.legs import first_workers
+from saccade.fleet.lookup import Targets
+from saccade.fleet.places import num_places, rows_of
+from saccade.fleet.pool import Model
+from saccade.fleet.prompt import Prompt, refusal
+from saccade.fleet.router import Option, Router
+from saccade.fleet.settings import DispatchLimits
+from saccade.fleet.worker import Worker, serves_one_salt, takes_chats_only
+from saccade.protocol.engine_load import Load
+from saccade.protocol.request_traits import Need
+
+NO_LOAD = Load()
+NOBODY: Set[str] = frozenset()
+
+
+class MaskKey(NamedTuple):
+    """What decides which workers can take a prompt: requests with equal keys wait for the same workers.
+
+    *length* is the number of context lengths that are too short for it.
+    """
+
+    needs: Need
+    needs_enforced_grammar: bool
+    length: int
+    salt: bytes
+
+
+class Serving:
+    """The workers of *model*, their rows in *router*, and which of them may get a prompt."""
+
+    def __init__(self, model: Model, router: Router, limits: DispatchLimits) -> None:
+        self.model = model
+        workers = model.workers
+        self.rows = np.array([router.describe(option_of(worker, model)) for worker in workers], np.int64)
+        self.targets = Targets(
+            tuple(worker.url for worker in workers), tuple(_partition(worker, model) for worker in workers)
+        )
+        self.partitions = frozenset(self.targets.partitions)
+        self.num_computed = rows_of(limits, model)
+        self.num_rows = sum(self.num_computed.values())
+        self.most_rows = max(self.num_computed.values())
+        chats_only = [takes_chats_only(worker) for worker in workers]
+        self.some_take_chats, self.all_take_chats = any(chats_only), all(chats_only)
+        self._router = router
+        self._place_of = {worker.url: place for place, worker in enumerate(workers)}
+        self._num_places = np.array([num_places(limits, model, worker) for worker in workers], np.int64)
+        first = first_workers(workers)
+        self._are_first = np.array([worker in first for worker in workers], np.bool_)
+        lengths = [(worker.description or model.description).max_model_len for worker in workers]
+        self._lengths = sorted(set(lengths))
+        self._tells_salts = any(serves_one_salt(worker) for worker in workers)
+        self._masks: dict[MaskKey, NDArray[np.bool_]] = {}
+
+    def key_of(self, prompt: Prompt) -> MaskKey:
+        """Return the key of the workers that can take *prompt*."""
+        salt = prompt.salt if self._tells_salts else b""
+        length = bisect_left(self._lengths, prompt.num_tokens)
+        return MaskKey(prompt.traits.needs, prompt.needs_grammars is not None, length, salt)
+
+    def takers_of(self, prompt: Prompt, excluded: Set[str], now: float) -> NDArray[np.intp]:
+        """Return the places of the workers that may get *prompt*.
+
+        Breakers never exclude the last worker. A request goes to prefill workers first. Raises WorkerUnavailable if all
+        are *excluded*, and the first worker's refusal if none can take the prompt.
+        """
+        mask = self._without(self._mask_of(prompt), excluded)
+        if not np.count_nonzero(mask):
+            raise self._refusal(prompt, excluded)
+        if len(self.rows) > 1:
+            allowed = self._without(mask, self._router.breakers.refusing(now))
+            mask = allowed if np.count_nonzero(allowed) else mask
+            first = mask & self._are_first
+            mask = first if np.count_nonzero(first) else mask
+        return mask.nonzero()[0]
+
+    def num_free(self, places: NDArray[np.intp]) -> IntArray:
+        """Return how many more samples the worker at each of *places* may get."""
+        return np.maximum(0, self._num_places[places] - self._router.work[NUM_ROWS, self.rows[places]])
+
+    def is_left(self, tried: Iterable[str]) -> bool:
+        """Whether there is a worker besides those *tried*."""
+        return sum(url in self._place_of for url in tried) < len(self.rows)
+
+    def place_of(self, worker: str) -> int:
+        """Return the place of the worker with the url *worker*."""
+        return self._place_of[worker]
+
+    def worker(self, url: str) -> Worker:
+        """Return the worker at *url*."""
+        return self.model.workers[self._place_of[url]]
+
+    def holders(self, salt: bytes, content_hash: bytes) -> int:
+        """Return the rows of the workers that hold an image's encoder output, as bits."""
+        rows = self.rows.tolist()
+        return sum(
+            1 << row for row, worker in zip(rows, self.model.workers, strict=True) if worker.holds(salt, content_hash)
+        )
+
+    def _mask_of(self, prompt: Prompt) -> NDArray[np.bool_]:
+        """Return whether each worker can take *prompt*; equal keys have one mask."""
+        key = self.key_of(prompt)
+        mask = self._masks.get(key)
+        if mask is None:
+            mask = np.array([refusal(worker, prompt) is None for worker in self.model.workers], np.bool_)
+            # A worker that serves one salt takes the first that comes.
+            if not self._tells_salts:
+                self._masks[key] = mask
+        return mask
+
+    def _without(self, mask: NDArray[np.bool_], workers: Collection[str]) -> NDArray[np.bool_]:
+        if not workers:
+            return mask
+        places = [self._place_of[worker] for worker in workers if worker in self._place_of]
+        rest = mask.copy()
+        rest[places] = False
+        return rest
+
+    def _refusal(self, prompt: Prompt, excluded: Set[str]) -> SaccadeError:
+        """Return why no worker outside *excluded* takes *prompt*: the first one's reason."""
+        refusals = (refusal(worker, prompt) for worker in self.model.workers if worker.url not in excluded)
+        away = WorkerUnavailable("No other worker of the model is ready; try again shortly.")
+        return next((error for error in refusals if error is not None), away)
+
+
+def option_of(worker: Worker, model: Model) -> Option:
+    """Return *worker*, which serves *model*, in the router's terms."""
+    description, load = worker.description or model.description, worker.load or NO_LOAD
+    return Option(
+        name=worker.url,
+        partition=_partition(worker, model),
+        resumes_at_states=description.resumes_at_states,
+        reports=worker.exactness.level != "NONE",
+        num_waiting=load.num_waiting,
+        num_running=load.num_running,
+        load_times=worker.load_times,
+    )
+
+
+def _partition(worker: Worker, model: Model) -> Partition:
+    description = worker.description or model.description
+    return Partition(description.fingerprint, description.block_size)
