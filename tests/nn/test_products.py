@@ -227,8 +227,9 @@ def test_experts_that_no_kernel_takes(
     assert set(layer.quantised) == {"gate_up_proj", "down_proj"}
 
 
-def test_kernels_are_for_gpus_alone() -> None:
-    assert resolve("cpu", BF16).kernels == {} == resolve("cuda", torch.float16).kernels
+def test_formats_without_a_kernel_on_a_cpu() -> None:
+    assert resolve("cpu", torch.float16).kernels == {} == resolve("cuda", torch.float16).kernels
+    assert {kind for _, kind in resolve("cpu", BF16).kernels} == {"int8"}
     layer = layer_of("fp8")
     assert use_operations(layer, Operations()) == ["no kernel takes fp8_blocks"]
 

@@ -136,6 +136,18 @@ def read_int8_rows(tensors: Tensors) -> np.ndarray:
     return (codes - 128).astype(np.float32) * tensors["weight_scale"].float().numpy()
 
 
+def write_w8a8(weight: torch.Tensor) -> Tensors:
+    """A signed byte a value, a scale for each row; a scale of activations, which only static arithmetic needs."""
+    scale = (weight.abs().amax(1, keepdim=True) / 127).to(torch.bfloat16)
+    values = (weight / scale.float()).round().clamp(-128, 127).to(torch.int8)
+    return {"weight": values, "weight_scale": scale, "input_scale": torch.tensor([0.5])}
+
+
+def read_w8a8(tensors: Tensors) -> np.ndarray:
+    """Return the weight in float32."""
+    return tensors["weight"].numpy().astype(np.float32) * tensors["weight_scale"].float().numpy()
+
+
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
@@ -284,6 +296,18 @@ FLOAT = {
     "format": "float-quantized",
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": ROWS}},
 }
+BYTES = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
+W8A8 = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": BYTES,
+            "input_activations": {**BYTES, "strategy": "token", "dynamic": True},
+        }
+    },
+}
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
 
 
@@ -315,6 +339,7 @@ REFERENCES = {
     "int8 rows": Reference(
         write_int8_rows, read_int8_rows, _packed_config(num_bits=8, strategy="channel", group_size=None), "ignore"
     ),
+    "w8a8": Reference(write_w8a8, read_w8a8, W8A8, "ignore"),
     "awq": Reference(write_awq, read_awq, AWQ, "modules_to_not_convert"),
     "gptq": Reference(
         partial(_write_gptq, bits=4, less=1), partial(_read_gptq, bits=4, less=1), GPTQ, "modules_to_not_convert"

@@ -115,10 +115,24 @@ class Linear(Layer):
         return self.packed.dequantised(self.weight.dtype) if isinstance(self.packed, QuantisedLinear) else self.weight
 
     def make_plain(self) -> None:
-        """Replace a quantised weight by its values, for layers that rearrange it."""
+        """Replace a quantised weight by its values, for layers that change them."""
         if isinstance(self.packed, QuantisedLinear):
             self.weight = nn.Parameter(self.dequantised(), requires_grad=False)
             self.packed = None
+
+    def reorder_rows(self, order_O: torch.Tensor) -> None:
+        """Put the rows of the loaded weight and bias into *order_O* int64; scales of rows go along.
+
+        A quantised weight whose rows share words or scales becomes plain.
+        """
+        weight = self.packed.reordered(order_O) if isinstance(self.packed, QuantisedLinear) else None
+        if weight is None:
+            self.make_plain()
+            self.weight.data = self.weight.data[order_O]
+        if self.bias is not None:
+            self.bias.data = self.bias.data[order_O]
+        if weight is not None:
+            self.hold("weight", (weight,))
 
     def pack(self) -> None:
         """Pack the loaded weight, and drop the plain one if the packed layout differs.

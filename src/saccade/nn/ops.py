@@ -287,6 +287,10 @@ KERNELS: Mapping[tuple[str, str, torch.dtype, str], str] = MappingProxyType(
         ("pack_linear", "cuda", torch.bfloat16, "fp8_rows"): "saccade.nn.formats.torch_products",
         ("pack_linear", "cuda", torch.bfloat16, "int4"): "saccade.nn.formats.torch_products",
         ("pack_linear", "cuda", torch.bfloat16, "nvfp4"): "saccade.nn.formats.flashinfer_nvfp4",
+        **{
+            ("pack_linear", "cpu", dtype, "int8"): "saccade.nn.formats.onednn_int8"
+            for dtype in (torch.float32, torch.bfloat16)
+        },
         ("pack_experts", "cuda", torch.bfloat16, "fp8_blocks"): "saccade.nn.formats.flashinfer_fp8",
         ("pack_experts", "cuda", torch.bfloat16, "int4"): "saccade.nn.formats.flashinfer_int4",
         ("pack_experts", "cuda", torch.bfloat16, "nvfp4"): "saccade.nn.formats.flashinfer_nvfp4",

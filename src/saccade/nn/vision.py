@@ -204,8 +204,7 @@ class PairedSelfAttention(PackedSelfAttention):
 
         The order of queries and keys stays equal, so their products do not change.
         """
-        self.qkv.make_plain()
-        for parameter in self.qkv.parameters():
-            queries_and_keys, values = parameter.data.tensor_split((2 * parameter.shape[0] // 3,))
-            halves = queries_and_keys.unflatten(0, (2 * self.num_heads, 2, -1))
-            parameter.data = torch.cat((halves.transpose(1, 2).flatten(0, 2), values))
+        num_rows = sum(self.qkv.partitions)
+        queries_and_keys, values = torch.arange(num_rows).tensor_split((2 * num_rows // 3,))
+        halves = queries_and_keys.unflatten(0, (2 * self.num_heads, 2, -1))
+        self.qkv.reorder_rows(torch.cat((halves.transpose(1, 2).flatten(), values)))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from references.formats import AWQ, COMPRESSED, FLOAT, FP8, GPTQ, GROUP, NVFP4_PACKED, ROWS
+from references.formats import AWQ, BYTES, COMPRESSED, FLOAT, FP8, GPTQ, GROUP, NVFP4_PACKED, ROWS, W8A8
 from tables import table
 
 from saccade.engine.executor.quantisation import ModuleList, Quantisation
@@ -45,6 +45,7 @@ def test_a_checkpoint_without_formats(tmp_path: Path) -> None:
         ({"quantization_config": FP8}, {"quantization": NVFP4}, "fp8", None),
         ({}, {"quantization": {"quant_algo": "FP8", "exclude_modules": ["a.b*"]}}, "scale for each tensor", "a.bc"),
         ({"quantization_config": {**FLOAT, "ignore": ["lm_head"]}}, None, "scale for each row", "lm_head"),
+        ({"quantization_config": {**W8A8, "ignore": ["lm_head"]}}, None, "int-quantized", "lm_head"),
         ({"quantization_config": NVFP4_PACKED}, None, "nvfp4-pack-quantized", None),
         ({"quantization_config": {**AWQ, "modules_to_not_convert": ["visual"]}}, None, "AWQ", "visual.blocks.0"),
         ({"quantization_config": {**GPTQ, "bits": 8, "group_size": -1, "dynamic": None}}, None, "GPTQ, 8 bits", None),
@@ -280,7 +281,8 @@ def test_layers_have_formats_of_their_own(tmp_path: Path) -> None:
         ({**AWQ, "w_bit": 3, "bits": None}, ["bits 3"]),
         ({**GPTQ, "checkpoint_format": "marlin"}, ["'marlin'", "gptq, gptq_v2"]),
         ({}, ["None is not known"]),
-        ({**COMPRESSED, "format": "int-quantized"}, ["'int-quantized'", "pack-quantized"]),
+        ({**COMPRESSED, "format": "marlin-24"}, ["'marlin-24'", "pack-quantized"]),
+        ({**W8A8, "config_groups": {"a": {"weights": {**BYTES, "symmetric": False}}}}, ["weights.symmetric False"]),
         ({**COMPRESSED, "format": "nvfp4-pack-quantized"}, ["weights.type 'int'", "'float'"]),
         (without(COMPRESSED, num_bits=3), ["num_bits 3", "4, 8"]),
         (without(COMPRESSED, strategy="tensor"), ["strategy 'tensor'", "'group', 'channel'"]),

@@ -10,6 +10,7 @@ from saccade.engine.executor.weight_files import open_files
 from saccade.engine.executor.weight_filler import fill
 from saccade.engine.executor.weight_plan import make_plan
 from saccade.nn.formats.fp8 import Fp8
+from saccade.nn.formats.int8 import Int8
 from saccade.nn.formats.nvfp4 import Nvfp4
 from saccade.nn.formats.packed_ints import awq, compressed, gptq
 from saccade.nn.formats.quantised import WHOLE_ROW, QuantisedWeight, Region, WeightFormat
@@ -23,6 +24,7 @@ FORMATS: dict[str, WeightFormat] = {
     "fp8 tensor": Fp8(None, "weight_scale"),
     "int4 zeros": compressed(4, 32, symmetric=False),
     "int8 rows": compressed(8),
+    "w8a8": Int8(),
     "awq": awq(32),
     "gptq": gptq(4, 32),
     "gptq int8": gptq(8, 32, zeros_offset=0),

@@ -88,7 +88,7 @@ def prepare_execution(config: EngineConfig, model: LoadedModel, progress: Progre
     operations = choose_operations(config, model, of_decoder, progress)
     with reported(progress, "packing weights"):
         reasons = use_operations(model.module, operations)
-    if reasons and network.device.type == "cuda":
+    if reasons:
         logger.warning("quantised weights are dequantised at each use, which is slow", reasons=reasons)
     if network.device.type == "cuda":
         compile_kernels(model.module, most_tokens(config, model), model.ranks, progress)

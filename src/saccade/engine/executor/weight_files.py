@@ -20,7 +20,7 @@ COMPARED_AT_ONCE = 1 << 22
 
 STORED_DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": torch.float8_e8m0fnu, "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": torch.float8_e8m0fnu, "U8": torch.uint8, "I8": torch.int8,
     "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
 """The torch dtypes of safetensors' names that Saccade reads."""

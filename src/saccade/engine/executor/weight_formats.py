@@ -11,6 +11,7 @@ from saccade.engine.executor.quantisation import REGEX, ModuleList, Quantisation
 from saccade.engine.executor.weight_index import HF_QUANT_CONFIG
 from saccade.errors import StartupError
 from saccade.nn.formats.fp8 import Fp8
+from saccade.nn.formats.int8 import Int8
 from saccade.nn.formats.nvfp4 import GROUP_SIZE, Nvfp4
 from saccade.nn.formats.packed_ints import WORD, awq, compressed, gptq
 from saccade.nn.formats.quantised import WHOLE_ROW, Cell, WeightFormat
@@ -146,6 +147,10 @@ def _float(weights: Mapping[str, Any], source: str) -> WeightFormat:
     return Fp8(_cell(weights, source), SCALE)
 
 
+def _int8(weights: Mapping[str, Any], source: str) -> WeightFormat:
+    return Int8(_cell(weights, source))
+
+
 def _cell(weight: Mapping[str, Any], source: str) -> Cell | None:
     """Return the rows and columns of a weight that share a scale, by the `strategy` of compressed-tensors."""
     match weight.get("strategy"), weight.get("block_structure"):
@@ -173,6 +178,10 @@ COMPRESSED: Mapping[str, Check] = MappingProxyType(
                 "actorder": (None, "weight", "static", *BY_ACTIVATIONS),
             },
             _packed,
+        ),
+        "int-quantized": (
+            {"num_bits": (8,), "type": ("int",), "symmetric": (True,), "strategy": ("channel", "tensor")},
+            _int8,
         ),
         "float-quantized": ({"symmetric": (True,), "num_bits": (8,), "type": ("float",)}, _float),
         "nvfp4-pack-quantized": (

@@ -135,14 +135,14 @@ class QuantisedWeight:
         device = next(iter(self.fields.values())).device
         step = max(1, DEQUANTISED_AT_ONCE // region.num_columns)
         if device.type != "cpu" or step >= region.num_rows:
-            return self._rows(0, region.num_rows).to(dtype).contiguous()
+            return self._values().to(dtype).contiguous()
         output_OI = torch.empty(region.num_rows, region.num_columns, dtype=dtype, device=device)
         for start, block_OI in zip(range(0, region.num_rows, step), output_OI.split(step), strict=True):
-            block_OI.copy_(self._rows(start, len(block_OI)))
+            block_OI.copy_(self.rows(start, len(block_OI))._values())
         return output_OI
 
-    def _rows(self, start: int, count: int) -> torch.Tensor:
-        """Return float32 rows [start, start + count) of the region."""
+    def rows(self, start: int, count: int) -> "QuantisedWeight":
+        """Return rows [start, start + count) of the region."""
         region = self.region._replace(row=self.region.row + start, num_rows=count)
         fields = {}
         for name, values in self.fields.items():
@@ -153,7 +153,11 @@ class QuantisedWeight:
                 first = self.region.row // field.cell[0]
                 rows, _ = field.slices(region)
                 fields[name] = values[rows.start - first : rows.stop - first]
-        return self.format.dequantise(fields, region)
+        return replace(self, fields=fields, region=region)
+
+    def _values(self) -> torch.Tensor:
+        """Return all values in float32."""
+        return self.format.dequantise(self.fields, self.region)
 
 
 Part = QuantisedWeight | torch.Tensor
@@ -183,6 +187,17 @@ class QuantisedLinear(PackedLinear):
     def dequantised(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the weight [O, I]."""
         return _joined(self.parts, dtype)
+
+    def reordered(self, order_O: torch.Tensor) -> QuantisedWeight | None:
+        """Return the weight with rows *order_O* int64; None unless all parts have one format, each row its values."""
+        weights = [part for part in self.parts if isinstance(part, QuantisedWeight)]
+        form = weights[0].format
+        cells = [form.fields[end].cell for end in weights[0].fields]
+        is_of_rows = all(cell is not None and cell[0] == 1 for cell in cells)
+        if not is_of_rows or len(weights) < len(self.parts) or any(weight.format != form for weight in weights):
+            return None
+        fields = {end: torch.cat([weight.fields[end] for weight in weights])[order_O] for end in weights[0].fields}
+        return QuantisedWeight(form, fields, weights[0].region._replace(row=0, num_rows=len(order_O)))
 
 
 @dataclass(frozen=True)
