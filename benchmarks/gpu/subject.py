@@ -30,6 +30,7 @@ from saccade.engine.executor.memory import block_format
 from saccade.engine.executor.model_runner import ModelRunner
 from saccade.models.spec import Grid, MediaShape, ModelSpec
 from saccade.nn.context import AttentionBackend, KvCache, VisionAttentionBackend
+from saccade.nn.layerwise import complete
 from saccade.protocol.request import SamplingParams
 
 PROMPT_TOKENS = 40
@@ -60,7 +61,7 @@ class Subject:
         joined = bytearray(b"").join(image.pixels for image in chosen)
         pixels = torch.frombuffer(joined, dtype=torch.uint8).to(network.device)
         metadata = network.prepare([MediaShape(image.grid) for image in chosen], backend)
-        return lambda: network.encode(pixels, metadata)
+        return lambda: complete(network.encode(pixels, metadata))
 
     def rows(
         self, backend: AttentionBackend, num_rows: int, num_tokens: int, sampling: SamplingParams = GREEDY

@@ -13,6 +13,7 @@ import torch
 from tables import table
 
 from saccade.engine.loop import Engine
+from saccade.nn.layerwise import Layerwise
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS
 from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest
@@ -355,7 +356,7 @@ def test_images_of_one_call_fail_one_by_one(
     encode, num_bytes = engines.module(shared).encode, len(asked[0].media[0].inline or b"")
     num_alone = 0
 
-    def failing(pixels: torch.Tensor, *others: Any) -> torch.Tensor:
+    def failing(pixels: torch.Tensor, *others: Any) -> Layerwise:
         nonlocal num_alone
         if len(pixels) > num_bytes:
             raise RuntimeError("one of them")

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from saccade.engine.loop import Engine
+from saccade.nn.layerwise import Layerwise
 from saccade.protocol.request import EngineRequest
 
 pytestmark = pytest.mark.ci
@@ -93,7 +94,7 @@ def test_images_are_encoded_once_over_all_ranks(subject: Engine, tiny_qwen3_vl: 
     calls: list[int] = []
     encode = rank_0.network.encode
 
-    def counting(pixels: torch.Tensor, metadata: Any) -> torch.Tensor:
+    def counting(pixels: torch.Tensor, metadata: Any) -> Layerwise:
         calls.append(len(pixels))
         return encode(pixels, metadata)
 

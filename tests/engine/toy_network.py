@@ -19,6 +19,7 @@ from saccade.engine.executor.loader import LoadedModel
 from saccade.models.positions import MultimodalPositions
 from saccade.models.spec import Grid, KvSpec, Latent, Paged, Recurrent, Size
 from saccade.nn.context import ForwardContext, RecurrentState
+from saccade.nn.layerwise import Layerwise
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import MediaItem
 
@@ -44,6 +45,8 @@ class Spec:
 
     def pixel_shape(self, grid: Grid, modality: str = "image") -> tuple[int, int]:
         return 0, 0
+
+    num_encoder_layers: int = 0
 
     def encode_cost(self, grid: Grid) -> int:
         return 0
@@ -106,7 +109,7 @@ class Network(nn.Module):
     def prepare(self, grids: Sequence[Grid], backend: Any) -> Any:
         raise NotImplementedError
 
-    def encode(self, pixels_PC: torch.Tensor, metadata: Any) -> torch.Tensor:
+    def encode(self, pixels_PC: torch.Tensor, metadata: Any) -> Layerwise:
         raise NotImplementedError
 
     def forward(

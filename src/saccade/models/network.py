@@ -7,6 +7,7 @@ import torch
 
 from saccade.models.spec import MediaShape, ModelSpec
 from saccade.nn.context import ForwardContext, VisionAttentionBackend
+from saccade.nn.layerwise import Layerwise
 
 
 class Target(NamedTuple):
@@ -68,10 +69,10 @@ class Network(Protocol):
     def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> Any:
         """Return the metadata of *items*, all of one modality, for `encode`. Runs on the host."""
 
-    def encode(self, pixels_B: torch.Tensor, metadata: Any) -> torch.Tensor:
+    def encode(self, pixels_B: torch.Tensor, metadata: Any) -> Layerwise:
         """Map the uint8 pixels of all items, one after the other, to features [U, W]; *metadata* is from prepare().
 
-        The host does not wait.
+        It pauses after each block of the tower, and the host does not wait. Nothing runs before it is advanced.
         """
 
     def __call__(

@@ -193,6 +193,11 @@ class ModelSpec:
         """Return the number of patches that the vision encoder processes."""
         raise NotImplementedError
 
+    @property
+    def num_encoder_layers(self) -> int:
+        """The number of layers of the vision encoder, after each of which it can pause."""
+        raise NotImplementedError
+
     def square_grid(self, max_patches: int) -> Grid:
         """Return the grid of a square image of at most *max_patches* patches; at least the smallest grid."""
         raise NotImplementedError

@@ -13,6 +13,7 @@ import torch
 
 from saccade.engine.core.step import EncoderInput
 from saccade.engine.executor.encoder import Encoder
+from saccade.nn.layerwise import Layerwise
 from saccade.nn.parallel import Ranks, join, leave
 
 WIDTH = 6
@@ -68,8 +69,9 @@ class Network:
             raise RuntimeError("no memory")
         return [self.spec.item_tokens(item.grid) for item in items]
 
-    def encode(self, pixels: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    def encode(self, pixels: torch.Tensor, counts: list[int]) -> Layerwise:
         self.num_encoded += len(counts)
+        yield
         tokens = pixels.float().repeat_interleave(torch.tensor(counts))
         features = tokens.unsqueeze(1) * 100 + torch.arange(WIDTH)
         # A rank that did not come would be waited for.

@@ -27,6 +27,7 @@ from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
 from saccade.models.spec import MediaShape
 from saccade.nn.backends import torch_sdpa
+from saccade.nn.layerwise import Layerwise
 from saccade.nn.parallel import ALONE
 from saccade.protocol.media import MediaItem
 
@@ -48,7 +49,7 @@ class Addressed:
         self._addresses: dict[int, list[int]] = {}
         self.spec, self.device, self.prepare = network.spec, network.device, network.prepare
 
-    def encode(self, pixels: torch.Tensor, metadata: Any) -> torch.Tensor:
+    def encode(self, pixels: torch.Tensor, metadata: Any) -> Layerwise:
         addresses = [pixels.data_ptr(), *addresses_in(metadata)]
         assert self._addresses.setdefault(len(pixels), addresses) == addresses
         return self._network.encode(pixels, metadata)  # type: ignore[no-any-return]

@@ -27,6 +27,7 @@ from saccade.engine.executor.encoder_graphs import EncoderGraphs
 from saccade.models.network import Network
 from saccade.models.spec import IMAGE, Grid, MediaShape
 from saccade.nn.context import VisionAttentionBackend
+from saccade.nn.layerwise import complete
 from saccade.nn.parallel import Ranks
 from saccade.nn.transfer import to_device
 
@@ -171,7 +172,7 @@ class Encoder:
     def _run(self, prepared: Iterable[_Prepared]) -> dict[int, torch.Tensor]:
         features: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
         for group in prepared:
-            encoded = self.network.encode(group.pixels_B, group.metadata)
+            encoded = complete(self.network.encode(group.pixels_B, group.metadata))
             for output_id, part in self._separate(group.images, encoded).items():
                 features[output_id].append(part)
         return {key: parts[0] if len(parts) == 1 else torch.cat(parts) for key, parts in features.items()}

@@ -21,6 +21,7 @@ from saccade.engine.executor.graphs import Capture, Compute, Graphs
 from saccade.models.network import Network
 from saccade.models.spec import MediaShape
 from saccade.nn.context import PackedLayout, VisionAttentionBackend
+from saccade.nn.layerwise import complete
 
 LEAST_BUDGET = 256
 MAX_IMAGES = 64
@@ -118,7 +119,7 @@ class EncoderGraphs:
         num_bytes = prod(spec.pixel_shape(self._padding(budget).grid))
         pixels_B = torch.zeros(num_bytes, dtype=torch.uint8, device=network.device)
         metadata = _buffers([network.prepare(items, self._backend) for items in self._extremes(budget)])
-        return _Input(pixels_B, metadata), lambda: network.encode(pixels_B, metadata)
+        return _Input(pixels_B, metadata), lambda: complete(network.encode(pixels_B, metadata))
 
     def _extremes(self, budget: int) -> Iterator[list[MediaShape]]:
         """Yield images of *budget* patches together: those with the longest sequences, and those with the most."""

@@ -20,6 +20,7 @@ from saccade.models.network import Target
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.nn.context import PackedLayout, VisionAttentionBackend
 from saccade.nn.layers import LayerNorm, Linear
+from saccade.nn.layerwise import Layerwise
 from saccade.nn.ops import GELU, Activation
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.vision import IN_THE_ENCODER, PatchEmbedding, packed_sequences
@@ -114,11 +115,12 @@ class ViewTower(nn.Module):
         """Map normalised patches to [T, E]."""
         return self.embeddings(patches_PC)  # type: ignore[no-any-return]
 
-    def forward(self, patches_PC: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
+    def forward(self, patches_PC: torch.Tensor, metadata: ViewMetadata) -> Layerwise:
         """Map normalised patches, as `view_patches` lays them out, to hidden states [V, view_length, E]."""
         x_TE = self.embed(patches_PC)
         for block in self.layers:
             x_TE = block(x_TE, metadata)
+            yield
         return x_TE.unflatten(0, (metadata.num_views, -1))  # type: ignore[no-any-return]
 
 

@@ -53,6 +53,11 @@ class MergedPatchSpec(ModelSpec):
         """Return the number of patches."""
         return prod(grid)
 
+    @property
+    def num_encoder_layers(self) -> int:
+        """The blocks of the tower."""
+        return int(self.vision.depth)
+
     def square_grid(self, max_patches: int) -> Grid:
         """Return a square of whole merged squares."""
         merge = self.vision.merge_size

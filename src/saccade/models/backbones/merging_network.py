@@ -13,6 +13,7 @@ from saccade.models.backbones.grouped_query_text import GroupedQueryDecoder
 from saccade.models.backbones.image_text_network import ImageTextNetwork
 from saccade.models.spec import IMAGE, VIDEO, MediaShape
 from saccade.nn.context import VisionAttentionBackend
+from saccade.nn.layerwise import Layerwise
 from saccade.nn.parallel import Ranks
 from saccade.nn.vision import grid_list
 
@@ -39,10 +40,10 @@ class MergingNetwork(ImageTextNetwork):
         metadata = self.visual.prepare(grid_list(item.grid for item in items), backend)
         return VideoMetadata(metadata) if items[0].modality == VIDEO else metadata
 
-    def encode(self, pixels_B: torch.Tensor, metadata: Any) -> torch.Tensor:
+    def encode(self, pixels_B: torch.Tensor, metadata: Any) -> Layerwise:
         """Map uint8 patches to features [U, W], item after item."""
         modality = IMAGE
         if isinstance(metadata, VideoMetadata):
             metadata, modality = metadata.tower, VIDEO
         patches = pixels_B.view(-1, self.spec.patch_values(modality))
-        return self.visual(self.normalised(patches, self.dtype), metadata)  # type: ignore[no-any-return]
+        return (yield from self.visual(self.normalised(patches, self.dtype), metadata))  # type: ignore[no-any-return]

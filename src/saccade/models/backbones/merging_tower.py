@@ -21,6 +21,7 @@ from saccade.models.backbones.vision_config import MergingVisionConfig
 from saccade.models.backbones.vision_mlp import VisionMlp
 from saccade.nn.context import PackedLayout, VisionAttentionBackend
 from saccade.nn.layers import LayerNorm, Linear
+from saccade.nn.layerwise import Layerwise
 from saccade.nn.ops import ACTIVATIONS, GELU
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
@@ -174,11 +175,12 @@ class MergingTower(nn.Module):
         layout = packed_layout(grids, self.device, backend)
         return BlockMetadata(layout, axial_cos_sin(places_P2, self.config.head_dim), backend)
 
-    def forward(self, patches_PC: torch.Tensor, metadata: Any) -> torch.Tensor:
+    def forward(self, patches_PC: torch.Tensor, metadata: Any) -> Layerwise:
         """Map normalised patches to features [U, X]."""
         x_PE = self.patch_embed["proj"](patches_PC)
         for block in self.blocks:
             x_PE = block(x_PE, metadata)
+            yield
         return self.merger(x_PE)  # type: ignore[no-any-return]
 
 
@@ -225,9 +227,10 @@ class LearnedTower(MergingTower):
         table: torch.Tensor = self.pos_embed.weight  # type: ignore[assignment]
         return functional.embedding_bag(metadata.taps, table, per_sample_weights=metadata.tap_weights, mode="sum")
 
-    def forward(self, patches_PC: torch.Tensor, metadata: Any) -> torch.Tensor:
+    def forward(self, patches_PC: torch.Tensor, metadata: Any) -> Layerwise:
         """Map normalised patches to features [U, X]."""
         x_PE = self.embed(patches_PC, metadata)
         for block in self.blocks:
             x_PE = block(x_PE, metadata.block)
+            yield
         return self.merger(x_PE)  # type: ignore[no-any-return]

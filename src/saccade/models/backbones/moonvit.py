@@ -27,6 +27,7 @@ from saccade.models.backbones.merging_tower import (
 from saccade.models.backbones.moonvit_config import MoonVitConfig
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import LayerNorm
+from saccade.nn.layerwise import Layerwise
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
 from saccade.nn.transfer import to_device
@@ -145,7 +146,7 @@ class MoonVitTower(LearnedTower):
         block = BlockMetadata(layout, cos_sin_pairs(angles), backend)
         return MoonVitMetadata(block, *self.taps(grids), order_P, clip_metadata(clips, device))
 
-    def forward(self, patches_PC: torch.Tensor, metadata: MoonVitMetadata) -> torch.Tensor:
+    def forward(self, patches_PC: torch.Tensor, metadata: MoonVitMetadata) -> Layerwise:
         """Map normalised patches to features [U, X]."""
         learned_PE = self.learned(metadata)
         if metadata.clips is not None:
@@ -154,5 +155,6 @@ class MoonVitTower(LearnedTower):
         x_PE = x_PE + learned_PE.to(x_PE.dtype)
         for block in self.blocks:
             x_PE = block(x_PE, metadata.block)
+            yield
         x_PE = self.final_layernorm(x_PE)
         return self.merger(x_PE if metadata.clips is None else mean_of_frames(x_PE, metadata.clips))  # type: ignore[no-any-return]

@@ -13,6 +13,7 @@ from saccade.models.backbones.clip_config import ClipConfig
 from saccade.models.backbones.clip_vision import ClipBlock, ViewMetadata, ViewTower
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.nn.layers import LayerNorm
+from saccade.nn.layerwise import Layerwise
 from saccade.nn.parallel import Ranks
 from saccade.nn.vision import PatchEmbedding
 
@@ -53,6 +54,6 @@ class SiglipTower(ViewTower):
         super().__init__(self.embedding_class(config), blocks, config.num_patches)
         self.post_layernorm = LayerNorm(config.hidden_size, config.norm_eps)
 
-    def forward(self, patches_TD: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
+    def forward(self, patches_TD: torch.Tensor, metadata: ViewMetadata) -> Layerwise:
         """Map normalised patches to hidden states [V, P, C], after the tower's last norm."""
-        return self.post_layernorm(super().forward(patches_TD, metadata))  # type: ignore[no-any-return]
+        return self.post_layernorm((yield from super().forward(patches_TD, metadata)))  # type: ignore[no-any-return]

@@ -14,6 +14,7 @@ from saccade.models.backbones.image_text_network import ImageTextNetwork
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import MediaShape
 from saccade.nn.context import VisionAttentionBackend
+from saccade.nn.layerwise import Layerwise
 from saccade.nn.parallel import Ranks
 from saccade.nn.vision import grid_list
 
@@ -39,9 +40,9 @@ class TiledNetwork(ImageTextNetwork):
         grids = grid_list(item.grid for item in items)
         return self.vision_tower.prepare(sum(map(self.spec.num_views, grids)), backend)  # type: ignore[no-any-return]
 
-    def encode(self, pixels_B: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
+    def encode(self, pixels_B: torch.Tensor, metadata: ViewMetadata) -> Layerwise:
         """Map uint8 views to features [U, E], item after item."""
         vision = self.spec.vision
         views_V3SS = pixels_B.view(-1, CHANNELS, vision.image_size, vision.image_size)
         patches_TD = self.normalised(view_patches(views_V3SS, vision.patch_size), self.dtype)
-        return self.projector(self.vision_tower(patches_TD, metadata))  # type: ignore[no-any-return]
+        return self.projector((yield from self.vision_tower(patches_TD, metadata)))  # type: ignore[no-any-return]

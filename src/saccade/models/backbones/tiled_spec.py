@@ -44,6 +44,11 @@ class TiledSpec(ModelSpec):
         """Return the number of patches of all views."""
         return self.num_views(grid) * self.vision.num_patches
 
+    @property
+    def num_encoder_layers(self) -> int:
+        """The blocks of the tower."""
+        return self.vision.depth
+
     def square_grid(self, max_patches: int) -> Grid:
         """Return a square of tiles that leaves room for the view of the whole image."""
         side = max(1, isqrt(max(0, max_patches // self.vision.num_patches - 1))) * self.vision.side

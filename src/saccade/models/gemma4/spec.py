@@ -330,3 +330,8 @@ class UnifiedSpec(Spec):
     """The model without a tower."""
 
     style, images = UNIFIED_STYLE, UnifiedVision
+
+    @property
+    def num_encoder_layers(self) -> int:
+        """The embedding alone."""
+        return 1

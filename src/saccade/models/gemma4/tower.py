@@ -18,6 +18,7 @@ from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import Grid
 from saccade.nn.context import PackedLayout, VisionAttentionBackend
 from saccade.nn.layers import FloatNorm, Layer, Linear
+from saccade.nn.layerwise import Layerwise
 from saccade.nn.ops import GELU_TANH, rotary
 from saccade.nn.parallel import Ranks, Split
 from saccade.nn.rope import cos_sin, inverse_frequencies
@@ -180,13 +181,14 @@ class GemmaTower(nn.Module):
         places_P2 = table_places(grids, self.config.merge_size, self.config.table_size, device)
         return TowerMetadata(packed_layout(grids, device, backend), places_P2, backend)
 
-    def forward(self, patches_PC: torch.Tensor, metadata: TowerMetadata) -> torch.Tensor:
+    def forward(self, patches_PC: torch.Tensor, metadata: TowerMetadata) -> Layerwise:
         """Map normalised patches to features [U, E]."""
         x_PV = self.patch_embedder(patches_PC, metadata.places)
         angles = (metadata.places.unsqueeze(-1) * self.frequencies).flatten(0, 1)
         cos, sin = (part.view(len(x_PV), 1, 2, -1) for part in cos_sin(angles, x_PV.dtype))
         for block in self.encoder.layers:  # type: ignore[union-attr]
             x_PV = block(x_PV, (cos, sin), metadata)
+            yield
         pooled_UV = x_PV.float().unflatten(0, (-1, self.config.merge_size**2)).mean(1).to(x_PV.dtype)
         tokens_UV = pooled_UV.float() * self.config.hidden_size**0.5
         if self.config.standardised:

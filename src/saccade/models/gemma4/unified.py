@@ -17,6 +17,7 @@ from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import Grid
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import LayerNorm, Linear
+from saccade.nn.layerwise import Layerwise
 from saccade.nn.parallel import Ranks
 
 NORM_EPS = 1e-5
@@ -50,10 +51,11 @@ class UnifiedEmbedder(nn.Module):
         tokens = [(frames, rows // merge, columns // merge) for frames, rows, columns in grids]
         return table_places(tokens, 1, self.config.table_size, self.pos_embedding.device)
 
-    def forward(self, patches_PC: torch.Tensor, places_U2: torch.Tensor) -> torch.Tensor:
+    def forward(self, patches_PC: torch.Tensor, places_U2: torch.Tensor) -> Layerwise:
         """Map patches of values from 0 to 1 to features [U, E]."""
         values_UV = patches_PC.reshape(len(places_U2), -1)
         x_UW = self.patch_ln2(self.patch_dense(self.patch_ln1(values_UV)))
+        yield
         columns, rows = self.pos_embedding.unbind(1)
         positions_UW = columns.index_select(0, places_U2[:, 0]) + rows.index_select(0, places_U2[:, 1])
         x_UW = self.pos_norm(x_UW + positions_UW)

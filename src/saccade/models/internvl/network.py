@@ -24,6 +24,7 @@ from saccade.models.internvl.settings import InternConfig
 from saccade.models.internvl.spec import Spec
 from saccade.models.internvl.weights import target
 from saccade.nn.layers import LayerNorm, Linear, RMSNorm
+from saccade.nn.layerwise import Layerwise
 from saccade.nn.parallel import Ranks
 
 PROJECTOR_EPS = 1e-5
@@ -75,9 +76,9 @@ class InternTower(ViewTower):
         blocks = (InternBlock(config, ranks) for _ in range(config.depth))
         super().__init__(ClipEmbeddings(config, bias=True, has_ones=True), blocks, 1 + config.num_patches)
 
-    def forward(self, patches_TD: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
+    def forward(self, patches_TD: torch.Tensor, metadata: ViewMetadata) -> Layerwise:
         """Map normalised patches to hidden states of patches [V, P, C]."""
-        return super().forward(patches_TD, metadata)[:, 1:]
+        return (yield from super().forward(patches_TD, metadata))[:, 1:]
 
 
 class Projector(MlpProjector):

@@ -22,6 +22,7 @@ from saccade.models.network import Target
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import MediaShape
 from saccade.nn.context import VisionAttentionBackend
+from saccade.nn.layerwise import Layerwise
 from saccade.nn.ops import ACTIVATIONS
 from saccade.nn.parallel import Ranks
 from saccade.nn.transfer import to_device
@@ -77,12 +78,12 @@ class Network(ImageTextNetwork):
             start += self.spec.num_views(shape.grid) * vision.num_patches
         return to_device(np.concatenate(orders), self.device)
 
-    def encode(self, pixels_B: torch.Tensor, metadata: LlavaMetadata) -> torch.Tensor:
+    def encode(self, pixels_B: torch.Tensor, metadata: LlavaMetadata) -> Layerwise:
         """Map uint8 views to features [U, E], image after image."""
         vision = self.spec.vision
         views = pixels_B.view(-1, CHANNELS, vision.image_size, vision.image_size)
         patches = self.normalised(view_patches(views, vision.patch_size), self.dtype)
-        hidden = self.vision_tower(patches, metadata.views)
+        hidden = yield from self.vision_tower(patches, metadata.views)
         patches = hidden if self.spec.has_class_token else hidden[:, 1:]
         features_FE = self.multi_modal_projector(patches.flatten(0, 1))
         if self.image_newline is None or metadata.order is None:

@@ -107,6 +107,10 @@ class Spec(ModelSpec):
     def encode_cost(self, grid: Grid) -> int:
         return self.num_views(grid) * self.vision.num_patches
 
+    @property
+    def num_encoder_layers(self) -> int:
+        return self.num_vision_blocks
+
     def square_grid(self, max_patches: int) -> Grid:
         """Return the square view, or a square of tiles that leaves room for the base view."""
         most_features = min(max_patches - self.vision.num_patches, self.max_position_embeddings)

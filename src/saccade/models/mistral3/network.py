@@ -20,6 +20,7 @@ from saccade.models.mistral3.spec import TowerConfig
 from saccade.models.mistral3.weights import target
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import Linear, RMSNorm
+from saccade.nn.layerwise import Layerwise
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
 from saccade.nn.transfer import to_device
@@ -74,11 +75,12 @@ class Tower(MergingTower):
         angles = (places_P2.unsqueeze(2) * frequencies.t()).flatten(1)
         return BlockMetadata(packed_layout(grids, self.device, backend), cos_sin_pairs(angles), backend)
 
-    def forward(self, patches_PC: torch.Tensor, metadata: BlockMetadata) -> torch.Tensor:
+    def forward(self, patches_PC: torch.Tensor, metadata: BlockMetadata) -> Layerwise:
         """Map normalised patches to features [U, X]."""
         x_PE = self.ln_pre(self.patch_embed["proj"](patches_PC))
         for block in self.blocks:
             x_PE = block(x_PE, metadata)
+            yield
         return self.merger(x_PE)  # type: ignore[no-any-return]
 
 

@@ -23,6 +23,7 @@ from saccade.models.phi3_v.weights import target
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import MediaShape
 from saccade.nn.context import VisionAttentionBackend
+from saccade.nn.layerwise import Layerwise
 from saccade.nn.parallel import Ranks
 from saccade.nn.transfer import to_device
 
@@ -60,13 +61,13 @@ class Network(ImageTextNetwork):
         views = self.vision_tower.prepare(sum(1 + rows * columns for rows, columns in images), backend)
         return Phi3Metadata(images, views, to_device(feature_order(images), self.device))
 
-    def encode(self, pixels_B: torch.Tensor, metadata: Phi3Metadata) -> torch.Tensor:
+    def encode(self, pixels_B: torch.Tensor, metadata: Phi3Metadata) -> Layerwise:
         """Map uint8 padded images to features [U, E], image after image."""
         sizes = [rows * columns * CHANNELS * CROP**2 for rows, columns in metadata.images]
         padded = zip(pixels_B.split_with_sizes(sizes), metadata.images, strict=True)
         views_V3SS = torch.cat([self._views(pixels, *image) for pixels, image in padded])
         # The tower's first hidden state of a view is that of the class token.
-        hidden_VPC = self.vision_tower(view_patches(views_V3SS, PATCH), metadata.views)[:, 1:]
+        hidden_VPC = (yield from self.vision_tower(view_patches(views_V3SS, PATCH), metadata.views))[:, 1:]
         table = torch.cat((self.newline.flatten(0, 2), self.separator.flatten(0, 1), _merged(hidden_VPC)))
         return self.projector(table.index_select(0, metadata.order))  # type: ignore[no-any-return]
 

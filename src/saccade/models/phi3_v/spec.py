@@ -66,6 +66,10 @@ class Spec(ModelSpec):
         """Return the number of patches of crops and global view."""
         return grid[1] * grid[2] + CROP_PATCHES**2
 
+    @property
+    def num_encoder_layers(self) -> int:
+        return self.num_blocks
+
     def square_grid(self, max_patches: int) -> Grid:
         """Return a square of whole crops, which leaves room for the global view."""
         side = max(1, isqrt(max(0, max_patches // CROP_PATCHES**2 - 1))) * CROP_PATCHES

@@ -28,6 +28,7 @@ from saccade.models.qwen_vl.tower_config import Tower3Config, WindowedConfig
 from saccade.models.spec import Grid
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import RMSNorm
+from saccade.nn.layerwise import Layerwise
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.transfer import to_device
 from saccade.nn.vision import frame_coordinates, packed_layout, packed_sequences
@@ -90,12 +91,13 @@ class WindowedTower(MergingTower):
             restored,
         )
 
-    def forward(self, patches_PC: torch.Tensor, metadata: WindowedMetadata) -> torch.Tensor:
+    def forward(self, patches_PC: torch.Tensor, metadata: WindowedMetadata) -> Layerwise:
         """Map normalised patches to features [U, X], in the order of patches."""
         x_PE = self.patch_embed["proj"](patches_PC)
         x_PE = x_PE.view(len(metadata.order), -1).index_select(0, metadata.order).view_as(x_PE)
         for index, block in enumerate(self.blocks):
             x_PE = block(x_PE, metadata.frames if index in self.config.full_blocks else metadata.windows)
+            yield
         return self.merger(x_PE).index_select(0, metadata.restored)  # type: ignore[no-any-return]
 
 
@@ -110,7 +112,7 @@ class Tower3(LearnedTower):
             PatchMerger(config, ranks, norm_merged=True) for _ in config.deepstack_layers
         )
 
-    def forward(self, patches_PC: torch.Tensor, metadata: LearnedMetadata) -> torch.Tensor:
+    def forward(self, patches_PC: torch.Tensor, metadata: LearnedMetadata) -> Layerwise:
         """Map normalised patches to [U, W]: the main features, then one slice for each deepstack block."""
         x_PE = self.embed(patches_PC, metadata)
         deep: dict[int, torch.Tensor] = {}
@@ -119,4 +121,5 @@ class Tower3(LearnedTower):
             if index in self.config.deepstack_layers:
                 # At once: later blocks may overwrite what they add to.
                 deep[index] = self.deepstack_merger_list[self.config.deepstack_layers.index(index)](x_PE)
+            yield
         return torch.cat([self.merger(x_PE), *(deep[layer] for layer in self.config.deepstack_layers)], dim=-1)
