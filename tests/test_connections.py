@@ -67,7 +67,7 @@ ALLOWED = {
     "cli/machine_checks.py": {"httpx2"},  # this machine's own port
     "bench/client.py": {"aiohttp"},  # the servers that the user names
     "cli/demo.py": {"openai"},  # its own server or gateway, on loopback
-    "cli/ask.py": {"openai"},  # the server that the user names
+    "cli/served_model.py": {"openai"},  # the server that the user names
     "cli/client.py": {"openai"},  # names of types
     "transport/unreachable.py": {"urllib.request"},  # the proxies of the environment: it opens no connection
     "llm/serving.py": {"http.client"},  # its own child, on loopback

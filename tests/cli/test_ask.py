@@ -106,7 +106,7 @@ def test_what_cannot_be_asked_is_explained(words: list[str], sentence: str, caps
 def test_bundled_model_answers_if_no_server_does(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("saccade.cli.ask.DEFAULT_URL", f"http://127.0.0.1:{free_port()}/v1")
+    monkeypatch.setattr("saccade.cli.served_model.DEFAULT_URL", f"http://127.0.0.1:{free_port()}/v1")
     assert run(["ask", str(IMAGE), "What does it say?"]) == 0
     shown = capfd.readouterr()
     assert shown.out.strip() == IMAGE.stem.partition("-")[0]
