@@ -35,7 +35,7 @@ JUDGED = {
     "gateway/images/decode_pool/pool.py": {"job.medium", "limit"},
     "gateway/images/decode_pool/queue.py": {"self.total_seconds"},
     "gateway/output/sampling.py": {"field", "limit", "max_model_len", "num_prompt_tokens", "request.needed_tokens"},
-    "gateway/prompt/draft.py": {
+    "gateway/prompt/prompt_builder.py": {
         "field",
         "kind",
         "least",

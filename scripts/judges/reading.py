@@ -19,7 +19,7 @@ from checkpoints import CHECKPOINTS
 from saccade.gateway.chat import Chat
 from saccade.gateway.chat_request import ChatMessage, ChatRequest
 from saccade.gateway.output.call_reader import joined_calls
-from saccade.gateway.output.choice import Chunk, GeneratedChoice, choices_of
+from saccade.gateway.output.choice import AnswerChunk, GeneratedChoice, choices_of
 from saccade.gateway.served_models.served_model import Parsers, ServedModel
 from saccade.models.family import ReasoningParser, ToolParser
 from saccade.models.files import read_model_files
@@ -77,7 +77,7 @@ def choice(model: ServedModel, prompt: str, tools: Sequence[dict[str, Any]], **f
     return made
 
 
-def chunks(made: GeneratedChoice, pieces: Iterable[Sequence[int]], *, ends: bool = True) -> Iterator[Chunk]:
+def chunks(made: GeneratedChoice, pieces: Iterable[Sequence[int]], *, ends: bool = True) -> Iterator[AnswerChunk]:
     """Read *pieces* of tokens; the answer *ends* by itself after the last."""
     for piece in pieces:
         yield made.take_delta(TokenDelta("request", list(piece), None))
@@ -94,7 +94,7 @@ def read(
     return together(chunks(choice(model, prompt, tools), pieces, ends=ends))
 
 
-def together(found: Iterable[Chunk]) -> Reading:
+def together(found: Iterable[AnswerChunk]) -> Reading:
     """What *found* says together."""
     all_chunks = list(found)
     calls = joined_calls(call for chunk in all_chunks for call in chunk.calls)

@@ -18,7 +18,7 @@ DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedAnswer:
     """A streamed answer. *ttft_ms* is the time to the first text, *tokens_per_second* the rate after that.
 
     Its str() is one line of figures: `TTFT 41 ms, 87 tokens/s, 92 tokens in the prompt, 80 of them cached`.
@@ -58,7 +58,7 @@ def stream_answer(
     messages: list["ChatCompletionMessageParam"],
     show: Callable[[str], None],
     **options: object,
-) -> Answer:
+) -> TimedAnswer:
     """Call *show* with each piece of the answer when it arrives; return the whole. Raises openai.APIError.
 
     *options* are further fields of the request: `max_tokens=16`.
@@ -83,7 +83,7 @@ def stream_answer(
     rate = (num_tokens - 1) / (last - first) if last > first else 0.0
     details = usage.prompt_tokens_details if usage else None
     cached = (details.cached_tokens or 0) if details else 0
-    return Answer(text, max(0.0, first - start) * 1000, rate, usage.prompt_tokens if usage else 0, cached)
+    return TimedAnswer(text, max(0.0, first - start) * 1000, rate, usage.prompt_tokens if usage else 0, cached)
 
 
 def about(image: Path, question: str) -> list["ChatCompletionMessageParam"]:
@@ -93,7 +93,7 @@ def about(image: Path, question: str) -> list["ChatCompletionMessageParam"]:
 
 def ask_about(
     client: "openai.OpenAI", model: str, image: Path, question: str, console: Console, choices: Sequence[str] = ()
-) -> Answer:
+) -> TimedAnswer:
     """Ask *question* about *image* and print the answer as it streams. With *choices* the answer is one of them."""
 
     def show(piece: str) -> None:

@@ -23,7 +23,7 @@ from saccade.engine.executor.weight_index import weight_files
 from saccade.errors import RequestError, StartupError
 from saccade.fleet.prompt import media_runs
 from saccade.gateway.images.encoded_image import EncodedImage
-from saccade.gateway.prompt.draft import Draft
+from saccade.gateway.prompt.prompt_builder import PromptTokens
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.identity.blocks import block_keys, root_key
 from saccade.media.header import read_header
@@ -94,12 +94,12 @@ def inspect(
     watch = Stopwatch()
     served = ServedModel.from_files(folder.name, read_model_files(folder), UNBOUNDED)
     watch.lap("load model files")
-    media, draft, patches = model_input(served, [_read(path) for path in images], question, watch)
+    media, prompt, patches = model_input(served, [_read(path) for path in images], question, watch)
     console = new_console()
     for path, image, of_page in zip(_paths_of(images, media), media, patches, strict=True):
         _show_image(console, path, image, _write_resized(path, image, of_page, served, out, watch))
-    _show_prompt(console, served, draft)
-    _show_keys(console, folder, media, draft, all_of_them=blocks)
+    _show_prompt(console, served, prompt)
+    _show_keys(console, folder, media, prompt, all_of_them=blocks)
     console.print(str(watch), soft_wrap=True)
 
 
@@ -163,17 +163,17 @@ def _show_image(console: Console, path: Path, image: EncodedImage, target: Path 
     console.print()
 
 
-def _show_prompt(console: Console, served: ServedModel, draft: Draft) -> None:
-    console.print(f"prompt: {len(draft.token_ids)} tokens")
+def _show_prompt(console: Console, served: ServedModel, prompt: PromptTokens) -> None:
+    console.print(f"prompt: {len(prompt.token_ids)} tokens")
     table = Table("from", "to", "what", "token ids", "text", box=None)
     position = 0
-    for span in chain.from_iterable(draft.spans):
-        _add_text(table, served, draft.token_ids, position, span.start)
+    for span in chain.from_iterable(prompt.spans):
+        _add_text(table, served, prompt.token_ids, position, span.start)
         end = span.start + span.length
-        identifier = f"{draft.token_ids[span.start]} x {span.length}"
+        identifier = f"{prompt.token_ids[span.start]} x {span.length}"
         table.add_row(str(span.start), str(end), "image", identifier, "")
         position = end
-    _add_text(table, served, draft.token_ids, position, len(draft.token_ids))
+    _add_text(table, served, prompt.token_ids, position, len(prompt.token_ids))
     console.print(table, markup=False)
     console.print()
 
@@ -186,19 +186,21 @@ def _add_text(table: Table, served: ServedModel, token_ids: list[int], start: in
         table.add_row(str(start), str(end), "text", ids + more, text)
 
 
-def _show_keys(console: Console, folder: Path, images: Sequence[EncodedImage], draft: Draft, all_of_them: bool) -> None:
+def _show_keys(
+    console: Console, folder: Path, images: Sequence[EncodedImage], prompt: PromptTokens, all_of_them: bool
+) -> None:
     """Print block keys as an engine with default settings computes them without an API key.
 
     Prints only the first and the last, unless *all_of_them* is true.
     """
-    runs = media_runs(zip((image.content_hash for image in images), draft.spans, strict=True))
+    runs = media_runs(zip((image.content_hash for image in images), prompt.spans, strict=True))
     try:
         weight_files(folder)
     except StartupError as error:
         console.print(f"block keys depend on the weights: {error}", highlight=False)
         return
     root = root_key(model_fingerprint(EngineConfig(str(folder), folder.name), read_model_files(folder)), b"")
-    keys = block_keys(root, draft.token_ids, runs, BLOCK_SIZE)
+    keys = block_keys(root, prompt.token_ids, runs, BLOCK_SIZE)
     console.print(f"full KV blocks of {BLOCK_SIZE} tokens: {len(keys)}")
     table = Table("block", "tokens", "key", box=None)
     numbers = range(len(keys)) if all_of_them or len(keys) <= 2 else (0, len(keys) - 1)

@@ -17,7 +17,7 @@ from saccade.gateway.image_source import NO_FILE
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.images.encoded_image import EncodedImage, with_pages
 from saccade.gateway.images.media import Media
-from saccade.gateway.prompt.draft import Draft, PromptDrafter
+from saccade.gateway.prompt.prompt_builder import PromptBuilder, PromptTokens
 from saccade.gateway.request import Limits, Request
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.tenants.account import EVERYBODY, Account
@@ -59,7 +59,7 @@ class ModelInput(NamedTuple):
     """
 
     images: list[EncodedImage]
-    draft: Draft
+    prompt: PromptTokens
     patches: list[Patches | None]
 
 
@@ -70,9 +70,9 @@ def model_input(served: ServedModel, encoded: Sequence[bytes], question: str, wa
 
 async def _model_input(served: ServedModel, encoded: Sequence[bytes], question: str, watch: Stopwatch) -> ModelInput:
     async with _decode_pool(encoded, watch) as pool:
-        images, draft = await draft_of(served, encoded, question, pool)
+        images, prompt = await build_prompt(served, encoded, question, pool)
         watch.lap("header, hash, template, tokenize")
-        return ModelInput(images, draft, [await _page(pool, served, image, watch) for image in images])
+        return ModelInput(images, prompt, [await _page(pool, served, image, watch) for image in images])
 
 
 @contextlib.asynccontextmanager
@@ -89,9 +89,9 @@ async def _decode_pool(encoded: Sequence[bytes], watch: Stopwatch) -> AsyncItera
         await pool.close()
 
 
-async def draft_of(
+async def build_prompt(
     served: ServedModel, encoded: Sequence[bytes], question: str, pool: DecodePool | None = None
-) -> tuple[list[EncodedImage], Draft]:
+) -> tuple[list[EncodedImage], PromptTokens]:
     """Return images and prompt of one message: the files *encoded*, then the *question*. Raises RequestError.
 
     PDFs and videos need a *pool* that is started.
@@ -99,7 +99,7 @@ async def draft_of(
     config = GatewayConfig(media_limits=MediaLimits(images=len(encoded), videos=len(encoded)))
     limits, metrics = Limits.of_config(config), Metrics()
     media = Media(config, pool or DecodePool(config), limits.work_threads(), metrics)
-    prompts = PromptDrafter(config.media_limits, metrics, media.threads)
+    prompts = PromptBuilder(config.media_limits, metrics, media.threads)
     parts = [_part(content) for content in encoded]
     message = ChatMessage("user", [*parts, ContentPart(type="text", text=question)])
     request = ChatRequest(model=served.name, messages=[message])
@@ -108,7 +108,7 @@ async def draft_of(
     with Request.begin_request(limits, Account(EVERYBODY), client=None) as call:
         images = await media.images.collect_images(call, served, sources, salt=b"")
     layouts = [image.layout for image in images]
-    return images, await prompts.draft(served, request, with_pages(chat, images), layouts)
+    return images, await prompts.build_prompt(served, request, with_pages(chat, images), layouts)
 
 
 def _part(content: bytes) -> ContentPart:

@@ -19,7 +19,7 @@ DEFAULT_MAX_TOKENS = 1024
 TRANSIENT = ("no connection", "connection broken", "stream broken off", "HTTP 429", "HTTP 502", "HTTP 503", "HTTP 504")
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ScoredAnswer(msgspec.Struct, frozen=True):
     """An answer to a question, the *run*-th one from 0. *score* is from 0 to 1, and 0 for an *error*.
 
     *example* has the words of the server.
@@ -44,7 +44,7 @@ class Side(NamedTuple):
     """The answers of one server, of which *num_new* came now, in *wall_seconds*."""
 
     server: Server
-    answers: list[Answer]
+    answers: list[ScoredAnswer]
     num_new: int
     wall_seconds: float
 
@@ -82,7 +82,7 @@ async def examine(
     server: Server, source: Source, settings: EvalSettings, journal: Journal, tell: Callable[[int], None]
 ) -> Side:
     """Ask what *journal* does not have. *tell* gets the number of answers after each. Raises StartupError."""
-    answers: list[Answer] = []
+    answers: list[ScoredAnswer] = []
     num_old, begin = len(journal.results), time.perf_counter()
 
     def items() -> Iterator[tuple[Question, int, bytes]]:
@@ -100,7 +100,7 @@ async def examine(
             journal.add_result(line)
         fields = {"name": question.name, "categories": question.categories, "question": question.text}
         score = 0.0 if line["error"] else question.rule(line["text"])
-        answers.append(msgspec.convert({**line, **fields, "expected": question.answers, "score": score}, Answer))
+        answers.append(msgspec.convert({**line, **fields, "expected": question.answers, "score": score}, ScoredAnswer))
         tell(len(answers))
 
     await run_all(items(), ask, settings.concurrency)

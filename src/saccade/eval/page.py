@@ -8,7 +8,7 @@ from html import escape
 from PIL import Image
 
 from saccade.bench import page as bench_page
-from saccade.eval.ask import Answer
+from saccade.eval.ask import ScoredAnswer
 from saccade.eval.questions import Question, data_url
 from saccade.eval.report import Rate, Report
 from saccade.eval.rows import is_taken
@@ -59,7 +59,7 @@ def page(result: Report, source: Source) -> str:
     return "\n".join((*parts, f"<pre>{escape(f'{result.settings} {result.versions}')}</pre>"))
 
 
-def _wrong(sides: Sequence[Sequence[Answer]]) -> dict[int, bool]:
+def _wrong(sides: Sequence[Sequence[ScoredAnswer]]) -> dict[int, bool]:
     """Return the numbers of questions with a wrong answer, and whether all their scores are the same."""
     scores: dict[int, set[float]] = {}
     for one in (one for side in sides for one in side if one.error is None):
@@ -75,7 +75,7 @@ def _some(wrong: Mapping[int, bool]) -> set[int]:
     return {*different, *(number for index, number in enumerate(others) if is_listed(index))}
 
 
-def _article(question: Question, sides: Sequence[Sequence[Answer]]) -> str:
+def _article(question: Question, sides: Sequence[Sequence[ScoredAnswer]]) -> str:
     images = "".join(f'<img src="{_small(part)}">' for part in question.parts if isinstance(part, bytes))
     text = "".join(part for part in question.parts if isinstance(part, str))
     parts = [

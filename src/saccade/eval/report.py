@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import msgspec
 
-from saccade.eval.ask import Answer, Side
+from saccade.eval.ask import ScoredAnswer, Side
 from saccade.eval.settings import EvalSettings
 from saccade.release import installed_version
 
@@ -47,7 +47,7 @@ class Report(msgspec.Struct, frozen=True):
     versions: Mapping[str, str]
     lines: Sequence[Line]
     notes: Sequence[str]
-    answers: Sequence[Sequence[Answer]]
+    answers: Sequence[Sequence[ScoredAnswer]]
 
 
 def score(means: Sequence[float]) -> Rate | None:
@@ -70,7 +70,7 @@ def difference(pairs: Sequence[tuple[float, float]]) -> Rate | None:
     return Rate(100 * mean, 100 * (mean - half), 100 * (mean + half))
 
 
-def lines(sides: Sequence[Sequence[Answer]]) -> list[Line]:
+def lines(sides: Sequence[Sequence[ScoredAnswer]]) -> list[Line]:
     """Return one line for each category, and one for all questions. Failed requests are in no score."""
     categories: dict[str, dict[int, None]] = {}
     scores: list[dict[int, list[float]]] = [{} for _ in sides]
@@ -110,7 +110,7 @@ def _notes(label: str, side: Side, settings: EvalSettings) -> Iterator[str]:
         yield f"{label}: {count} x {kind}, not in the scores, such as: {example}. The same command asks them again"
 
 
-def _agreement(a: Sequence[Answer], b: Sequence[Answer]) -> str:
+def _agreement(a: Sequence[ScoredAnswer], b: Sequence[ScoredAnswer]) -> str:
     """Return a sentence about the questions that both servers answered."""
     others = {(one.number, one.run): one for one in b if one.error is None}
     pairs = [(one, others[one.number, one.run]) for one in a if one.error is None and (one.number, one.run) in others]

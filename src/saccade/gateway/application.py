@@ -15,8 +15,8 @@ from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.images.media import Media
 from saccade.gateway.memory_parts import MemoryParts
 from saccade.gateway.pipeline import Pipeline
-from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.prompt.media_options import read_defaults
+from saccade.gateway.prompt.prompt_builder import PromptBuilder
 from saccade.gateway.request import Limits
 from saccade.gateway.routing import Routing
 from saccade.gateway.served_models.model_registry import ModelRegistry
@@ -74,7 +74,7 @@ class Application:
         self.bodies = BodyReader.of_config(config, self.limits, self.media.threads)
         self.pipeline = Pipeline(
             model_registry=self.model_registry,
-            prompts=PromptDrafter(
+            prompts=PromptBuilder(
                 config.media_limits,
                 metrics,
                 self.media.threads,

@@ -1,4 +1,4 @@
-"""The way of a chat: read it, collect images, draft the prompt, place it, prepare pixels, send, stream."""
+"""The way of a chat: read it, collect images, build the prompt, place it, prepare pixels, send, stream."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.sampling import TokenRules, sampling_params, token_rules
 from saccade.gateway.parameters import MAX_NAMES
 from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat
-from saccade.gateway.prompt.draft import PromptDrafter, is_long
+from saccade.gateway.prompt.prompt_builder import PromptBuilder, is_long
 from saccade.gateway.request import Request
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.served_models.served_model import ServedModel
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Part:
+class RequestPart:
     """One prompt of a request."""
 
     params: ChatRequest
@@ -65,7 +65,7 @@ class Pipeline:
     """
 
     model_registry: ModelRegistry
-    prompts: PromptDrafter
+    prompts: PromptBuilder
     grammars: RequestGrammars
     images: ImageCollector
     dispatcher: Dispatcher
@@ -74,7 +74,7 @@ class Pipeline:
 
     def read_chat(
         self, request: Request, params: ChatRequest, prompts: Sequence[PlainPrompt] = ()
-    ) -> Awaitable[list[Part]]:
+    ) -> Awaitable[list[RequestPart]]:
         """Read a chat, or several plain *prompts* that share its parameters, as far as that takes little time.
 
         The caller awaits the rest after its turn: the part of each prompt. Of the memory of *request* only the chat's
@@ -94,7 +94,7 @@ class Pipeline:
         constraint: Constraint | None,
         served: ServedModel,
         chat: Chat | None,
-    ) -> list[Part]:
+    ) -> list[RequestPart]:
         if chat is not None:
             chats = [chat]
         elif prompts:
@@ -111,9 +111,9 @@ class Pipeline:
         if constraint is not None:
             answer_grammar = await self.grammars.grammar_of(constraint, salt, request.client, request.tenant.priority)
         priority = (params.priority or 0) if self.dispatcher.limits.takes_priorities else 0
-        return [Part(params, one, served, salt, rules, answer_grammar, priority) for one in chats]
+        return [RequestPart(params, one, served, salt, rules, answer_grammar, priority) for one in chats]
 
-    async def answer(self, request: Request, part: Part, deliver: Callable[[Answer], Output]) -> None:
+    async def answer(self, request: Request, part: RequestPart, deliver: Callable[[Answer], Output]) -> None:
         """Send *part* to a worker, whose deltas go to what *deliver* makes of the answer.
 
         If a worker fails before the first delta, try another. Cancelling this aborts the answer. Raises SaccadeError;
@@ -125,7 +125,7 @@ class Pipeline:
                 # A request that waits for other servers holds no place.
                 images = await self._collect(request, part.served, part.chat, part.salt)
                 resources.enter_context(request.place())
-                prompt = await self._draft(request, part, images)
+                prompt = await self._build_prompt(request, part, images)
                 request.account.use_prompt(len(prompt.token_ids))
                 answer = resources.enter_context(self._open(request, part, prompt, images, begun_at))
                 output = deliver(answer)
@@ -154,7 +154,7 @@ class Pipeline:
                     logger.warning("request %s: worker %s failed: %s", answer.id, worker, error.reason)
 
     def _open(
-        self, request: Request, part: Part, prompt: Prompt, images: Sequence[EncodedImage], begun_at: float
+        self, request: Request, part: RequestPart, prompt: Prompt, images: Sequence[EncodedImage], begun_at: float
     ) -> Answer:
         """Return the answer to *part* before its first token."""
         start = time.perf_counter()
@@ -172,17 +172,17 @@ class Pipeline:
         self.metrics.note_pause("choices", start)
         return answer
 
-    async def preview(self, request: Request, part: Part) -> Preview:
+    async def preview(self, request: Request, part: RequestPart) -> Preview:
         """Return where *part* would go now; nothing is booked, charged or decoded. Raises SaccadeError."""
         images = await self.images.collect_images(request, part.served, part.chat.images, part.salt)
         with request.place():
-            return await self.dispatcher.preview(part.served.name, await self._draft(request, part, images))
+            return await self.dispatcher.preview(part.served.name, await self._build_prompt(request, part, images))
 
-    async def count(self, request: Request, part: Part) -> int:
+    async def count(self, request: Request, part: RequestPart) -> int:
         """Return the number of tokens of the prompt of *part*. Raises SaccadeError, as for an answer."""
         images = await self._collect(request, part.served, part.chat, part.salt)
         with request.place():
-            return len((await self._draft(request, part, images)).token_ids)
+            return len((await self._build_prompt(request, part, images)).token_ids)
 
     async def token_ids(self, request: Request, served: ServedModel, params: TokenizeRequest) -> tuple[list[int], str]:
         """Return the prompt of a chat, images expanded, and a warning or "". Raises SaccadeError."""
@@ -191,10 +191,10 @@ class Pipeline:
         images = await self._collect(request, served, chat, request.tenant.salt)
         with request.place():
             layouts = [image.layout for image in images]
-            draft = await self.prompts.draft(
+            built = await self.prompts.build_prompt(
                 served, params, with_pages(chat, images), layouts, num_encoded_bytes(images), salt=request.tenant.salt
             )
-            return draft.token_ids, chat.warning
+            return built.token_ids, chat.warning
 
     async def _collect(self, request: Request, served: ServedModel, chat: Chat, salt: bytes) -> list[EncodedImage]:
         """Collect the images of *chat*, and charge its tenant for them. Raises RequestError that names the field."""
@@ -204,28 +204,28 @@ class Pipeline:
         request.account.use_images(num_encoded_bytes(images))
         return images
 
-    async def _draft(self, request: Request, part: Part, images: Sequence[EncodedImage]) -> Prompt:
+    async def _build_prompt(self, request: Request, part: RequestPart, images: Sequence[EncodedImage]) -> Prompt:
         """Return the prompt that the choice of a worker depends on. Raises RequestError that names the field."""
         params, served = part.params, part.served
         some_take_chats, all_take_chats = self.dispatcher.takers_of_chats(served.name)
         layouts = [image.layout for image in images]
         chat = with_pages(part.chat, images)
-        draft = await self.prompts.draft(
+        built = await self.prompts.build_prompt(
             served, params, chat, layouts, num_encoded_bytes(images), as_vllm_chat=all_take_chats, salt=part.salt
         )
         grammar = part.answer_grammar
         of_answer = None if grammar is None else grammar.grammar
-        sampling = sampling_params(params, served, part.rules, draft.token_ids, of_answer)
+        sampling = sampling_params(params, served, part.rules, built.token_ids, of_answer)
         refusal = None
         if some_take_chats:
             settings = [image.settings for image in images]
             limits = [field for image in images for field in image.limits]
             refusal = why_not_as_chat(served, chat, settings, limits[:MAX_NAMES])
         return Prompt(
-            token_ids=draft.token_ids,
-            runs=media_runs(zip((image.content_hash for image in images), draft.spans, strict=True)),
+            token_ids=built.token_ids,
+            runs=media_runs(zip((image.content_hash for image in images), built.spans, strict=True)),
             salt=part.salt,
-            spans=draft.spans,
+            spans=built.spans,
             reads_cache=sampling.num_prompt_logprobs is None,
             num_samples=params.n or 1,
             needs_token_ids=refusal,
@@ -312,7 +312,7 @@ class _Work:
     """What the attempts to answer a part share. *images* are dropped when no attempt needs them any more."""
 
     request: Request
-    part: Part
+    part: RequestPart
     prompt: Prompt
     images: list[EncodedImage]
     output: Output

@@ -11,7 +11,7 @@ from copy import deepcopy
 from typing import Any, Final, NamedTuple
 
 from saccade.errors import InvalidValue
-from saccade.grammars.schema_places import Part, Schema, excerpt, parts, place_of, pointed_at, pointer, steps
+from saccade.grammars.schema_places import Schema, Subschema, excerpt, parts, place_of, pointed_at, pointer, steps
 
 MAX_TRIALS: Final = 256
 MAX_SECONDS: Final = 1.0
@@ -119,7 +119,7 @@ class _Trials:
         self._definitions[fault[0]][fault[1]] = True
         return fault[2], place_of(_pointer_of(fault[0], fault[1]), self._param)
 
-    def part_at_fault(self, schema: Schema, place: str) -> tuple[Part | None, Schema]:
+    def part_at_fault(self, schema: Schema, place: str) -> tuple[Subschema | None, Schema]:
         """Return the part of *schema* that is at fault, None if none is; and *schema* without other parts that fail."""
         inside = (part for part in parts(schema, place) if part.keyword not in DEFINITIONS)
         failing = [part for part in inside if self._fails(part.schema)]
@@ -177,7 +177,7 @@ class _Trials:
                 yield _Unit(place, keyword, value)
 
 
-def _without(schema: Schema, removed: Iterable[Part]) -> Schema:
+def _without(schema: Schema, removed: Iterable[Subschema]) -> Schema:
     """Return *schema* with anything allowed in the place of the *removed* parts."""
     result = dict(schema)
     for part in removed:

@@ -17,7 +17,7 @@ MAX_DEPTH: Final = 64
 MAX_SCHEMAS: Final = 10_000
 
 
-class Part(NamedTuple):
+class Subschema(NamedTuple):
     """A *schema* in another one: its *place* for people, and the keyword, and key or index, under which its parent has
     it.
     """
@@ -33,19 +33,19 @@ class Part(NamedTuple):
         return pointer(self.keyword) + ("" if self.key is None else pointer(str(self.key)))
 
 
-def parts(schema: Mapping[str, Any], place: str) -> Iterator[Part]:
+def parts(schema: Mapping[str, Any], place: str) -> Iterator[Subschema]:
     """Yield the schemas directly in *schema*, which is at *place*."""
     for keyword in ONE:
         if isinstance(schema.get(keyword), dict):
-            yield Part(f"{place}.{keyword}", keyword, None, schema[keyword])
+            yield Subschema(f"{place}.{keyword}", keyword, None, schema[keyword])
     for keyword in LISTS:
         for index, part in enumerate(schema[keyword]) if isinstance(schema.get(keyword), list) else ():
             if isinstance(part, dict):
-                yield Part(f"{place}.{keyword}[{index}]", keyword, index, part)
+                yield Subschema(f"{place}.{keyword}[{index}]", keyword, index, part)
     for keyword in MAPS:
         for name, part in schema[keyword].items() if isinstance(schema.get(keyword), dict) else ():
             if isinstance(part, dict):
-                yield Part(f"{place}.{keyword}.{excerpt(name)}", keyword, name, part)
+                yield Subschema(f"{place}.{keyword}.{excerpt(name)}", keyword, name, part)
 
 
 def pointer(key: str) -> str:

@@ -23,7 +23,7 @@ from saccade.gateway.application import Application
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.image_source import ImageSource
 from saccade.gateway.output.answer import Answer
-from saccade.gateway.output.choice import Chunk
+from saccade.gateway.output.choice import AnswerChunk
 from saccade.gateway.request import COPIES, Request
 from saccade.gateway.tenants.account import EVERYBODY, Account
 from saccade.llm.conversation import Source, load, num_bytes, read_messages
@@ -121,7 +121,7 @@ class AsyncLLM:
         """
         start = time.perf_counter()
         while True:
-            chunks: list[Chunk] = []
+            chunks: list[AnswerChunk] = []
             try:
                 async with self._places:
                     answer, warning = await self._generate(messages, sampling_params, options, chunks.append)
@@ -141,7 +141,7 @@ class AsyncLLM:
         """Yield the answer to *messages* as it grows, then its usage. Raises SaccadeError."""
         deltas, maker = asyncio.Queue[Delta | None](), Deltas()
 
-        def take(chunk: Chunk) -> None:
+        def take(chunk: AnswerChunk) -> None:
             deltas.put_nowait(maker.delta_of(chunk))  # now: its choice changes with later chunks
 
         async def run() -> Delta:
@@ -165,7 +165,7 @@ class AsyncLLM:
         messages: Iterable[Any],
         sampling_params: SamplingParams | None,
         options: ChatOptions,
-        take: Callable[[Chunk], None],
+        take: Callable[[AnswerChunk], None],
     ) -> tuple[Answer, str]:
         """Answer one conversation as the API does, and return the whole answer and a warning. Raises SaccadeError."""
         if (app := self._app) is None:
@@ -235,7 +235,7 @@ class AsyncLLM:
 class _TokenSink:
     """Passes the chunks of *answer* to *take*, however fast they come."""
 
-    def __init__(self, answer: Answer, take: Callable[[Chunk], None]) -> None:
+    def __init__(self, answer: Answer, take: Callable[[AnswerChunk], None]) -> None:
         self.is_whole = answer.is_whole
         self._answer = answer
         self._take = take

@@ -14,7 +14,7 @@ from saccade.gateway.chat_request import CalledFunction
 from saccade.gateway.json_parts import TURN_BYTES, joined
 from saccade.gateway.output.answer import Answer, Usage
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
-from saccade.gateway.output.choice import Chunk
+from saccade.gateway.output.choice import AnswerChunk
 from saccade.gateway.output.logprobs import PromptLogprob
 
 
@@ -90,7 +90,7 @@ class Deltas:
         self._pieces: dict[int, list[GeneratedCall]] = {}
         """Of the open call of each choice."""
 
-    def delta_of(self, chunk: Chunk) -> Delta:
+    def delta_of(self, chunk: AnswerChunk) -> Delta:
         """Return what *chunk* adds."""
         pieces = [*self._pieces.get(chunk.choice.index, ()), *chunk.calls]
         num_whole = max((place for place, piece in enumerate(pieces, 1) if piece.ends), default=0)
@@ -99,7 +99,7 @@ class Deltas:
         return Delta(chunk.content, chunk.reasoning, calls, chunk.choice.index, chunk.choice.finish_reason)
 
 
-async def complete(answer: Answer, chunks: Iterable[Chunk]) -> ChatCompletion:
+async def complete(answer: Answer, chunks: Iterable[AnswerChunk]) -> ChatCompletion:
     """Return the whole *answer* of *chunks* as the API has it."""
     writer = ChatCompletionObject(answer)
     for chunk in chunks:

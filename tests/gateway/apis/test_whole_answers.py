@@ -22,7 +22,7 @@ from saccade.gateway.chat import Chat, PlainPrompt
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.json_parts import Part, joined, num_bytes
 from saccade.gateway.output.answer import Answer
-from saccade.gateway.output.choice import Chunk
+from saccade.gateway.output.choice import AnswerChunk
 from saccade.gateway.output.delivery import Delivery
 from saccade.gateway.output.logprobs import choice_logprobs, prompt_logprobs
 from saccade.gateway.served_models.served_model import ServedModel
@@ -160,7 +160,7 @@ def test_tokens_that_do_not_belong_to_the_answer_after_all_lose_their_entries(se
             delivery.take(delta)
         num_before = writer.num_kept_bytes
         choice.record.add_tokens(TokenDelta("r", []), -2)
-        writer.take_chunk(Chunk(choice, "", ""))
+        writer.take_chunk(AnswerChunk(choice, "", ""))
         assert writer.num_kept_bytes < num_before
         written_choice = msgspec.json.decode(written(list(asyncio.run(end(writer)))))["choices"][0]
         assert written_choice["token_ids"] == ids[:-3]

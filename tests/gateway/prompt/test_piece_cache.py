@@ -10,8 +10,8 @@ from tables import table
 from saccade.errors import InvalidValue
 from saccade.gateway.admission import Admission
 from saccade.gateway.apis.chat.reader import parse_chat
-from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.prompt.piece_cache import PIECE_BYTES, PieceCache
+from saccade.gateway.prompt.prompt_builder import PromptBuilder
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.work_threads import WorkThreads
 from saccade.media.header import MediaLimits
@@ -77,8 +77,8 @@ async def test_next_turn_of_a_long_chat_encodes_what_is_new(tiny_qwen3_vl: Path)
 
     served = ServedModel.from_files("m", read_model_files(tiny_qwen3_vl), 1 << 20)
     cache, threads = Counting(1 << 20), WorkThreads(Admission(1))
-    prompts = PromptDrafter(MediaLimits(), Metrics(), threads, pieces=cache)
-    plain = PromptDrafter(MediaLimits(), Metrics(), threads, pieces=PieceCache(0))
+    prompts = PromptBuilder(MediaLimits(), Metrics(), threads, pieces=cache)
+    plain = PromptBuilder(MediaLimits(), Metrics(), threads, pieces=PieceCache(0))
     turns = [
         {"role": role, "content": f"{word} {number}, " * 300}
         for number in range(30)
@@ -90,8 +90,8 @@ async def test_next_turn_of_a_long_chat_encodes_what_is_new(tiny_qwen3_vl: Path)
         request, _ = parse_chat(json.dumps({"model": "m", "messages": messages}).encode())
         before = cache.num_encoded
         chat = prompts.read_chat(served, request)
-        draft = await prompts.draft(served, request, chat, salt=b"tenant")
-        assert draft == await plain.draft(served, request, chat)
+        built = await prompts.build_prompt(served, request, chat, salt=b"tenant")
+        assert built == await plain.build_prompt(served, request, chat)
         spent.append(cache.num_encoded - before)
     threads.close()
     assert spent[0] > 100_000

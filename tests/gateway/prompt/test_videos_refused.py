@@ -11,7 +11,7 @@ from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.encoded_image import EncodedImage
 from saccade.gateway.images.prompt_images import PromptImages
 from saccade.gateway.prompt.chat_prompt import why_not_as_chat
-from saccade.gateway.prompt.draft import PromptDrafter
+from saccade.gateway.prompt.prompt_builder import PromptBuilder
 from saccade.gateway.request import Limits
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.work_threads import WorkThreads
@@ -28,12 +28,12 @@ def asked(*parts: ContentPart) -> ChatRequest:
     return ChatRequest(model="m", messages=[ChatMessage("user", list(parts))])
 
 
-def prompts_of(config: GatewayConfig) -> PromptDrafter:
-    return PromptDrafter(config.media_limits, Metrics(), WorkThreads(Limits.of_config(config).admission))
+def prompts_of(config: GatewayConfig) -> PromptBuilder:
+    return PromptBuilder(config.media_limits, Metrics(), WorkThreads(Limits.of_config(config).admission))
 
 
 @pytest.fixture
-async def prompts() -> PromptDrafter:
+async def prompts() -> PromptBuilder:
     return prompts_of(GatewayConfig())
 
 
@@ -42,13 +42,13 @@ def model(checkpoint: Callable[[str], Path]) -> Callable[[str], ServedModel]:
     return lambda name: ServedModel.from_files("m", read_model_files(checkpoint(name)), 4096)
 
 
-async def test_models_of_images_refuse_videos(prompts: PromptDrafter, model: Callable[[str], ServedModel]) -> None:
+async def test_models_of_images_refuse_videos(prompts: PromptBuilder, model: Callable[[str], ServedModel]) -> None:
     with pytest.raises(UnsupportedParameter, match="no videos") as caught:
         prompts.read_chat(model("llava"), asked(ContentPart(type="text", text="a"), VIDEO))
     assert caught.value.param == "messages[0].content[1].video_url"
 
 
-async def test_a_request_has_four_videos(prompts: PromptDrafter, model: Callable[[str], ServedModel]) -> None:
+async def test_a_request_has_four_videos(prompts: PromptBuilder, model: Callable[[str], ServedModel]) -> None:
     served = model("qwen2_vl")
     assert len(prompts.read_chat(served, asked(*[VIDEO] * 4)).images) == 4
     with pytest.raises(TooManyImages, match="5 videos"):
@@ -65,7 +65,7 @@ async def test_images_and_videos_have_limits_of_their_own(model: Callable[[str],
 
 
 async def test_workers_of_other_engines_take_no_videos(
-    prompts: PromptDrafter, model: Callable[[str], ServedModel]
+    prompts: PromptBuilder, model: Callable[[str], ServedModel]
 ) -> None:
     served = model("qwen2_vl")
     assert served.videos is not None

@@ -20,7 +20,7 @@ from stand_in_protocol import (
     ToolCall,
 )
 
-from saccade.gateway.output.choice import Chunk, GeneratedChoice
+from saccade.gateway.output.choice import AnswerChunk, GeneratedChoice
 from saccade.gateway.served_models.served_model import ServedModel
 
 NAMES = re.compile(
@@ -65,7 +65,7 @@ class Parser:
         switches = named.get("chat_template_kwargs") or {}
         self._thinks = switches.get("enable_thinking", switches.get("thinking", True))
         self._pieces: list[str] = []
-        self._chunks: list[Chunk] = []
+        self._chunks: list[AnswerChunk] = []
         self._declared: list[dict[str, Any]] = []
         self._made: GeneratedChoice | None = None
         self._told = Reading()

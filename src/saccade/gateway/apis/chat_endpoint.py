@@ -22,7 +22,7 @@ from saccade.gateway.json_parts import Part as JsonPart
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.delivery import ChunkWriter, Delivery
 from saccade.gateway.parameters import Body, listed
-from saccade.gateway.pipeline import Part, Pipeline
+from saccade.gateway.pipeline import Pipeline, RequestPart
 from saccade.gateway.request import Request
 from saccade.gateway.server.answer_memory import IS_COUNTED
 from saccade.gateway.server.body import BodyReader, while_connected
@@ -69,7 +69,7 @@ class FieldNames:
         return _NAMED.sub(lambda match: f"`{self.name_of(match[1])}`", text)
 
 
-def warning_of(part: Part, names: FieldNames) -> str:
+def warning_of(part: RequestPart, names: FieldNames) -> str:
     """Return what of the chat in *part* has no effect, with the client's *names*; "" if all has one."""
     places = [] if part.answer_grammar is None else part.answer_grammar.dropped
     dropped = [names.name_of(place) for place in places]
@@ -154,7 +154,7 @@ class ChatEndpoint:
 
     async def _read(
         self, read_api: ReadApi, scope: Scope, body: bytes | bytearray, request: Request
-    ) -> list[tuple[Format, Part]]:
+    ) -> list[tuple[Format, RequestPart]]:
         """Return the parts of a request, each with the format of its answer."""
         threads = self.bodies.threads
         await request.hold_values(body, threads)
@@ -183,7 +183,7 @@ class ChatEndpoint:
         return list(zip(formats, parts, strict=True))
 
     async def _answer(
-        self, reading: Coroutine[Any, Any, list[tuple[Format, Part]]], request: Request, scope: Scope, send: Send
+        self, reading: Coroutine[Any, Any, list[tuple[Format, RequestPart]]], request: Request, scope: Scope, send: Send
     ) -> None:
         parts = await reading
         scope[IS_COUNTED] = True
@@ -196,11 +196,11 @@ class ChatEndpoint:
                 await self._generate(parts, request, stream)
 
     async def _generate(
-        self, parts: Sequence[tuple[Format, Part]], request: Request, response: EventStream | WholeResponse
+        self, parts: Sequence[tuple[Format, RequestPart]], request: Request, response: EventStream | WholeResponse
     ) -> None:
         metrics = self.pipeline.metrics
 
-        async def generate(form: Format, part: Part) -> None:
+        async def generate(form: Format, part: RequestPart) -> None:
             writers = list[AnswerWriter]()
 
             def deliver(answer: Answer) -> Delivery:

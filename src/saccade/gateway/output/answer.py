@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 from saccade.errors import WorkerFailed, from_code
 from saccade.gateway.chat import Chat
 from saccade.gateway.chat_request import ChatRequest
-from saccade.gateway.output.choice import Chunk, GeneratedChoice, choices_of
+from saccade.gateway.output.choice import AnswerChunk, GeneratedChoice, choices_of
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.server.access_log import line_of_request
 from saccade.gateway.tenants.account import Account
@@ -169,7 +169,7 @@ class Answer:
         """Whether every choice is finished."""
         return not self._num_open
 
-    def take_delta(self, delta: TokenDelta) -> Chunk | None:
+    def take_delta(self, delta: TokenDelta) -> AnswerChunk | None:
         """Return the chunk of *delta*, None if its choice had finished before.
 
         If a stop string ends a choice, this aborts it at the worker. Raises the engine's error, and WorkerFailed for an

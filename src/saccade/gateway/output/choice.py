@@ -22,7 +22,7 @@ TOOL_CALLS = "tool_calls"
 """The finish reason of a choice that ended by itself and called tools."""
 
 
-class Chunk(NamedTuple):
+class AnswerChunk(NamedTuple):
     """The increment of *choice* in a delta: text of its reasoning, then of its content, and calls or pieces of calls.
 
     *places* has for each call how many characters of *content* come before it.
@@ -87,7 +87,7 @@ class GeneratedChoice:
         self._num_hidden_tokens = 0
         self._reaches_limit = False
 
-    def take_delta(self, delta: TokenDelta) -> Chunk:
+    def take_delta(self, delta: TokenDelta) -> AnswerChunk:
         """Take a delta of this choice and return its text, which may be "". Raises WorkerFailed for an aborted one."""
         if delta.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
             raise WorkerFailed("The worker gave this request up.")
@@ -141,7 +141,7 @@ class GeneratedChoice:
         """Tokens of reasoning so far, markers not counted."""
         return self._reasoning.num_tokens if self._reasoning is not None else 0
 
-    def _read(self, token_ids: Sequence[int], is_last: bool) -> Chunk:
+    def _read(self, token_ids: Sequence[int], is_last: bool) -> AnswerChunk:
         has_tags = self._markup is not None or self._tool_calls is not None
         if not has_tags or len(token_ids) < 2:
             return self._read_together(token_ids, is_last)
@@ -154,9 +154,9 @@ class GeneratedChoice:
             reasoning, content = reasoning + chunk.reasoning, content + chunk.content
             if self.detokenizer.stop is not None or (self._tool_calls is not None and self._tool_calls.is_full):
                 break
-        return Chunk(self, reasoning, content, calls, places)
+        return AnswerChunk(self, reasoning, content, calls, places)
 
-    def _read_together(self, token_ids: Sequence[int], is_last: bool) -> Chunk:
+    def _read_together(self, token_ids: Sequence[int], is_last: bool) -> AnswerChunk:
         if self._markup is not None:
             token_ids = self._markup.take_tokens(token_ids, is_last)
         if self._tool_calls is not None:
@@ -167,9 +167,9 @@ class GeneratedChoice:
             reasoning += self._reasoning.finish_answer() if is_last else ""
         self.detokenizer.num_others = self._num_others
         content = self.detokenizer.push_tokens(token_ids)
-        return Chunk(self, reasoning, content + self.detokenizer.finish_text() if is_last else content)
+        return AnswerChunk(self, reasoning, content + self.detokenizer.finish_text() if is_last else content)
 
-    def _read_calls(self, reader: CallReader, token_ids: Sequence[int], is_last: bool) -> Chunk:
+    def _read_calls(self, reader: CallReader, token_ids: Sequence[int], is_last: bool) -> AnswerChunk:
         reasoning, content, calls, places = "", "", list[GeneratedCall](), list[int]()
         if self._reasoning is not None and self._holds_calls and self._reasoning.may_follow:
             reasoning, token_ids = self._reasoning.take_tokens(token_ids)
@@ -185,12 +185,12 @@ class GeneratedChoice:
             content += reader.separator.push_text(text)
             if self.detokenizer.stop is not None:
                 # The answer ends before the rest of the pieces.
-                return Chunk(self, reasoning, content + reader.separator.finish_content(), calls, places)
+                return AnswerChunk(self, reasoning, content + reader.separator.finish_content(), calls, places)
         reasoning += self._reasoning.finish_answer() if self._reasoning is not None and is_last else ""
         self.detokenizer.num_others = self._num_others
         if is_last or reader.is_full:
             content += reader.separator.push_text(self.detokenizer.finish_text()) + reader.separator.finish_content()
-        return Chunk(self, reasoning, content, calls, places)
+        return AnswerChunk(self, reasoning, content, calls, places)
 
     def _read_text(self, piece: Sequence[int] | str) -> tuple[str, str]:
         """Return the text that *piece* adds to the reasoning and to the content."""

@@ -4,7 +4,7 @@ import time
 from typing import Protocol
 
 from saccade.gateway.output.answer import Answer
-from saccade.gateway.output.choice import Chunk
+from saccade.gateway.output.choice import AnswerChunk
 from saccade.protocol.output import TokenDelta
 from saccade.telemetry import Metrics
 
@@ -19,7 +19,7 @@ class ChunkWriter(Protocol):
     def num_kept_bytes(self) -> int:
         """Roughly the bytes of the answer that wait here to be written."""
 
-    def take_chunk(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: AnswerChunk) -> bytes:
         """Return the events for *chunk*, if any."""
 
 

@@ -14,7 +14,7 @@ from saccade.gateway.json_body import parse
 from saccade.gateway.media_parameters import MediaLimits
 from saccade.gateway.prompt.media_options import NO_DEFAULTS, MediaOptions, RequestDefaults, excerpt, read_media_options
 from saccade.gateway.prompt.media_parts import image_source, video_source
-from saccade.gateway.prompt.tools import Choice, read_calls, read_choice, read_tools, texts_in
+from saccade.gateway.prompt.tools import CallRule, read_calls, read_choice, read_tools, texts_in
 from saccade.models.family import Family
 from saccade.tokenization.messages import Message
 
@@ -74,7 +74,7 @@ def read_chat(request: ChatRequest | TokenizeRequest, family: Family, defaults: 
     switches = {name: value for name, value in defaults.switches.items() if name in family.template_switches}
     switches |= _read_switches(request.chat_template_kwargs, family.template_switches)
     switches |= _thinking(request, family.template_switches)
-    if "tool_choice" in family.template_switches and read_choice(request) == Choice(must_call=True):
+    if "tool_choice" in family.template_switches and read_choice(request) == CallRule(must_call=True):
         switches["tool_choice"] = "required"
     continues = _continues(request)
     add_generation_prompt = request.add_generation_prompt is not False and not continues

@@ -21,7 +21,7 @@ _NAME: Final = re.compile(TOOL_NAME)
 
 
 @dataclass(frozen=True)
-class Choice:
+class CallRule:
     """Whether an answer may call tools; by default it may. *name* is the only function that it may call.
 
     Of the tools, the prompt declares the *allowed* ones alone, all if it is None.
@@ -57,19 +57,19 @@ def read_tools(request: ChatRequest | TokenizeRequest) -> tuple[Tool, ...]:
     return () if choice.no_tools else tools
 
 
-def read_choice(request: ChatRequest | TokenizeRequest) -> Choice:
+def read_choice(request: ChatRequest | TokenizeRequest) -> CallRule:
     """Return the parsed `tool_choice`. Raises InvalidValue."""
     match request.tool_choice if isinstance(request, ChatRequest) else None:
         case None | "auto":
-            return Choice()
+            return CallRule()
         case "none":
-            return Choice(no_tools=True)
+            return CallRule(no_tools=True)
         case "required":
-            return Choice(must_call=True)
+            return CallRule(must_call=True)
         case {"type": "function", "function": {"name": str(name)}}:
-            return Choice(must_call=True, name=name)
+            return CallRule(must_call=True, name=name)
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*tools]}}:
-            return Choice(must_call=mode == "required", allowed=tuple(map(_allowed_name, tools)))
+            return CallRule(must_call=mode == "required", allowed=tuple(map(_allowed_name, tools)))
     raise InvalidValue(
         '`tool_choice` must be "auto", "none", "required", {"type": "function", "function": {"name": ...}} or {"type": '
         '"allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}.',

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from saccade.errors import Draining, InternalError, QueueFull
-from saccade.gateway.images.decode_pool.queue import MAX_WAITING_VIDEOS, DecodeQueue, Turn
+from saccade.gateway.images.decode_pool.queue import MAX_WAITING_VIDEOS, DecodeQueue, ProcessTurn
 
 BUDGET = 100
 
@@ -26,7 +26,7 @@ class Line:
         self.queue = DecodeQueue(BUDGET, max_videos, self.lost.append, video_wait_seconds)
         for _ in range(num_processes):
             self.queue.add_process(Process())  # type: ignore[arg-type]
-        self.jobs: dict[str, asyncio.Task[Turn]] = {}
+        self.jobs: dict[str, asyncio.Task[ProcessTurn]] = {}
 
     async def enter(self, name: str, nbytes: int = 1) -> None:
         kind, client = name.split()[0], name.partition(" of ")[2]

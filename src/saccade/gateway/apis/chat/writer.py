@@ -21,7 +21,7 @@ from saccade.gateway.chat_request import CalledFunction, StreamOptions
 from saccade.gateway.json_parts import ID_BYTES, JsonItems, Part, filled, made_in_turns, separated
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
-from saccade.gateway.output.choice import Chunk, GeneratedChoice
+from saccade.gateway.output.choice import AnswerChunk, GeneratedChoice
 from saccade.gateway.output.logprobs import ChoiceLogprobs, prompt_logprobs
 from saccade.gateway.output.token_record import TokenRecord
 from saccade.gateway.server.events import DONE, event
@@ -35,7 +35,7 @@ class ChatCompletionObject:
         self._choices = [_GrowingChoice(choice) for choice in answer.choices]
         self.num_kept_bytes = 0
 
-    def take_chunk(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: AnswerChunk) -> bytes:
         """Keep *chunk*; there are no events."""
         grown = self._choices[chunk.choice.index]
         num_before = grown.num_bytes
@@ -84,7 +84,7 @@ class ChatCompletionEvents:
         self._texts = [_TextEvents(self._template, choice) for choice in answer.choices]
         self._has_begun = False
 
-    def take_chunk(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: AnswerChunk) -> bytes:
         """Return the events for *chunk*; the first events of an answer are preceded by those for the roles."""
         template = self._template
         if self._with_each_usage:
@@ -121,7 +121,7 @@ class _GrowingChoice:
         """Roughly its bytes so far."""
         return self._num_text_bytes + self._logprobs.num_bytes + ID_BYTES * len(self._token_ids)
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: AnswerChunk) -> None:
         """Add *chunk* of the choice, and its tokens if they are requested."""
         self._num_text_bytes += chunk.num_bytes
         self._reasoning.write(chunk.reasoning)
@@ -172,7 +172,7 @@ def _roles(template: ChatCompletionChunk, answer: Answer) -> bytes:
     return b"".join(map(_event, (first, *others)))
 
 
-def _events(template: ChatCompletionChunk, chunk: Chunk) -> bytes:
+def _events(template: ChatCompletionChunk, chunk: AnswerChunk) -> bytes:
     """Return one event for reasoning, one for content and one for each call or piece of one.
 
     One with the finish reason alone follows.
@@ -225,7 +225,7 @@ class _TextEvents:
         return self._head + b'"content":' + msgspec.json.encode(content) + self._tail if content else b""
 
 
-def _is_text(chunk: Chunk) -> bool:
+def _is_text(chunk: AnswerChunk) -> bool:
     return not (
         chunk.reasoning or chunk.calls or chunk.choice.record is not None or chunk.choice.finish_reason is not None
     )

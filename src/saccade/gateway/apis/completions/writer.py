@@ -26,7 +26,7 @@ from saccade.gateway.json_parts import (
     separated,
 )
 from saccade.gateway.output.answer import Answer, CompletionTokensDetails, PromptTokensDetails, Usage
-from saccade.gateway.output.choice import Chunk, GeneratedChoice
+from saccade.gateway.output.choice import AnswerChunk, GeneratedChoice
 from saccade.gateway.output.logprobs import TokenLogprobs, choice_logprobs, prompt_logprobs
 from saccade.gateway.output.token_record import TokenRecord
 from saccade.gateway.server.events import DONE, event
@@ -153,7 +153,7 @@ class CompletionObject(_CompletionWriter):
         ]
         self.num_kept_bytes = 0
 
-    def take_chunk(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: AnswerChunk) -> bytes:
         """Keep *chunk*; there are no events."""
         grown = self._choices[chunk.choice.index]
         num_before = grown.num_bytes
@@ -185,7 +185,7 @@ class CompletionEvents(_CompletionWriter):
         self._prompt_part: asyncio.Future[_Echoed] | None = None
         self.num_kept_bytes = 0
 
-    def take_chunk(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: AnswerChunk) -> bytes:
         """Return the event for *chunk*; the first one of a choice comes after the one that shows the prompt."""
         choice = chunk.choice
         if not chunk.content and choice.record is None and choice.finish_reason is None:
@@ -301,7 +301,7 @@ class _GrowingChoice:
         """Roughly its bytes so far."""
         return self._num_text_bytes + self._columns.num_bytes + ID_BYTES * len(self._token_ids)
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: AnswerChunk) -> None:
         """Add *chunk* of the choice, and its tokens if they are requested."""
         self._text.write(chunk.content)
         self._num_text_bytes += chunk.num_bytes

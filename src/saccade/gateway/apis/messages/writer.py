@@ -19,7 +19,7 @@ from saccade.gateway.apis.messages.wire import (
 from saccade.gateway.json_parts import Part
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
-from saccade.gateway.output.choice import TOOL_CALLS, Chunk, GeneratedChoice
+from saccade.gateway.output.choice import TOOL_CALLS, AnswerChunk, GeneratedChoice
 from saccade.gateway.server.errors import encode_messages_error
 from saccade.gateway.server.events import named_event, typed_event
 from saccade.models.tool_formats.json_pieces import complete_object
@@ -36,7 +36,7 @@ class MessageObject:
         self._pieces: list[Increment] = []
         self.num_kept_bytes = 0
 
-    def take_chunk(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: AnswerChunk) -> bytes:
         """Keep *chunk*; there are no events."""
         self._pieces += _pieces(chunk)
         self.num_kept_bytes += chunk.num_bytes
@@ -62,7 +62,7 @@ class MessageEvents:
         self._index = -1
         self._open: type[AnswerBlock] | None = None
 
-    def take_chunk(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: AnswerChunk) -> bytes:
         """Return the events for *chunk*, none if it has no text and no call."""
         if self._beginning is None:
             # Not earlier: only the first delta says how much of the prompt was in the cache.
@@ -82,7 +82,7 @@ class MessageEvents:
         events, self._beginning = self._beginning + events, b""
         return events
 
-    def _blocks(self, chunk: Chunk) -> bytes:
+    def _blocks(self, chunk: AnswerChunk) -> bytes:
         events = b""
         for piece in _pieces(chunk):
             match piece:
@@ -147,7 +147,7 @@ def _stop(choice: GeneratedChoice) -> tuple[StopReason, str | None]:
     return ("max_tokens" if choice.finish_reason == FinishReason.LENGTH.value else "end_turn"), None
 
 
-def _pieces(chunk: Chunk) -> Iterator[Increment]:
+def _pieces(chunk: AnswerChunk) -> Iterator[Increment]:
     """Yield the increments in *chunk*."""
     if chunk.reasoning:
         yield ThinkingBlock(chunk.reasoning)

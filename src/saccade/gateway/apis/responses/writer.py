@@ -27,7 +27,7 @@ from saccade.gateway.chat_request import CalledFunction, ChatMessage, ToolCall
 from saccade.gateway.json_parts import Part
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.call_reader import GeneratedCall
-from saccade.gateway.output.choice import Chunk
+from saccade.gateway.output.choice import AnswerChunk
 from saccade.gateway.server.errors import ErrorAnswer, encode_error
 from saccade.gateway.server.events import typed_event
 from saccade.protocol.output import FinishReason
@@ -42,7 +42,7 @@ class ResponseWriter:
         self._answer = answer
         self._num_kept_bytes = 0
 
-    def take_chunk(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: AnswerChunk) -> bytes:
         """Return the events for *chunk*; the first chunk's follow those that begin every stream."""
         self._num_kept_bytes += chunk.num_bytes
         return self._output.beginning() + self._output.take_chunk(chunk)
@@ -131,7 +131,7 @@ class ResponseOutput:
         self._num_events += 1
         return typed_event(kind, sequence_number=number, **fields)
 
-    def take_chunk(self, chunk: Chunk) -> bytes:
+    def take_chunk(self, chunk: AnswerChunk) -> bytes:
         """Return the events for *chunk*, none if it has no text and no call."""
         events = self._grow(ReasoningItem, "response.reasoning_text.delta", chunk.reasoning)
         for part in chunk.parts():

@@ -42,7 +42,7 @@ from saccade.gateway.images.decode_pool.job import (
     StageSeconds,
     VideoHeaderJob,
 )
-from saccade.gateway.images.decode_pool.queue import DecodeQueue, FileTime, Turn, draining
+from saccade.gateway.images.decode_pool.queue import DecodeQueue, FileTime, ProcessTurn, draining
 from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeServer
 from saccade.media.header import read_header
 from saccade.media.pdf_pages import BYTES_PER_PIXEL, PdfPage
@@ -55,7 +55,7 @@ from saccade.transport.shared_memory import Slot, SlotError, SlotPool, exists, o
 _logger = structlog.get_logger(__name__)
 T = TypeVar("T")
 J = TypeVar("J", bound=Job)
-Work = Callable[[Turn, J, float], Coroutine[Any, Any, T]]
+Work = Callable[[ProcessTurn, J, float], Coroutine[Any, Any, T]]
 """What is done with a job in its turn; it ends the turn."""
 
 HEADER_BYTES = 128 << 20
@@ -312,10 +312,10 @@ class DecodePool:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _read_sizes(self, turn: Turn, job: SizeJob, queue_seconds: float) -> ImageAnswer:
+    async def _read_sizes(self, turn: ProcessTurn, job: SizeJob, queue_seconds: float) -> ImageAnswer:
         return await self._ask(turn, job, None)
 
-    async def _fill(self, turn: Turn, job: PixelJob, queue_seconds: float) -> PreparedImage:
+    async def _fill(self, turn: ProcessTurn, job: PixelJob, queue_seconds: float) -> PreparedImage:
         num_bytes = job.layout.num_pixel_bytes
         slot = self._acquire(num_bytes)
         ref = slot.ref if slot else None
@@ -345,7 +345,7 @@ class DecodePool:
             slot = self._slots.acquire(num_bytes)
         return slot
 
-    async def _ask(self, turn: Turn, job: Job, slot: int | None) -> ImageAnswer:
+    async def _ask(self, turn: ProcessTurn, job: Job, slot: int | None) -> ImageAnswer:
         """Return the answer of the process of *turn*, which ends. Raises the error of the job."""
         survivor: DecodeProcess | None = None
         try:
@@ -359,7 +359,7 @@ class DecodePool:
             raise from_code(answer.failure.code, answer.failure.message)
         return answer
 
-    async def _answer(self, turn: Turn, job: Job, slot: int | None) -> ImageAnswer:
+    async def _answer(self, turn: ProcessTurn, job: Job, slot: int | None) -> ImageAnswer:
         """Return the answer of the process of *turn*; if this raises, the process has ended."""
         error: BaseException
         process, file_time = turn.process, turn.file_time

@@ -28,7 +28,7 @@ class FileTime:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ProcessTurn:
     """A job's *process*, its *turns* in the queues that it has passed, and the *file_time* that it uses up."""
 
     process: DecodeProcess
@@ -84,7 +84,7 @@ class DecodeQueue:
 
     async def enter(
         self, nbytes: int, *, is_video: bool = False, is_slow: bool = False, client: Hashable = None
-    ) -> Turn:
+    ) -> ProcessTurn:
         """Wait for a process and *nbytes* of the budget; a job over the whole budget runs alone.
 
         Every video is slow. Raises QueueFull if too many videos wait, or one waits too long; Draining after close().
@@ -99,11 +99,11 @@ class DecodeQueue:
                 await self._enter(self._bytes, turns, client, nbytes)
                 process = self._idle.pop(0)
                 if process.alive:
-                    return Turn(process, turns.pop_all())
+                    return ProcessTurn(process, turns.pop_all())
                 self._processes.grow(-1)
                 self._lost(process)
 
-    def leave(self, turn: Turn, process: DecodeProcess | None) -> None:
+    def leave(self, turn: ProcessTurn, process: DecodeProcess | None) -> None:
         """End a turn; *process* is None if the process has ended, and add_process() will bring its replacement."""
         if process is None:
             self._processes.grow(-1)

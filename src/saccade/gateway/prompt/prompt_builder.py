@@ -31,7 +31,7 @@ THREAD_FROM_CHARACTERS = 16 * 1024
 
 
 @dataclass(frozen=True)
-class Draft:
+class PromptTokens:
     """The token ids of a prompt; the tokens of image i lie in spans[i]."""
 
     token_ids: list[int]
@@ -39,7 +39,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class PromptDrafter:
+class PromptBuilder:
     """Turns requests into token ids. *limits* bound the images and videos of a request. Requests may bring their own
     chat template only if it *takes_templates*. *defaults* are for what requests do not set.
     """
@@ -87,7 +87,7 @@ class PromptDrafter:
             raise ContextLengthExceeded.of(served.max_model_len, len(token_ids), num_completion(request), field)
         return Chat.of_plain(token_ids)
 
-    async def draft(
+    async def build_prompt(
         self,
         served: ServedModel,
         request: ChatRequest | TokenizeRequest,
@@ -97,7 +97,7 @@ class PromptDrafter:
         *,
         as_vllm_chat: bool = False,
         salt: bytes = b"",
-    ) -> Draft:
+    ) -> PromptTokens:
         """Return the token ids of *chat*; image i has layouts[i].
 
         The encoded images have *num_image_bytes* together. With *as_vllm_chat* the ids are those that vLLM would
@@ -105,7 +105,7 @@ class PromptDrafter:
         RequestError, naming the field.
         """
         if chat.plain is not None:
-            return Draft(chat.plain)
+            return PromptTokens(chat.plain)
         # Processors of images add a BOS that the template did not write; for text alone, transformers adds none either.
         adds_bos = served.declaration.takes_images and not as_vllm_chat
         encode = served.tokenizer.encode if adds_bos else served.tokenizer.encode_as_vllm_chat
@@ -123,7 +123,7 @@ class PromptDrafter:
             )
         expanded, spans = expand(token_ids, placeholders, layouts)
         check_context(len(expanded), request, served)
-        return Draft(expanded, spans)
+        return PromptTokens(expanded, spans)
 
     async def token_ids(self, served: ServedModel, text: str) -> list[int]:
         """Return the token ids of plain *text*. Raises InvalidValue."""

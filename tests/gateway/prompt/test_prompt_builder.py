@@ -11,7 +11,7 @@ from saccade.errors import ContextLengthExceeded
 from saccade.gateway.chat import PlainPrompt
 from saccade.gateway.chat_request import ChatMessage, ChatRequest, ContentPart
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.prompt.draft import PromptDrafter
+from saccade.gateway.prompt.prompt_builder import PromptBuilder
 from saccade.gateway.request import Limits
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.work_threads import WorkThreads
@@ -35,20 +35,20 @@ async def test_long_chats_leave_the_event_loop_free(
 ) -> None:
     """However little text is in them."""
     served = ServedModel.from_files("tiny", read_model_files(tiny_qwen3_vl), max_model_len)
-    prompts = PromptDrafter(MediaLimits(), Metrics(), WorkThreads(Limits.of_config(GatewayConfig()).admission))
+    prompts = PromptBuilder(MediaLimits(), Metrics(), WorkThreads(Limits.of_config(GatewayConfig()).admission))
     asked = ChatRequest(model="tiny", messages=messages)
 
-    async def draft() -> None:
+    async def build() -> None:
         chat = await prompts.read_long(served, asked)
-        await prompts.draft(served, asked, chat)
+        await prompts.build_prompt(served, asked, chat)
 
-    drafting = asyncio.create_task(draft())
+    building = asyncio.create_task(build())
     num_rounds = 0
-    while not drafting.done():
+    while not building.done():
         await asyncio.sleep(0.001)
         num_rounds += 1
     with pytest.raises(ContextLengthExceeded):
-        await drafting
+        await building
     assert num_rounds > 10
 
 
@@ -70,7 +70,7 @@ async def test_plain_prompts_that_are_long_together_leave_the_event_loop_free(
 ) -> None:
     served = ServedModel.from_files("tiny", read_model_files(tiny_qwen3_vl), 35_000)
     threads = Recording()
-    prompts = PromptDrafter(MediaLimits(), Metrics(), threads)
+    prompts = PromptBuilder(MediaLimits(), Metrics(), threads)
     texts = [PlainPrompt("word " * 1000, f"prompt[{index}]") for index in range(num_prompts)]
     chats = await prompts.read_plain(served, ChatRequest(model="tiny", messages=[]), texts)
     assert len(chats) == num_prompts
