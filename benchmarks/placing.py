@@ -135,10 +135,10 @@ async def ends(num_workers: int, count: int) -> str:
 
     tasks = [asyncio.create_task(hold(number % NUM_TENANTS)) for number in range(NUM_LONG + NUM_TENANTS + count)]
     for number in range(count):
-        while len(gates) <= number:
+        while len(gates) <= number:  # noqa: ASYNC110
             await asyncio.sleep(0)
         gates[number].set()
-        while len(times) <= number:
+        while len(times) <= number:  # noqa: ASYNC110
             await asyncio.sleep(0)
     for task in tasks:
         task.cancel()

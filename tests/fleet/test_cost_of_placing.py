@@ -27,7 +27,9 @@ def dispatcher_of(num_workers: int, limits: DispatchLimits) -> Dispatcher:
     worker_pool, index = WorkerPool((), lambda _: None), BlockIndex(1 << 30)
     for number in range(num_workers):
         worker_pool.add(Described(f"unix:/{number}", DESCRIPTION))
-        index.begin(f"unix:/{number}", Partition(DESCRIPTION.fingerprint, DESCRIPTION.block_size), resumes_at_states=False)
+        index.begin(
+            f"unix:/{number}", Partition(DESCRIPTION.fingerprint, DESCRIPTION.block_size), resumes_at_states=False
+        )
         index.take(f"unix:/{number}", KvEvents(0, [], snapshot=True))
     return Dispatcher(worker_pool, Router("cost", index, Random(0)), limits=limits)
 
@@ -78,7 +80,7 @@ async def test_an_end_with_waiting_tenants_takes_as_many_calls_for_many_workers_
         held = dispatcher.place("m", Prompt([1], tenant=b"first"))
         await held.__aenter__()
         tasks = [asyncio.create_task(hold(number)) for number in range(num_workers + 63)]
-        while dispatcher.num_waiting < 64:
+        while dispatcher.num_waiting < 64:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
         async def end() -> None:
