@@ -122,24 +122,25 @@ async def ends(num_workers: int, count: int) -> str:
     short = msgspec.structs.replace(one_row, max_model_len=LONG_TOKENS)
     descriptions = [one_row] * NUM_LONG + [short] * (num_workers - NUM_LONG)
     dispatcher = fleet_of(descriptions, DispatchLimits(worker_queue=0, wait_seconds=600.0, client_share=0.75))
-    token_ids, times, gates = [1] * LONG_TOKENS, list[float](), list[asyncio.Event]()
+    token_ids, times = [1] * LONG_TOKENS, list[float]()
+    held: asyncio.Queue[tuple[asyncio.Event, asyncio.Event]] = asyncio.Queue()
 
     async def hold(tenant: int) -> None:
         async with contextlib.AsyncExitStack() as placed:
             await placed.enter_async_context(dispatcher.place("m", Prompt(token_ids, tenant=bytes([tenant]))))
-            gates.append(asyncio.Event())
-            await gates[-1].wait()
+            may_end, has_ended = asyncio.Event(), asyncio.Event()
+            held.put_nowait((may_end, has_ended))
+            await may_end.wait()
             begun_at = time.thread_time()
             await placed.aclose()
             times.append(time.thread_time() - begun_at)
+            has_ended.set()
 
     tasks = [asyncio.create_task(hold(number % NUM_TENANTS)) for number in range(NUM_LONG + NUM_TENANTS + count)]
-    for number in range(count):
-        while len(gates) <= number:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        gates[number].set()
-        while len(times) <= number:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    for _ in range(count):
+        may_end, has_ended = await held.get()
+        may_end.set()
+        await has_ended.wait()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

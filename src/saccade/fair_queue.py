@@ -210,7 +210,8 @@ class FairQueue:
 
     def _next(self, obstacles: Set[Hashable]) -> _Waiter | None:
         """Return the waiter with the next turn, whether or not it fits, of those without one of *obstacles*."""
-        best, least = None, (math.inf, 0, 0)
+        best: _Waiter | None = None
+        least: tuple[float, int, int] = (math.inf, 0, 0)
         for client, line in list(self._lines.items()):
             # A cancelled waiter may not have run yet to withdraw.
             while line and line[0].granted.done():
@@ -219,7 +220,7 @@ class FairQueue:
                 del self._lines[client]
                 continue
             # Written out: many clients may wait, and each end of a turn asks for the next one.
-            first = line[0]
+            first: _Waiter | None = line[0]
             if first.obstacle in obstacles:
                 first = next((one for one in line if one.obstacle not in obstacles and not one.granted.done()), None)
                 if first is None:

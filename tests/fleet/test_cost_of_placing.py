@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from described_worker import Described
 from fronts import DESCRIPTION
+from waiting import until
 
 from saccade.fleet.dispatch import Dispatcher
 from saccade.fleet.index import BlockIndex, Partition
@@ -80,8 +81,7 @@ async def test_an_end_with_waiting_tenants_takes_as_many_calls_for_many_workers_
         held = dispatcher.place("m", Prompt([1], tenant=b"first"))
         await held.__aenter__()
         tasks = [asyncio.create_task(hold(number)) for number in range(num_workers + 63)]
-        while dispatcher.num_waiting < 64:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: dispatcher.num_waiting == 64)
 
         async def end() -> None:
             ended.append(await held.__aexit__(None, None, None) is True)

@@ -3,7 +3,7 @@
 from random import Random
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.fleet.expectations import ASSUMED_SECONDS, PREDICTED_SECONDS
@@ -67,6 +67,7 @@ class Model:
         self.expected |= dict.fromkeys(new, now + seconds)
 
 
+@settings(max_examples=60)
 @given(STEPS)
 def test_held_tokens_equal_those_of_a_set_of_keys_for_each_worker(steps: list[tuple[str, int, int, int]]) -> None:
     index = BlockIndex(1 << 20)

@@ -130,12 +130,12 @@ class Chooser:
             case "round_robin":
                 return self._next(candidates.names)
             case "power_of_two":
-                return self._least(candidates, np.array(self._random.sample(range(len(candidates)), 2)))
+                return self._least(candidates, np.array(self._random.sample(range(len(candidates)), 2), np.int64))
             case "consistent_hash":
                 names = candidates.names
                 return max(range(len(names)), key=lambda place: _rank(affinity, names[place]))
             case _:
-                return self._least(candidates, np.arange(len(candidates)))
+                return self._least(candidates, np.arange(len(candidates), dtype=np.int64))
 
     def _by_cost(self, costs: FloatArray) -> int:
         if self._temperature <= 0:

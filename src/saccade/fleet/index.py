@@ -221,6 +221,8 @@ class BlockIndex:
 
 def _find_leading(masks: KeyMasks, workers: int, keys: Sequence[bytes], lengths: NDArray[np.int64]) -> None:
     """Write into *lengths*, by place, how many of *keys*, from the first on, each of *workers* holds."""
+    if not workers:
+        return
     for count, mask in enumerate(masks.of(keys)):
         if mask & workers != workers:
             lengths[numbers_of(workers & ~mask)] = count

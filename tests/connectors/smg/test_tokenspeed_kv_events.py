@@ -232,7 +232,7 @@ async def test_index_learns_the_holdings_of_the_worker(worker: TokenSpeedWorker,
         worker.events.append(batch(0, stored(HELD)))
         partition = Partition(client.description.fingerprint, 16)
         assert isinstance(client, TokenSpeedClient)
-        await until(lambda: router.index.overlaps(partition, keys(client)).get(url) == 2)
+        await until(lambda: router.index.overlaps(partition, keys(client))[router.index.places_of([url])[0]] == 2)
         assert listener.feed(fleet.clients[1]).reason == fleet.clients[1].exactness.reason
         assert "--kv-events-config" in listener.feed(fleet.clients[1]).reason
         await listener.close()

@@ -9,7 +9,7 @@ import socket
 import ssl
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -73,6 +73,13 @@ class ScriptedWorker:
     load_times: tuple[float, float] = (0.0, 0.0)
     loss: str = ""
     exactness: Exactness = SILENT
+    on_change: Callable[["ScriptedWorker"], object] = field(default=lambda _: None, repr=False)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Say what its client would: that it is ready or no longer, or describes itself in another way."""
+        super().__setattr__(name, value)
+        if name in ("ready", "description") and "on_change" in self.__dict__:
+            self.on_change(self)
 
     def refuses(self, traits: RequestTraits) -> RequestError | None:
         """It refuses nothing."""
@@ -310,14 +317,19 @@ def _running(
             pool = DecodePool(config)
         await pool.start()
         worker_pool = WorkerPool((), pool.release)
-        worker = ScriptedWorker(description, pool, ready=description is not None)
+        loop = asyncio.get_running_loop()
+        worker = ScriptedWorker(
+            description,
+            pool,
+            ready=description is not None,
+            on_change=lambda one: loop.call_soon_threadsafe(worker_pool.changed, one),
+        )
         worker_pool.add(worker)  # type: ignore[arg-type]
         listener = app.listen("127.0.0.1", 0) if config.uds is None else app.listen_unix(config.uds)
         application = app.create_app(config, worker_pool, pool, logs=log)
         await application.start()
         server = app.DrainingServer(application, config)
         port = listener.getsockname()[1] if config.uds is None else 0
-        loop = asyncio.get_running_loop()
         started.append(Gateway(port, worker, worker_pool, application, server, loop, log, log_file, tls, config.uds))
         ready.set()
         try:
