@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from saccade import models
 from saccade.connectors.native.client import WorkerClient
+from saccade.connectors.native.descriptions import KnownFiles
 from saccade.connectors.smg import sglang, sglang_address, tokenspeed
 from saccade.connectors.smg.session import ClientContext, Traits
 from saccade.connectors.smg.sglang_pair import SglangPair
@@ -25,8 +26,13 @@ ADDRESSES = (
 )
 
 
-def clients(url: str, context: ClientContext, credentials: WorkerCredentials) -> tuple[Worker, ...]:
-    """Return a client for every target of *url*, not started. Raises StartupError if *url* is malformed."""
+def clients(
+    url: str, context: ClientContext, credentials: WorkerCredentials, known_files: KnownFiles
+) -> tuple[Worker, ...]:
+    """Return a client for every target of *url*, not started. Raises StartupError if *url* is malformed.
+
+    Saccade's workers share *known_files*.
+    """
     if url.startswith(tokenspeed.SCHEME):
         return (tokenspeed.TokenSpeedClient(url, context),)
     if url.startswith(sglang_address.SCHEME):
@@ -38,7 +44,7 @@ def clients(url: str, context: ClientContext, credentials: WorkerCredentials) ->
             VllmClient(one, context.on_released, context.on_change, credentials, reader, context.on_load)
             for one in vllm_http.rank_urls(url)
         )
-    return (WorkerClient(url, context.on_released, context.on_change, credentials, context.on_load),)
+    return (WorkerClient(url, context.on_released, context.on_change, credentials, context.on_load, known_files),)
 
 
 def targets(urls: Iterable[str]) -> tuple[str, ...]:

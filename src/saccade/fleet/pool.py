@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from saccade.connectors.native.descriptions import KnownFiles
 from saccade.connectors.smg.session import ClientContext
 from saccade.errors import ModelNotFound, WorkerUnavailable
 from saccade.fleet.address import clients, targets, traits_of
@@ -60,6 +61,7 @@ class WorkerPool:
         self._models: dict[str, Model] | None = None
         self._names: dict[str, str] = {}
         self._credentials = credentials
+        self._known_files = KnownFiles()
         self._context = ClientContext(
             on_released,
             self.changed,
@@ -105,7 +107,7 @@ class WorkerPool:
 
     def join(self, url: str) -> tuple[Worker, ...]:
         """Add a client for every target of *url*; the caller starts them. Raises StartupError."""
-        joined = clients(url, self._context, self._credentials)
+        joined = clients(url, self._context, self._credentials, self._known_files)
         for client in joined:
             self.add(client)
         return joined

@@ -11,7 +11,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
+class ModelFiles(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     """A checkpoint's small files by name (config.json, tokenizer.json, ...), as bytes; weights never travel."""
 
     files: dict[str, bytes]

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from saccade.connectors.answer_bounds import AnswerBounds
 from saccade.connectors.native import feed as kv_feed
-from saccade.connectors.native.descriptions import description_of
+from saccade.connectors.native.descriptions import KnownFiles, description_of
 from saccade.connectors.native.step_frames import DELTA_BYTES, Excess, StepFrames, logprob_bytes
 from saccade.connectors.session import Connector
 from saccade.connectors.sink import Sink, Stream
@@ -237,7 +237,8 @@ def slots_of(request: EngineRequest) -> list[str]:
 class WorkerClient(Connector[_NativeSession]):
     """A gateway's connection to one worker of Saccade.
 
-    *url* is `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *credentials* are sent to the worker.
+    *url* is `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *credentials* are sent to the worker. Its model's
+    files are those of *known_files* if these are equal.
 
     Every slot of a request passed to generate() comes back through *on_released*, by name, once for each image in it:
     when the worker has copied it, or never will.
@@ -252,10 +253,12 @@ class WorkerClient(Connector[_NativeSession]):
         on_change: Callable[["WorkerClient"], None] = _ignore,
         credentials: WorkerCredentials = NO_CREDENTIALS,
         on_load: Callable[["WorkerClient"], None] = _ignore,
+        known_files: KnownFiles | None = None,
     ) -> None:
         target(url)
         super().__init__(url, on_change, on_load)
         self._credentials = credentials
+        self._known_files = known_files or KnownFiles()
         self._logged: set[grpc.StatusCode] = set()
         self._on_released = on_released
         self._stub: Any = None
@@ -324,8 +327,7 @@ class WorkerClient(Connector[_NativeSession]):
                 self._take(session, session.frames.decode(payload))
 
         try:
-            reply = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_SECONDS)
-            description = description_of(reply.description)
+            description = await self._describe(stub)
             keeping_up = lasting_task.begin(partial(self._held_images.keep_up, stub), f"held images {self.url}")
             path = stream_path(self.url)
             over_grpc = partial(_over_grpc, self._credentials, self.url)
@@ -343,6 +345,10 @@ class WorkerClient(Connector[_NativeSession]):
             self._leave()
             if keeping_up is not None:
                 keeping_up.cancel()
+
+    async def _describe(self, stub: Any) -> Description:
+        reply = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_SECONDS)
+        return description_of(reply.description, self._known_files)
 
     def _log(self, error: grpc.aio.AioRpcError) -> None:
         """Log why there is no stream: once for each kind of reason until there is one."""

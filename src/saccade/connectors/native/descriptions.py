@@ -1,10 +1,12 @@
 """Reads a worker's description, whose parts are counted before objects are made of them."""
 
 from typing import Final
+from weakref import WeakValueDictionary
 
 import msgspec
+from blake3 import blake3
 
-from saccade.protocol.description import Description
+from saccade.protocol.description import Description, ModelFiles
 from saccade.transport.message_pack import num_items
 
 MAX_FACT_BYTES: Final = 64 << 10
@@ -26,11 +28,26 @@ class _Files(msgspec.Struct):
     files: msgspec.Raw
 
 
-def description_of(payload: bytes) -> Description:
-    """Return the description in *payload*. Raises UNREADABLE, also if it has too many files or facts."""
+class KnownFiles:
+    """The model files of all workers, by digest: a gateway keeps equal ones once, however many workers send them."""
+
+    def __init__(self) -> None:
+        self._files: WeakValueDictionary[bytes, ModelFiles] = WeakValueDictionary()
+
+    def same_as(self, files: ModelFiles, encoded: memoryview) -> ModelFiles:
+        """Return the known files that equal *files*, whose encoding is *encoded*; these are known from now on."""
+        return self._files.setdefault(blake3(encoded).digest(), files)
+
+
+def description_of(payload: bytes, known: KnownFiles) -> Description:
+    """Return the description in *payload*, with files of *known* if it has equal ones.
+
+    Raises UNREADABLE, also if it has too many files or facts.
+    """
     files = msgspec.msgpack.decode(payload, type=_Whole).files
     if len(payload) - memoryview(files).nbytes > MAX_FACT_BYTES:
         raise msgspec.ValidationError("a description is too long")
     if num_items(memoryview(msgspec.msgpack.decode(files, type=_Files).files)) > MAX_FILES:
         raise msgspec.ValidationError("a description has too many files")
-    return msgspec.msgpack.decode(payload, type=Description)
+    description = msgspec.msgpack.decode(payload, type=Description)
+    return msgspec.structs.replace(description, files=known.same_as(description.files, memoryview(files)))
