@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -136,12 +136,12 @@ def preview_of(image: EncodedImage, patches: Patches | None, served: ServedModel
     """
     if image.video is not None:
         return None
-    family: Any = models.load_pixels(served.family)(image.settings)
+    family = models.load_pixels(served.family)(image.settings)
     if patches is None:
         watch.lap(UNSHOWN)
         pixels = decode(image.encoded, ImageLimits(), served.declaration.keeps_alpha)
         watch.lap("decode")
         patches = np.empty(image.layout.pixel_shape, dtype=np.uint8)
-        family.write(pixels, image.layout, patches)
+        family.write_pixels(pixels, image.layout, patches)
         watch.lap("resize and patches")
     return np.ascontiguousarray(family.to_image(patches, image.layout))

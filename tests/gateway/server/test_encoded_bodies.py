@@ -155,7 +155,7 @@ def test_every_route_refuses(gateway: scripted.Gateway, route: str, name: str) -
     assert answer.json["error"]["code"] == code
     assert complaint in answer.json["error"]["message"]
     assert answer.headers.get("accept-encoding") == ("gzip, deflate, zstd" if status == 415 else None)
-    assert gateway.application.limits.memory.num_bytes == 0
+    wait_until(lambda: gateway.application.limits.memory.num_bytes == 0)
 
 
 @table("coding, encode", encoded.ENCODERS.values(), ids=encoded.ENCODERS)
