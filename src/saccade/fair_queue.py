@@ -220,11 +220,12 @@ class FairQueue:
                 del self._lines[client]
                 continue
             # Written out: many clients may wait, and each end of a turn asks for the next one.
-            first: _Waiter | None = line[0]
+            first = line[0]
             if first.obstacle in obstacles:
-                first = next((one for one in line if one.obstacle not in obstacles and not one.granted.done()), None)
-                if first is None:
+                later = next((one for one in line if one.obstacle not in obstacles and not one.granted.done()), None)
+                if later is None:
                     continue
+                first = later
             load = self._load.get(client, 0)
             if self._client_capacity is not None and load + self._weight_of(first) > self._most_of(client):
                 continue

@@ -15,7 +15,8 @@ def members_of(bits: int, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return for each of *numbers* whether its bit is set in *bits*."""
     if not bits:
         return np.zeros(len(numbers), np.bool_)
-    return _unpacked(bits, int(numbers.max()) + 1)[numbers] != 0
+    are_members: NDArray[np.bool_] = _unpacked(bits, int(numbers.max()) + 1)[numbers] != 0
+    return are_members
 
 
 def bits_of(numbers: NDArray[np.int64]) -> int:

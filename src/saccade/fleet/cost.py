@@ -88,7 +88,8 @@ class Candidates:
         which computes them again. Here a block in decode counts as one token: a step only reads it.
         """
         waiting = self.work[PREFILL_TOKENS] + self.work[DECODE_BLOCKS] + self.foreign_decode_blocks
-        return self.recompute_weight * self.left_tokens + waiting + self.foreign_tokens
+        costs: FloatArray = self.recompute_weight * self.left_tokens + waiting + self.foreign_tokens
+        return costs
 
     @property
     def loads(self) -> Iterable[IntArray]:
