@@ -63,9 +63,9 @@ def test_logits_equal_those_of_dequantised_weights(pair: tuple[Path, Path], monk
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", ["w8a8", "int8 rows"])
+@pytest.mark.parametrize("name", ["w8a8", "int8 rows", "int4", "awq"])
 def test_logits_by_a_kernel(name: str, tiny_qwen3_vl: Path, tmp_path: Path) -> None:
-    """Activations are rounded to eight bits."""
+    """Activations are rounded to eight bits, or to bfloat16."""
     quantised, plain = quantise(tiny_qwen3_vl, name, is_quantised, tmp_path, ["model.visual.blocks.1"])
     (_, logits), (_, expected) = (logits_of(folder) for folder in (quantised, plain))
     # The first token's: later ones follow answers, which may differ.

@@ -229,7 +229,7 @@ def test_experts_that_no_kernel_takes(
 
 def test_formats_without_a_kernel_on_a_cpu() -> None:
     assert resolve("cpu", torch.float16).kernels == {} == resolve("cuda", torch.float16).kernels
-    assert {kind for _, kind in resolve("cpu", BF16).kernels} == {"int8"}
+    assert {kind for _, kind in resolve("cpu", BF16).kernels} == {"int4", "int8"}
     layer = layer_of("fp8")
     assert use_operations(layer, Operations()) == ["no kernel takes fp8_blocks"]
 

@@ -288,7 +288,11 @@ KERNELS: Mapping[tuple[str, str, torch.dtype, str], str] = MappingProxyType(
         ("pack_linear", "cuda", torch.bfloat16, "int4"): "saccade.nn.formats.torch_products",
         ("pack_linear", "cuda", torch.bfloat16, "nvfp4"): "saccade.nn.formats.flashinfer_nvfp4",
         **{
-            ("pack_linear", "cpu", dtype, "int8"): "saccade.nn.formats.onednn_int8"
+            ("pack_linear", "cpu", dtype, kind): module
+            for kind, module in (
+                ("int8", "saccade.nn.formats.onednn_int8"),
+                ("int4", "saccade.nn.formats.cpu_int4"),
+            )
             for dtype in (torch.float32, torch.bfloat16)
         },
         ("pack_experts", "cuda", torch.bfloat16, "fp8_blocks"): "saccade.nn.formats.flashinfer_fp8",
