@@ -40,6 +40,7 @@ from saccade.protocol.request import EngineRequest
 
 NUM_TEXT_IDS, PLACEHOLDER, VOCABULARY = 60, 66, 67
 BLOCK_SIZE, LONGEST_IMAGE = 4, 6
+NUM_LAYERS = 3
 DIGEST_BYTES = 8
 BLOCK_BYTES = BLOCK_SIZE * DIGEST_BYTES
 NOTHING = b"\0" * DIGEST_BYTES
@@ -153,6 +154,7 @@ class ShadowExecutor:
         self._checkpoints: dict[int, bytes] = {}
         self._kept: dict[int, list[bytes]] = {}
         self._encoder_outputs: dict[int, bytes] = {}
+        self._paused: dict[int, tuple[EncoderInput, int]] = {}
         self._last: dict[int, int] = {}
         self._outputs: deque[StepOutput | None] = deque()
         self._writers: deque[dict[tuple[bool, int], int]] = deque()
@@ -181,6 +183,7 @@ class ShadowExecutor:
         self._check_reuse(step)
         for output_id in step.drop:
             self._encoder_outputs.pop(output_id, None)
+            self._paused.pop(output_id, None)
         for row in step.ended:
             self._tables.pop(row, None)
             self._last.pop(row, None)
@@ -276,8 +279,20 @@ class ShadowExecutor:
             self._states[receive.row] = content
 
     def _encode(self, step: StepInput) -> tuple[int, ...]:
-        failed = []
+        cut = {part.output_id for part in step.slices}
+        whole = [image for image in step.images if image.output_id not in cut]
         for image in step.images:
+            if image.output_id in cut:
+                self._paused[image.output_id] = (image, NUM_LAYERS)
+        for part in step.slices:
+            image, num_left = self._paused.pop(part.output_id)
+            assert part.num_layers is None or 0 < part.num_layers < num_left, "more layers than are left"
+            if part.num_layers is None:
+                whole.append(image)
+            else:
+                self._paused[part.output_id] = image, num_left - part.num_layers
+        failed = []
+        for image in whole:
             is_failed = self._rng.random() < self._failing
             self._keep(image, b"failed" if is_failed else bytes(image.pixels))
             failed += [image.output_id] * is_failed
@@ -401,7 +416,7 @@ def scheduler(
         ),
         BlockManager(PagedBlocks(num_blocks, BLOCK_SIZE), checkpoints, caches, window_blocks),
         EncoderCache(encoder_cache_bytes),
-        EncodeCosts(SPEC.encode_cost, SPEC.encoder_output_values),
+        EncodeCosts(SPEC.encode_cost, SPEC.encoder_output_values, NUM_LAYERS),
         speculation,
     )
 

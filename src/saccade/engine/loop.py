@@ -65,7 +65,8 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has work or output."""
         has_work = self.scheduler.has_work or self.requests.has_work or self.kv_connector.has_work
-        return has_work or self._encoder_cache.has_dropped or bool(self._launched)
+        has_unneeded = self._encoder_cache.has_dropped or self.scheduler.encoder_scheduler.has_unpinned
+        return has_work or has_unneeded or bool(self._launched)
 
     def step(self) -> dict[int, StepFrame]:
         """Run one step and return its output, by connection."""
@@ -139,7 +140,7 @@ class Engine:
         logger.error("a step failed", request_ids=sorted({one.request_id for one in schedule.chunks}), exc_info=error)
         self.executor.check_device()
         for step in (schedule, *(later for later, _ in self._launched)):
-            for sequence in step.chunks:
+            for sequence in self.scheduler.owners(step):
                 self.scheduler.fail(sequence, InternalError(STEP_FAILED))
         self.kv_connector.executed(None)
         self.scheduler.abandon(schedule)

@@ -28,7 +28,7 @@ from saccade.engine.executor.protocol import Executor
 from saccade.errors import StartupError
 from saccade.transport.framing import PREFIX_BYTES, UNREADABLE, framed, length
 
-FORMAT = 5
+FORMAT = 6
 SUFFIX = ".steps"
 
 NUM_SEGMENTS = 8

@@ -195,7 +195,9 @@ def assemble(
         config.max_num_waiting,
         whole_images=spec.longest_whole > 0,
     )
-    costs = EncodeCosts.of_model(spec, network.dtype.itemsize)
+    graphs = execution.encoder_graphs
+    most_whole = 0 if graphs is None else graphs.by_size.sizes[-1]
+    costs = EncodeCosts.of_model(spec, network.dtype.itemsize, budgets.encode_budget_patches, most_whole)
     blocks, encoder_cache = _block_manager(config, spec, caches), EncoderCache(config.encoder_cache_bytes)
     speculation = Speculation.of_config(config.speculation) if config.speculation else None
     scheduler = Scheduler(budgets, blocks, encoder_cache, costs, speculation)

@@ -35,9 +35,11 @@ class Machine(RuleBasedStateMachine):
         tokens=st.integers(4, 24),
         patches=st.integers(1, 30),
         cache=st.sampled_from((0, FEATURE_BYTES, 10 * FEATURE_BYTES)),
+        layers=st.integers(1, 4),
     )
-    def start(self, num_blocks: int, seqs: int, tokens: int, patches: int, cache: int) -> None:
-        self.subject = scheduling.scheduler(num_blocks, seqs, tokens, patches, encoder_cache_bytes=cache)
+    def start(self, num_blocks: int, seqs: int, tokens: int, patches: int, cache: int, layers: int) -> None:
+        costs = scheduling.encode_costs(layers)
+        self.subject = scheduling.scheduler(num_blocks, seqs, tokens, patches, encoder_cache_bytes=cache, costs=costs)
 
     @rule(parts=PARTS, max_tokens=st.integers(1, 6))
     def arrive(self, parts: list[Any], max_tokens: int) -> None:
@@ -86,6 +88,7 @@ class Machine(RuleBasedStateMachine):
     def holdings_are_those_of_the_unfinished(self) -> None:
         if hasattr(self, "subject"):
             check_holdings(self.subject)
+            self.subject.encoder_scheduler.abandon_unpinned()
             cache = self.subject.encoder_scheduler.encoder_cache
             assert cache.used_bytes <= max(cache.budget_bytes, FEATURE_BYTES * len(set(cache.pins)))
 
@@ -99,6 +102,7 @@ class Machine(RuleBasedStateMachine):
         assert not self.subject.has_work, "livelock"
         assert paged(self.subject).num_free_blocks == paged(self.subject).num_blocks
         assert not self.subject.encoder_scheduler.encoder_cache.pins
+        assert not self.subject.encoder_scheduler.has_unpinned
 
 
 TestMachine = Machine.TestCase

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling import FEATURE_BYTES, check_holdings, lengths, of, paged, run, scheduler, sequence
+from scheduling import FEATURE_BYTES, check_holdings, encode_costs, lengths, of, paged, run, scheduler, sequence
 
 from saccade.engine.core.scheduling import schedule_step
 from saccade.engine.core.sequence import Sequence
@@ -71,14 +71,17 @@ def test_oversize_image_runs_alone() -> None:  # [eng] 25
 
 
 def test_encoding_within_steps_leaves_time_to_decode() -> None:  # D4
-    """A quarter of the budget of 64 patches, or one larger image, which later steps make up for."""
-    subject = scheduler(tokens=1000, seqs=8, patches=64)
+    """A quarter of the budget of 64 patches; larger images go on layer by layer."""
+    subject = scheduler(tokens=1000, seqs=8, patches=64, costs=encode_costs(num_layers=4))
     subject.add_sequence(sequence(1, 4, max_tokens=12))
     run(subject)
     for arrival, tokens in ((2, 2), (3, 2), (4, 1), (5, 12), (6, 4), (7, 4)):
         subject.add_sequence(sequence(arrival, tokens, ((0, tokens),), max_tokens=1))
     steps = [run(subject) for _ in range(8)]
-    assert [[key.content_hash[0] for key in step.encode] for step in steps] == [[2, 3], [4], [5], [], [], [6], [7], []]
+    begun = [[key.content_hash[0] for key in step.encode] for step in steps]
+    assert begun == [[2, 3], [4, 5], [6], [], [], [7], [], []]
+    encoded = [[key.content_hash[0] for key in step.encoded] for step in steps]
+    assert encoded == [[2, 3], [4], [], [], [5], [6], [7], []]
     assert all(lengths(step)[1] == 1 for step in steps)
     # Without decodes the whole budget is free again.
     while subject.has_work:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from saccade.engine.core.step import EncoderInput
+from saccade.engine.core.step import EncoderInput, EncoderSlice
 from saccade.engine.executor.encoder import Encoder
 from saccade.nn.layerwise import Layerwise
 from saccade.nn.parallel import Ranks, join, leave
@@ -78,6 +78,17 @@ class Network:
         return self.ranks.all_reduce(features) / self.ranks.size if self.ranks.cuts_encoder else features
 
 
+def in_slices(ranks: Ranks) -> Any:
+    """What a rank holds after two images in slices, the second of which one rank cannot begin, and a whole image."""
+    encoder = Encoder(Network(ranks), None, ranks)  # type: ignore[arg-type]
+    grids = [(1, 2, 2), BAD, (1, 1, 3)]
+    images = [EncoderInput(10 + i, "image", grid, None, bytes([i + 1])) for i, grid in enumerate(grids)]
+    begun = encoder.encode(images, [EncoderSlice(10, 1), EncoderSlice(11, 1)])
+    ended = encoder.encode([], [EncoderSlice(10, None), EncoderSlice(11, None)])
+    features = {key: part.tolist() for key, part in (begun.features | ended.features).items()}
+    return {"features": features, "failed": [begun.failed, ended.failed]}
+
+
 def main() -> None:
     rank, size, rendezvous = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     whole = Ranks(rank, size).sharing_attention(min(size, 2))
@@ -90,6 +101,8 @@ def main() -> None:
         outcome = Encoder(network, None, ranks).encode(images)  # type: ignore[arg-type]
         features = {key: outcome.features[key].tolist() for key in sorted(outcome.features)}
         found[name] = {"features": features, "failed": outcome.failed, "num_encoded": network.num_encoded}
+    for name, cuts in (("in slices", False), ("in slices, cut", True)):
+        found[name] = in_slices(replace(whole, cuts_encoder=cuts))
     found["sum"] = whole.all_reduce(torch.tensor([1.0, rank])).tolist()
     found["attention"] = whole.attention.all_reduce(torch.tensor([1.0, rank])).tolist()
     found["from 1"] = whole.broadcast(torch.tensor([rank, 7]), 1).tolist()

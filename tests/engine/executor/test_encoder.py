@@ -72,6 +72,16 @@ def test_an_image_that_a_cut_encoder_cannot_encode_fails_alone(both: list[Any], 
         assert torch.equal(own, right.expand(grid[1] * grid[2], WIDTH))
 
 
+@table("name", ["in slices", "in slices, cut"])
+def test_slices_give_every_rank_the_features(both: list[Any], name: str) -> None:
+    """The image in slices, and the whole one; that which no rank can encode fails alone."""
+    assert both[0][name] == both[1][name]
+    assert both[0][name]["failed"] == [[], [11]]
+    for number, count in ((0, 4), (2, 3)):
+        own = torch.tensor(both[0][name]["features"][str(10 + number)])
+        assert torch.equal(own, ((number + 1) * 100 + torch.arange(WIDTH)).float().expand(count, WIDTH))
+
+
 def test_sums_and_broadcasts(both: list[Any]) -> None:  # [eng] 38: by number in the group
     assert [one["sum"] for one in both] == [[2.0, 1.0]] * 2
     assert [one["attention"] for one in both] == [[2.0, 1.0]] * 2

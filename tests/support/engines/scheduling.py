@@ -87,11 +87,17 @@ def scheduler(
     checkpoints: StateCheckpoints | None = None,
     encoder_cache_bytes: int = 10_000,
     whole_images: bool = False,
+    costs: EncodeCosts | None = None,
 ) -> Scheduler:
-    """A scheduler over paged blocks and *checkpoints*."""
+    """A scheduler over paged blocks and *checkpoints*; the encoder has one layer unless *costs* say more."""
     blocks = BlockManager(PagedBlocks(num_blocks, BLOCK), checkpoints)
     budgets = Budgets(seqs, tokens, patches, whole_images=whole_images)
-    return Scheduler(budgets, blocks, EncoderCache(encoder_cache_bytes), EncodeCosts(prod, lambda *_: FEATURE_BYTES))
+    return Scheduler(budgets, blocks, EncoderCache(encoder_cache_bytes), costs or encode_costs())
+
+
+def encode_costs(num_layers: int = 1, num_parts: int = 1, most_whole: int = 0) -> EncodeCosts:
+    """Costs of an encoder with *num_layers*, which encodes every image in *num_parts*."""
+    return EncodeCosts(prod, lambda *_: FEATURE_BYTES, num_layers, lambda *_: num_parts, most_whole)
 
 
 def paged(subject: Scheduler) -> PagedBlocks:
@@ -120,7 +126,7 @@ def run(
         assert 0 < num_tokens <= owner.num_pending_tokens
         assert len(owner.block_table) * BLOCK >= first + num_tokens, "no block for a token"
         for image_run, shown in owner.media_between(first, first + num_tokens):
-            assert shown.key in cache or shown.key in step.encode, (image_run, "is needed and not encoded")
+            assert shown.key in cache or shown.key in step.encoded, (image_run, "is needed and not encoded")
         compute(owner, num_tokens)
     drawing = tuple(owner for owner, num_tokens in step.chunks.items() if num_tokens == owner.num_pending_tokens)
     subject.launch(step)
@@ -136,7 +142,7 @@ def check_budgets(subject: Scheduler, step: Schedule) -> None:
     over = longest - 1 if subject.budgets.whole_images and longest else 0
     assert sum(step.chunks.values()) <= subject.budgets.max_num_batched_tokens + over
     assert len(step.chunks) <= len(subject.running) <= subject.budgets.max_num_seqs
-    patches = [key.grid[0] * key.grid[1] * key.grid[2] for key in step.encode]
+    patches = [prod(key.grid) for key in step.encode if key not in step.slices]
     assert sum(patches) <= subject.budgets.encode_budget_patches or len(patches) == 1
 
 

@@ -67,6 +67,10 @@ class EncoderCache:
             raise KeyError(key)
         return entry.output_id
 
+    def is_pinned(self, key: EncoderKey) -> bool:
+        """Whether a request needs the entry of *key*. Raises KeyError."""
+        return bool(self._entry(key).images)
+
     def begin_image(self, key: EncoderKey, num_bytes: int) -> None:
         """Add an entry for an image that is going to be encoded, and evict others if needed."""
         self._num_begun += 1

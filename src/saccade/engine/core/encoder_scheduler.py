@@ -2,12 +2,14 @@
 
 A chunk ends before an image that does not fit the step's patch budget. An image larger than the whole budget is encoded
 alone. While no sequence decodes, images are encoded in the step that needs them. While a sequence decodes, a step has a
-part of the budget, so that the next tokens come soon. After a larger image, no image is encoded until as many steps
-have passed as have its patches in their budgets.
+part of the budget, so that the next tokens come soon: an image that exceeds it is encoded in several steps, some layers
+of all its patches in each. Chunks end before it until its last layer. An image that is captured in a CUDA graph is
+encoded whole.
 """
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import structlog
 
@@ -16,10 +18,11 @@ from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.frames import Frames
 from saccade.engine.core.images import EncoderKey, RequestImage, Until
 from saccade.engine.core.kv.manager import BlockManager
-from saccade.engine.core.schedule import Budgets, ScheduleBuilder
+from saccade.engine.core.schedule import Budgets, Schedule, ScheduleBuilder, completes
 from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.step import EncoderSlice
 from saccade.errors import InternalError, SaccadeError
-from saccade.models.spec import Grid, ModelSpec, Size
+from saccade.models.spec import IMAGE, Grid, ModelSpec, Size
 
 PART_WITH_DECODES = 4
 """While a sequence decodes, a step encodes one of this many parts of its budget. On a GPU this is 4096 patches, which
@@ -31,20 +34,49 @@ logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class EncodeCosts:
-    """The cost of encoding a media item of a grid and original size: patches to compute, bytes of features to keep."""
+    """The cost of encoding a media item of a grid and original size: patches to compute, bytes of features to keep.
+
+    Patches pass *num_layers* layers, a video's part by part: of one that has a grid and a modality, *parts* are encoded
+    one after another. An image of up to *most_whole* patches is encoded in one step.
+    """
 
     patches: Callable[[Grid], int]
     num_bytes: Callable[[Grid, Size | None], int]
+    num_layers: int = 1
+    parts: Callable[[Grid, str], int] = lambda *_: 1
+    most_whole: int = 0
 
     @staticmethod
-    def of_model(spec: ModelSpec, itemsize: int) -> "EncodeCosts":
-        """Return the costs for the model of *spec*, whose features have *itemsize* bytes each."""
-        return EncodeCosts(spec.encode_cost, lambda *shape: spec.encoder_output_values(*shape) * itemsize)
+    def of_model(spec: ModelSpec, itemsize: int, most_patches: int, most_whole: int = 0) -> "EncodeCosts":
+        """Return the costs for the model of *spec*, whose features have *itemsize* bytes each.
+
+        A part of a video has at most *most_patches*.
+        """
+
+        def parts(grid: Grid, modality: str) -> int:
+            return 1 if modality == IMAGE else len(spec.video_parts(grid, most_patches))
+
+        num_layers = max(1, spec.num_encoder_layers) if spec.takes_media else 1
+        return EncodeCosts(
+            spec.encode_cost,
+            lambda *shape: spec.encoder_output_values(*shape) * itemsize,
+            num_layers,
+            parts,
+            most_whole,
+        )
+
+
+class _Paused(NamedTuple):
+    """An image that launched steps have begun to encode, and what is left: layers of so many patches."""
+
+    output_id: int
+    num_layers: int
+    patches: int
 
 
 @dataclass(eq=False)
 class EncoderScheduler:
-    """Plans the encoder, within *budgets* of each step. Steps in flight encode the images of *launched*.
+    """Plans the encoder, within *budgets* of each step. Steps in flight complete the images of *launched*.
 
     *frames* get the names of slots that were read.
     """
@@ -57,7 +89,7 @@ class EncoderScheduler:
     counters: Counters
     launched: set[EncoderKey] = field(default_factory=set)
     _decodes: bool = False
-    _owed_patches: int = 0
+    _paused: dict[EncoderKey, _Paused] = field(default_factory=dict)
 
     def share(self, sequence: Sequence, samples: Iterable[Sequence]) -> None:
         """Pin for further samples of a request the encoder outputs that *sequence* has pinned."""
@@ -66,23 +98,31 @@ class EncoderScheduler:
                 for sample in samples:
                     self.encoder_cache.pin(image, sample.index, until)
 
-    def begin_step(self, decodes: bool) -> int:
-        """Start scheduling a step, and return its patches. *decodes* says whether a sequence decodes in the step."""
-        budget = self.budgets.encode_budget_patches
-        part = max(1, budget // PART_WITH_DECODES)
-        self._decodes = decodes
-        self._owed_patches = max(0, self._owed_patches - part) if decodes else 0
-        if not decodes:
-            return budget
-        return 0 if self._owed_patches else part
+    @property
+    def has_unpinned(self) -> bool:
+        """Whether an image is begun that no request needs any more."""
+        return any(not self.encoder_cache.is_pinned(key) for key in self._paused)
+
+    def begin_step(self, builder: ScheduleBuilder, decodes: bool) -> None:
+        """Start scheduling a step, and go on with the images that earlier ones began.
+
+        *decodes* says whether a sequence decodes in the step. If none does, the images are completed.
+        """
+        self.abandon_unpinned()
+        self._decodes, budget = decodes, self.budgets.encode_budget_patches
+        patches = max(1, budget // PART_WITH_DECODES) if decodes else budget
+        builder.patch_layers = patches * self.costs.num_layers
+        for key, paused in list(self._paused.items()):
+            if not decodes or not builder.slices or paused.patches <= builder.patch_layers:
+                self._go_on(key, paused, builder)
 
     def schedule_images(self, sequence: Sequence, num_tokens: int, builder: ScheduleBuilder) -> int:
         """Plan the encoder's work for a chunk, and return its length. It ends before an image that stays unencoded."""
         start = sequence.num_launched_tokens
         for run, image in sequence.media_between(start, start + num_tokens):
             is_claimed = image.is_claimed(sequence.index) or self._claim(sequence, image, builder)
-            is_there = image.key in self.encoder_cache or image.key in builder.encode or image.key in self.launched
-            if not (is_claimed and is_there):
+            is_encoded = image.key in self.encoder_cache or image.key in self.launched
+            if not (is_claimed and (is_encoded or completes(image.key, builder.encode, builder.slices))):
                 return max(0, run.start - start)
         return num_tokens
 
@@ -90,7 +130,30 @@ class EncoderScheduler:
         """Forget images that are not encoded after all."""
         for key in keys:
             self.launched.discard(key)
+            self._paused.pop(key, None)
             self.encoder_cache.abandon(key)
+
+    def abandon_unpinned(self) -> None:
+        """Forget the images that are begun and that no request needs any more."""
+        self.abandon([key for key in self._paused if not self.encoder_cache.is_pinned(key)])
+
+    def abandon_step(self, schedule: Schedule) -> None:
+        """Forget the images of a step that failed."""
+        self.abandon([key for key in {**schedule.encode, **schedule.slices} if self._is_of(schedule, key)])
+
+    def encoded_by(self, schedule: Schedule) -> dict[int, EncoderKey]:
+        """Return the images that a step has completed, by encoder output id.
+
+        After an earlier step failed, an image of this one may be forgotten, or begun once more.
+        """
+        keys = [key for key in schedule.encoded if self._is_of(schedule, key)]
+        return {self.encoder_cache.output_id(key): key for key in keys}
+
+    def _is_of(self, schedule: Schedule, key: EncoderKey) -> bool:
+        """Whether the entry of *key* is the one that a step computes a slice of, if it does."""
+        part = schedule.slices.get(key)
+        is_known = self.encoder_cache.has_begun(key)
+        return is_known and (part is None or self.encoder_cache.output_id(key) == part.output_id)
 
     def _claim(self, sequence: Sequence, image: RequestImage, builder: ScheduleBuilder) -> bool:
         """Pin an image that is encoded, or planned to be. Return False if it cannot be."""
@@ -105,7 +168,7 @@ class EncoderScheduler:
         return True
 
     def _begin(self, sequence: Sequence, image: RequestImage, builder: ScheduleBuilder) -> bool:
-        """Plan to encode an image in this step. Return False if it cannot be read."""
+        """Plan to encode an image in this step, or to begin it. Return False if it cannot be read."""
         try:
             pixels = image.read_patches(self.frames[sequence.connection].released)
         except SaccadeError as error:
@@ -117,11 +180,35 @@ class EncoderScheduler:
             return False
         self.encoder_cache.begin_image(image.key, self.costs.num_bytes(image.key.grid, image.key.original_size))
         builder.encode[image.key] = pixels
-        patches = self.costs.patches(image.key.grid)
-        builder.patches = max(0, builder.patches - patches)
-        if self._decodes:
-            self._owed_patches += patches
+        paused = self._unencoded(image.key)
+        num_patch_layers = paused.num_layers * paused.patches
+        if num_patch_layers > builder.patch_layers and self._may_pause(image.key):
+            self._go_on(image.key, paused, builder)
+        else:
+            builder.patch_layers = max(0, builder.patch_layers - num_patch_layers)
         return True
+
+    def _unencoded(self, key: EncoderKey) -> _Paused:
+        """Return all that is to be computed of an image for which the cache has an entry."""
+        num_parts = self.costs.parts(key.grid, key.modality)
+        patches = -(-self.costs.patches(key.grid) // num_parts)
+        return _Paused(self.encoder_cache.output_id(key), num_parts * self.costs.num_layers, patches)
+
+    def _may_pause(self, key: EncoderKey) -> bool:
+        return self._decodes and self.costs.num_layers > 1 and self.costs.patches(key.grid) > self.costs.most_whole
+
+    def _go_on(self, key: EncoderKey, paused: _Paused, builder: ScheduleBuilder) -> None:
+        """Plan the next layers of an image: as many as the step has room for, at least one."""
+        num_layers = paused.num_layers
+        if self._decodes:
+            num_layers = min(num_layers, max(1, builder.patch_layers // paused.patches))
+        builder.patch_layers = max(0, builder.patch_layers - num_layers * paused.patches)
+        num_left = paused.num_layers - num_layers
+        builder.slices[key] = EncoderSlice(paused.output_id, num_layers if num_left else None)
+        if num_left:
+            self._paused[key] = paused._replace(num_layers=num_left)
+        else:
+            self._paused.pop(key, None)
 
     def lacking_images(self, sequence: Sequence) -> list[int]:
         """Return the indices of the images of *sequence* without pixels, if it needs one that is not encoded either.
@@ -156,5 +243,6 @@ class EncoderScheduler:
 
     def _fits(self, image: RequestImage, builder: ScheduleBuilder) -> bool:
         # An image larger than the whole budget would never fit, so it is encoded alone.
-        is_first = builder.patches > 0 and not builder.encode
-        return is_first or self.costs.patches(image.key.grid) <= builder.patches
+        is_first = not (builder.encode or builder.slices)
+        num_layers = 1 if self._may_pause(image.key) else self.costs.num_layers
+        return is_first or self.costs.patches(image.key.grid) * num_layers <= builder.patch_layers

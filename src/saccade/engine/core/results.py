@@ -96,17 +96,18 @@ def _accept(
 def _take_encoded(scheduler: Scheduler, schedule: Schedule, output: StepOutput) -> None:
     """Take the images that were encoded, and fail the requests that need one that was not."""
     cache = scheduler.encoder_scheduler.encoder_cache
-    scheduler.encoder_scheduler.launched.difference_update(schedule.encode)
-    ids = {cache.output_id(key): key for key in schedule.encode}
-    failed = [ids[output_id] for output_id in output.failed_encodings]
-    non_finite = [ids[output_id] for output_id in output.non_finite.encodings]
-    encoded = [key for key in schedule.encode if key not in (*failed, *non_finite)]
+    ids = scheduler.encoder_scheduler.encoded_by(schedule)
+    scheduler.encoder_scheduler.launched.difference_update(ids.values())
+    failed = [ids[output_id] for output_id in output.failed_encodings if output_id in ids]
+    non_finite = [ids[output_id] for output_id in output.non_finite.encodings if output_id in ids]
+    encoded = [key for key in ids.values() if key not in (*failed, *non_finite)]
     for key in encoded:
         cache.complete(key)
         scheduler.counters.encoded_items_total += 1
         scheduler.counters.encoded_patches_total += scheduler.encoder_scheduler.costs.patches(key.grid)
     scheduler.counters.encode_seconds_total += output.encode_seconds
-    for sequence in [one for one in scheduler.running if one.needs(encoded)] if encoded else ():
+    keys = {*schedule.encode, *schedule.slices}
+    for sequence in [one for one in scheduler.running if one.needs(keys)] if keys else ():
         sequence.clock.encode_seconds += output.encode_seconds
     if failed:
         waiting = _forget_images(scheduler, failed)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from saccade.engine.core.images import EncoderKey
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.speculation import Proposal
-from saccade.engine.core.step import KvReceive, KvSend
+from saccade.engine.core.step import EncoderSlice, KvReceive, KvSend
 from saccade.errors import SaccadeError
 
 
@@ -35,7 +35,9 @@ class Schedule:
     chunks: Mapping[Sequence, int]
     """The number of tokens of each sequence."""
     encode: Mapping[EncoderKey, bytes] = field(default_factory=dict)
-    """The pixels of images to encode before them."""
+    """The pixels of images to encode, or to begin, before them."""
+    slices: Mapping[EncoderKey, EncoderSlice] = field(default_factory=dict)
+    """The layers to compute of images that several steps encode."""
     lacking: Mapping[Sequence, list[int]] = field(default_factory=dict)
     """Sequences to park, with the indices of the images whose pixels are missing."""
     unreadable: Mapping[Sequence, SaccadeError] = field(default_factory=dict)
@@ -44,6 +46,17 @@ class Schedule:
     """Sequences with room for the state that a prefill worker sends, and their number of cached blocks."""
     proposals: Mapping[Sequence, Proposal] = field(default_factory=dict)
     """Sequences that compute their last token and these."""
+
+    @property
+    def encoded(self) -> list[EncoderKey]:
+        """The images whose features are whole after this step."""
+        return [key for key in {**self.encode, **self.slices} if completes(key, self.encode, self.slices)]
+
+
+def completes(key: EncoderKey, encode: Mapping[EncoderKey, bytes], slices: Mapping[EncoderKey, EncoderSlice]) -> bool:
+    """Return whether a step that begins *encode* and computes *slices* ends with the features of *key*."""
+    part = slices.get(key)
+    return key in encode if part is None else part.num_layers is None
 
 
 class KvCopies(NamedTuple):
@@ -62,10 +75,11 @@ class ScheduleBuilder:
 
     tokens: int
     """Tokens that the step may still compute."""
-    patches: int = 0
-    """Patches that it may still encode."""
+    patch_layers: int = 0
+    """Layers of patches that it may still encode."""
     chunks: dict[Sequence, int] = field(default_factory=dict)
     encode: dict[EncoderKey, bytes] = field(default_factory=dict)
+    slices: dict[EncoderKey, EncoderSlice] = field(default_factory=dict)
     lacking: dict[Sequence, list[int]] = field(default_factory=dict)
     unreadable: dict[Sequence, tuple[EncoderKey, SaccadeError]] = field(default_factory=dict)
     admitted: dict[Sequence, int] = field(default_factory=dict)
@@ -74,4 +88,6 @@ class ScheduleBuilder:
     def finish_schedule(self) -> Schedule:
         """Return the schedule. An image that one sequence cannot read is no fault if another one brings it."""
         unreadable = {one: error for one, (key, error) in self.unreadable.items() if key not in self.encode}
-        return Schedule(self.chunks, self.encode, self.lacking, unreadable, self.admitted, self.proposals)
+        return Schedule(
+            *(self.chunks, self.encode, self.slices, self.lacking), unreadable, self.admitted, self.proposals
+        )

@@ -158,14 +158,20 @@ class Scheduler:
 
     def launch(self, schedule: Schedule) -> None:
         """Record that a step is in flight: the next one is planned from its end."""
-        self.encoder_scheduler.launched.update(schedule.encode)
+        self.encoder_scheduler.launched.update(schedule.encoded)
         for sequence, num_tokens in schedule.chunks.items():
             sequence.num_launched_tokens += num_tokens
             sequence.num_steps_in_flight += 1
 
+    def owners(self, schedule: Schedule) -> list[Sequence]:
+        """Return the sequences that a step computes for, those that only wait for one of its images included."""
+        keys = {*schedule.encode, *schedule.slices}
+        waiting = [one for one in self.running if one not in schedule.chunks and one.needs(keys)] if keys else []
+        return [*schedule.chunks, *waiting]
+
     def abandon(self, schedule: Schedule) -> None:
         """Forget a step that failed, whose requests have ended."""
-        self.encoder_scheduler.abandon(schedule.encode)
+        self.encoder_scheduler.abandon_step(schedule)
         self.land(schedule)
 
     def answer(
@@ -328,6 +334,7 @@ class Scheduler:
             self.preempt(sequence)
         for sequence in (*self.waiting, *self.parked):
             self.encoder_scheduler.unpin(sequence)
+        self.encoder_scheduler.abandon_unpinned()
         self.reset_caches(prefix=True, media=True)
 
     def reset_caches(self, *, prefix: bool, media: bool) -> None:

@@ -55,7 +55,7 @@ class _StepScheduler:
         scheduler, builder = self._scheduler, self._builder
         ready = [sequence for sequence in scheduler.running if not sequence.waits_for_commit]
         decodes = [sequence for sequence in ready if sequence.num_pending_tokens == 1]
-        builder.patches = scheduler.encoder_scheduler.begin_step(any(one.num_generated_tokens for one in decodes))
+        scheduler.encoder_scheduler.begin_step(builder, any(one.num_generated_tokens for one in decodes))
         victims = self._victims()
         for sequence in decodes:
             if sequence in scheduler.running and self._make_room(sequence, victims):

@@ -34,6 +34,14 @@ class EncoderInput(msgspec.Struct, frozen=True, array_like=True):
     """uint8 patches of the grid, in the shape that the model's spec gives."""
 
 
+class EncoderSlice(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Layers of the vision encoder to compute for an image that several steps encode."""
+
+    output_id: int
+    num_layers: int | None
+    """The next ones; None for all that are left."""
+
+
 class RowStart(msgspec.Struct, frozen=True, array_like=True):
     """A sequence starts to occupy a row."""
 
@@ -147,6 +155,9 @@ class StepInput(msgspec.Struct, frozen=True):
     """Rows that go back to a state that their last chunk kept. A chunk with proposals keeps the states after each of
     its tokens but the last, numbered by token."""
     images: tuple[EncoderInput, ...] = ()
+    """Those to begin."""
+    slices: tuple[EncoderSlice, ...] = ()
+    """Of images that this step or an earlier one begins. The other *images* are encoded whole."""
     chunks: tuple[Chunk, ...] = ()
     """Those of a single token come first."""
     receive: tuple[KvReceive, ...] = ()
@@ -154,6 +165,13 @@ class StepInput(msgspec.Struct, frozen=True):
     """This step or an earlier one has computed the state that these name."""
     drafts: tuple[int, ...] = ()
     """Numbers of draws after which drafts of further tokens may help. Networks with a draft layer make them."""
+
+    @property
+    def encoded(self) -> tuple[int, ...]:
+        """The encoder outputs that are whole after this step."""
+        ends = {one.output_id: one.num_layers is None for one in self.slices}
+        begun = (image.output_id for image in self.images)
+        return tuple(output_id for output_id in dict.fromkeys((*begun, *ends)) if ends.get(output_id, True))
 
 
 class RowCounts(msgspec.Struct, frozen=True, array_like=True):
@@ -231,7 +249,7 @@ class StepOutput(msgspec.Struct, frozen=True):
     """Entry i belongs to the i-th PromptScores."""
     batch_seconds: float = 0.0
     encode_seconds: float = 0.0
-    """The time of the step's images, a part of *network_seconds*."""
+    """The time that the step spent on images, a part of *network_seconds*."""
     network_seconds: float = 0.0
     failed_encodings: tuple[int, ...] = ()
     """Images that could not be encoded, by output_id. Results of rows that show them mean nothing."""

@@ -124,6 +124,7 @@ class StepBuilder:
             restore=restore,
             rewind=() if self.checkpoints is None else _take_rewinds(owners),
             images=tuple(self._image(key, pixels) for key, pixels in schedule.encode.items()),
+            slices=tuple(schedule.slices.values()),
             chunks=chunks,
             receive=(*copies.receive, *states),
             send=copies.send,

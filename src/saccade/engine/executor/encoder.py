@@ -5,6 +5,9 @@ goes to one rank, whatever its size: a rank may have none. If the encoder is cut
 the first collective of a call the ranks exchange which images failed, so that none waits for one that does not come; a
 later failure is not handled.
 
+An image may be encoded in several steps, some layers in each. It is then alone in its calls of the network, and its
+state between them is the network's paused computation. One rank encodes it, or all if the encoder is cut.
+
 A video larger than the budget of a step is encoded in parts. Frames of one part do not see those of another, so the
 encoder's memory does not grow with the video's length.
 """
@@ -13,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -22,12 +25,12 @@ import numpy as np
 import structlog
 import torch
 
-from saccade.engine.core.step import EncoderInput
+from saccade.engine.core.step import EncoderInput, EncoderSlice
 from saccade.engine.executor.encoder_graphs import EncoderGraphs
 from saccade.models.network import Network
 from saccade.models.spec import IMAGE, Grid, MediaShape
 from saccade.nn.context import VisionAttentionBackend
-from saccade.nn.layerwise import complete
+from saccade.nn.layerwise import Layerwise, advance, complete
 from saccade.nn.parallel import Ranks
 from saccade.nn.transfer import to_device
 
@@ -56,6 +59,13 @@ class _Prepared(NamedTuple):
     metadata: Any
 
 
+class _Paused(NamedTuple):
+    """An image between two steps. *computation* is None if another rank encodes it, or if that has failed."""
+
+    image: EncoderInput
+    computation: Layerwise | None
+
+
 @dataclass(frozen=True, eq=False)
 class Encoder:
     """The vision encoder of a network, and the ranks that share its work; *graphs* are for a whole encoder.
@@ -68,19 +78,118 @@ class Encoder:
     ranks: Ranks
     graphs: EncoderGraphs | None = None
     most_patches: int | None = None
+    _paused: dict[int, _Paused] = field(default_factory=dict)
 
     @torch.inference_mode()
-    def encode(self, images: Ordered[EncoderInput]) -> Encoded:
-        """Encode the images of a step; every rank must call it with the same. The rank that fails logs the failure."""
-        if not images:
+    def encode(self, images: Ordered[EncoderInput], slices: Ordered[EncoderSlice] = ()) -> Encoded:
+        """Encode the images of a step, and compute the *slices* of those that several steps encode.
+
+        Every rank must call it with the same. The rank that fails logs the failure; that of a slice is reported with
+        the image's last one.
+        """
+        if not (images or slices):
             return Encoded({}, 0.0)
         began = time.perf_counter()
-        features = self._cut(images) if self.ranks.cuts_encoder else self._spread(images)
-        failed = tuple(image.output_id for image in images if image.output_id not in features)
-        for image in images:
+        cut = {one.output_id for one in slices}
+        whole = [image for image in images if image.output_id not in cut]
+        features = self._encode_whole(whole) if whole else {}
+        self._begin([image for image in images if image.output_id in cut])
+        for one in slices:
+            image = self._paused[one.output_id].image
+            part = self._advance(one)
+            if one.num_layers is None:
+                whole.append(image)
+                if part is not None:
+                    features[one.output_id] = part
+        failed = tuple(image.output_id for image in whole if image.output_id not in features)
+        for image in whole:
             if image.output_id in failed:
                 features[image.output_id] = self._empty(image).zero_()
         return Encoded(features, time.perf_counter() - began, failed)
+
+    @property
+    def num_paused(self) -> int:
+        """The images that are begun and not encoded yet."""
+        return len(self._paused)
+
+    def drop(self, output_ids: Iterable[int]) -> None:
+        """Forget the images that are begun and that no later step goes on with."""
+        for output_id in output_ids:
+            self._paused.pop(output_id, None)
+
+    def num_patches(self, images: Ordered[EncoderInput], slices: Ordered[EncoderSlice]) -> int:
+        """Return the patches of the images that a step encodes, or computes layers of."""
+        begun = {image.output_id for image in images}
+        others = (self._paused[one.output_id].image for one in slices if one.output_id not in begun)
+        return sum(self.network.spec.encode_cost(image.grid) for image in chain(images, others))
+
+    def _begin(self, images: Ordered[EncoderInput]) -> None:
+        """Prepare images of which slices follow. If one rank cannot, none of a cut encoder's goes on."""
+        if not images:
+            return
+        begun = [self._layerwise(image) for image in images]
+        # Also until every rank has read the pixels (ranks.arena).
+        lost = self.ranks.any_of([self.ranks.cuts_encoder and one is None for one in begun])
+        for image, computation, is_lost in zip(images, begun, lost, strict=True):
+            self._paused[image.output_id] = _Paused(image, None if is_lost else computation)
+
+    def _layerwise(self, image: EncoderInput) -> Layerwise | None:
+        """Return the computation of an image's features; None if another rank does it, or it cannot be prepared."""
+        if not self.ranks.cuts_encoder:
+            is_own = self._owner(image.output_id) == self.ranks.rank
+            return self._parts(self._prepare(group) for group in self._groups([image])) if is_own else None
+        try:
+            return self._parts([self._prepare(group) for group in self._groups([image])])
+        except FAILURES:
+            logger.exception("encoding failed", output_id=image.output_id)
+            return None
+
+    def _owner(self, output_id: int) -> int:
+        """Return the rank that encodes an image in slices: the ranks take turns."""
+        return output_id % self.ranks.size
+
+    def _parts(self, prepared: Iterable[_Prepared]) -> Layerwise:
+        """Return the features of one image or video, part after part."""
+        parts: list[torch.Tensor] = []
+        for group in prepared:
+            features = yield from self.network.encode(group.pixels_B, group.metadata)
+            parts.extend(self._separate(group.images, features).values())
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _advance(self, part: EncoderSlice) -> torch.Tensor | None:
+        """Compute a slice. Return the features after the last one; None before it, and if the image cannot be encoded.
+
+        Raises KeyError for an image that is not begun.
+        """
+        image, computation = self._paused.pop(part.output_id)
+        features = None
+        try:
+            if computation is not None and part.num_layers is not None:
+                advance(computation, part.num_layers)
+            elif computation is not None:
+                features = complete(computation)
+        except FAILURES:
+            # The other ranks of a cut encoder wait in a sum.
+            if self.ranks.cuts_encoder:
+                raise
+            logger.exception("encoding failed", output_id=part.output_id)
+            computation = None
+        if part.num_layers is not None:
+            self._paused[part.output_id] = _Paused(image, computation)
+            return None
+        return features if self.ranks.cuts_encoder else self._shared(image, features)
+
+    def _shared(self, image: EncoderInput, features: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the features that the image's rank has, on every rank; None if it has none."""
+        owner = self._owner(image.output_id)
+        (is_lost,) = self.ranks.any_of([owner == self.ranks.rank and features is None])
+        if is_lost or self.ranks.size == 1:
+            return features
+        return self.ranks.broadcast(self._empty(image) if features is None else features, owner)
+
+    def _encode_whole(self, images: Ordered[EncoderInput]) -> dict[int, torch.Tensor]:
+        """Return the features of the images that did not fail, each encoded in this step."""
+        return self._cut(images) if self.ranks.cuts_encoder else self._spread(images)
 
     def _spread(self, images: Ordered[EncoderInput]) -> dict[int, torch.Tensor]:
         """Return the features of the images that did not fail, each encoded by one rank."""

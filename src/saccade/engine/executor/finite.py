@@ -53,5 +53,5 @@ def verdict(step: StepInput, sampling: SamplingInput, sums: Mapping[str, npt.NDA
         *(drawing[draw] for draw in wrong.get(DRAWS, ())),
         *(chunk_of[sampling.prompt_scores[number].row] for number in wrong.get(PROMPTS, ())),
     }
-    images = tuple(step.images[number].output_id for number in wrong.get(IMAGES, ()))
+    images = tuple(step.encoded[number] for number in wrong.get(IMAGES, ()))
     return NonFinite(tuple(sorted(chunks)), tuple(wrong.get(DRAFTS, ())), images)

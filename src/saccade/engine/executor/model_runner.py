@@ -89,6 +89,7 @@ class ModelRunner:
         """Prepare a step: drop encoder outputs, end and start rows, change block tables, restore and receive states."""
         for output_id in step.drop:
             self.encoder_outputs.pop(output_id, None)
+        self.encoder.drop(step.drop)
         self.rows.end_rows(step.ended)
         self.rows.start_rows(step.started)
         self.rows.change_tables(step.tables)
@@ -103,9 +104,9 @@ class ModelRunner:
         If an image cannot be encoded, only the results of rows that show it are meaningless.
         """
         began_at = time.perf_counter()
-        if not step.chunks and not step.images:
+        if not (step.chunks or step.images or step.slices):
             return Forwarded(step, None, None, StepOutput(step.number, sent=self._send(step)))
-        num_patches = sum(self.network.spec.encode_cost(image.grid) for image in step.images)
+        num_patches = self.encoder.num_patches(step.images, step.slices)
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
         self.threads.use(num_tokens + num_patches, sum(chunk.start for chunk in step.chunks))
         block_size = self.caches.sizes.block_size
@@ -120,7 +121,7 @@ class ModelRunner:
                 window=self._window,
             )
         built_at = time.perf_counter()
-        encoded = self.encoder.encode(step.images)
+        encoded = self.encoder.encode(step.images, step.slices)
         self.encoder_outputs.update(encoded.features)
         hidden, drafting = (None, None) if batch is None else self._forward(step, batch)
         self.caches.save(step.chunks)
@@ -148,8 +149,8 @@ class ModelRunner:
         results: list[torch.Tensor] = []
         sums: dict[str, torch.Tensor] = {}
         ids = None
-        if step.images:
-            sums[finite.IMAGES] = finite.sums_of_all([self.encoder_outputs[one.output_id] for one in step.images])
+        if step.encoded:
+            sums[finite.IMAGES] = finite.sums_of_all([self.encoder_outputs[output_id] for output_id in step.encoded])
         if batch is not None and hidden is not None:
             if len(batch.drawing) < len(hidden):
                 # The logits of a draw are not finite if its hidden state is not.
