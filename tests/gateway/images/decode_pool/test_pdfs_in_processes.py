@@ -46,6 +46,13 @@ async def prepared(pool: DecodePool, encoded: bytes, page: PdfPage) -> PreparedI
     return await pool.prepare_image(encoded, FAMILY, LAYOUT.settings, layout, page=page)
 
 
+@table("name", WHOLE)
+async def test_drawn_page_is_equal_in_a_confined_process(pool: DecodePool, name: str) -> None:
+    expected = drawn(WHOLE[name], fonts=installed_fonts(None))
+    pixels = await pool.drawing(WHOLE[name], PdfPage(0, expected.shape[1], expected.shape[0]))
+    np.testing.assert_array_equal(np.frombuffer(pixels, np.uint8).reshape(expected.shape), expected)
+
+
 @table("name", pdfs.HARMLESS)
 async def test_patches_are_equal_in_a_confined_process(pool: DecodePool, name: str) -> None:
     encoded, before = pdfs.HARMLESS[name], pool.pids

@@ -16,6 +16,9 @@ from saccade.protocol.media import ImageLayout, SlotRef, VideoHeader
 from saccade.protocol.output import Failure
 from saccade.transport import framing
 
+RGB_BYTES = 3
+"""Of a pixel."""
+
 READY = b"ready"
 """The fork server's first message: it has imported everything and forks on demand."""
 
@@ -27,6 +30,7 @@ class VideoHeaderJob(msgspec.Struct, frozen=True, array_like=True, tag="video he
     """Read the header of the *encoded* video."""
 
     medium: ClassVar = "video"
+    num_pixel_bytes: ClassVar = 0
     encoded: bytes
     limits: VideoLimits
 
@@ -35,8 +39,24 @@ class PdfJob(msgspec.Struct, frozen=True, array_like=True, tag="pdf"):
     """Read the sizes of the pages of the *encoded* PDF."""
 
     medium: ClassVar = "PDF"
+    num_pixel_bytes: ClassVar = 0
     encoded: bytes
     limits: PdfLimits
+
+
+class DrawingJob(msgspec.Struct, frozen=True, array_like=True, tag="drawing"):
+    """Draw a page of the *encoded* PDF: its pixels come inline, RGB uint8 [height, width, 3]."""
+
+    medium: ClassVar = "PDF"
+    encoded: bytes
+    page: PdfPage
+    allows_gaps: bool = False
+    """Whether the page may lack letters that no font has."""
+
+    @property
+    def num_pixel_bytes(self) -> int:
+        """The bytes of the answer's pixels, as for every job."""
+        return self.page.height * self.page.width * RGB_BYTES
 
 
 class PixelJob(msgspec.Struct, frozen=True, array_like=True, tag="pixels"):
@@ -63,15 +83,20 @@ class PixelJob(msgspec.Struct, frozen=True, array_like=True, tag="pixels"):
     only."""
 
     @property
+    def num_pixel_bytes(self) -> int:
+        """The bytes of the patches."""
+        return self.layout.num_pixel_bytes
+
+    @property
     def medium(self) -> str:
         """The medium, for errors: image, video or PDF."""
         return "PDF" if self.page is not None else "image" if self.video is None else "video"
 
 
-SizeJob = VideoHeaderJob | PdfJob
-"""Jobs without pixels."""
+InlineJob = VideoHeaderJob | PdfJob | DrawingJob
+"""Jobs without a slot."""
 
-Job = SizeJob | PixelJob
+Job = InlineJob | PixelJob
 
 
 class StageSeconds(msgspec.Struct, frozen=True, array_like=True):

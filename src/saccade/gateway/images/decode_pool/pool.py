@@ -34,11 +34,12 @@ from saccade.errors import (
 from saccade.gateway.config import MediaSettings
 from saccade.gateway.confinement import LEFT_OPEN, SECCOMP
 from saccade.gateway.images.decode_pool.job import (
+    DrawingJob,
     ImageAnswer,
+    InlineJob,
     Job,
     PdfJob,
     PixelJob,
-    SizeJob,
     StageSeconds,
     VideoHeaderJob,
 )
@@ -187,7 +188,7 @@ class DecodePool:
         self._config.video_limits.check_bytes(len(encoded))
         demuxer(encoded)
         job = VideoHeaderJob(encoded, self._config.video_limits)
-        header = (await self._tried(job, HEADER_BYTES, self._read_sizes, client)).video_header
+        header = (await self._tried(job, HEADER_BYTES, self._answer_inline, client)).video_header
         if header is None:
             raise InternalError("A decode process answered without the video's header.")
         return _checked(header, self._config.video_limits)
@@ -196,11 +197,23 @@ class DecodePool:
         """Return the pages of an encoded PDF, in a turn of *client*. Raises as prepare_image() does."""
         limits = self._config.pdf_limits
         limits.check_bytes(len(encoded))
-        answer = await self._tried(PdfJob(encoded, limits), HEADER_BYTES, self._read_sizes, client)
+        answer = await self._tried(PdfJob(encoded, limits), HEADER_BYTES, self._answer_inline, client)
         pages = answer.pages or []
         # A compromised process may have invented them.
         limits.check_pages(pages)
         return pages
+
+    async def drawing(self, encoded: bytes, page: PdfPage) -> bytes:
+        """Return a *page* of an encoded PDF as RGB, uint8 [page.height, page.width, 3]. Raises as prepare_image() does."""
+        self._config.pdf_limits.check_bytes(len(encoded))
+        num_bytes = max(HEADER_BYTES, page.width * page.height * BYTES_PER_PIXEL)
+        job = DrawingJob(encoded, page, self._config.pdf_fonts.allows_gaps)
+        answer = await self._tried(job, num_bytes, self._answer_inline)
+        if answer.inline is None:
+            raise InternalError("A decode process answered without the page's pixels.")
+        if not answer.is_whole:
+            self._note_omission()
+        return answer.inline
 
     async def _tried(
         self, job: J, nbytes: int, work: Work[J, T], client: Hashable = None, file_time: FileTime | None = None
@@ -312,7 +325,7 @@ class DecodePool:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _read_sizes(self, turn: ProcessTurn, job: SizeJob, queue_seconds: float) -> ImageAnswer:
+    async def _answer_inline(self, turn: ProcessTurn, job: InlineJob, queue_seconds: float) -> ImageAnswer:
         return await self._ask(turn, job, None)
 
     async def _fill(self, turn: ProcessTurn, job: PixelJob, queue_seconds: float) -> PreparedImage:

@@ -35,6 +35,7 @@ from saccade.gateway.images.decode_pool.job import (
     PID,
     READY,
     Confinement,
+    DrawingJob,
     ImageAnswer,
     Job,
     PdfJob,
@@ -138,6 +139,9 @@ def answer(job: Job, slot: int | None, pdf: Renderer) -> ImageAnswer:
             return ImageAnswer(video_header=video.read_header(job.encoded, job.limits))
         if isinstance(job, PdfJob):
             return ImageAnswer(pages=pdf.read_pages(job.encoded, job.limits))
+        if isinstance(job, DrawingJob):
+            drawing = pdf.render(job.encoded, job.page, allows_gaps=job.allows_gaps)
+            return ImageAnswer(inline=drawing.image.tobytes(), is_whole=drawing.is_whole)
         return _prepare(job, slot, pdf)
     except SaccadeError as error:
         return ImageAnswer(failure=Failure(error.code, error.message))

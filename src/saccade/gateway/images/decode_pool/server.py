@@ -16,7 +16,7 @@ import msgspec
 from saccade.errors import StartupError
 from saccade.gateway import confinement
 from saccade.gateway.child_lines import log_lines
-from saccade.gateway.images.decode_pool.job import PID, READY, Confinement, ImageAnswer, Job, SizeJob, frame
+from saccade.gateway.images.decode_pool.job import PID, READY, Confinement, ImageAnswer, Job, frame
 from saccade.transport import framing
 
 PROGRAM = "saccade.gateway.images.decode_pool.process"
@@ -62,11 +62,10 @@ class DecodeProcess:
         """
         await self._send(frame(job), slot)
         length = framing.length(await self._receive(framing.PREFIX_BYTES))
-        num_pixel_bytes = 0 if isinstance(job, SizeJob) else job.layout.num_pixel_bytes
-        if length > num_pixel_bytes + MAX_WORDS_BYTES:
+        if length > job.num_pixel_bytes + MAX_WORDS_BYTES:
             raise ConnectionResetError
         answer = msgspec.msgpack.decode(await self._receive(length), type=ImageAnswer)
-        if answer.inline is not None and len(answer.inline) != num_pixel_bytes:
+        if answer.inline is not None and len(answer.inline) != job.num_pixel_bytes:
             raise ConnectionResetError
         return answer
 
