@@ -4,7 +4,7 @@ import dataclasses
 import io
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -125,8 +125,13 @@ class Server:
         fields |= {"stream": True, "stream_options": {"include_usage": True}}
         return msgspec.json.encode(fields | ({"ignore_eos": True} if self.takes_ignore_eos else {}))
 
-    async def ask(self, body: bytes, record: Record) -> tuple[Record, str]:
-        """Send *body*; return *record* with times, tokens and the error if there is one, and the answer's text."""
+    async def ask(
+        self, body: bytes, record: Record, is_over: Callable[[Sequence[str]], bool] = lambda _: False
+    ) -> tuple[Record, str]:
+        """Send *body*; return *record* with times, tokens and the error if there is one, and the answer's text.
+
+        *is_over* gets the pieces of the text after each event; if it is true, the rest is not read.
+        """
         url, headers = f"{self.root}/v1/chat/completions", _headers(self.key) | {"content-type": "application/json"}
         reader, begin, fault = AnswerReader(), time.perf_counter(), None
         try:
@@ -135,6 +140,8 @@ class Server:
                     fault = f"HTTP {response.status}", await response.text(errors="replace")
                 async for content in response.content.iter_any():
                     reader.feed(content, 1000 * (time.perf_counter() - begin))
+                    if is_over(reader.texts):
+                        break
         except tuple(FAULTS) as error:
             fault = self._words(error)
         end_ms = 1000 * (time.perf_counter() - begin)

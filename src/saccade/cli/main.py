@@ -23,6 +23,7 @@ Environment variables set them too: `SACCADE_PORT=8001`.
 A flag overrides the environment, and the environment overrides the file."""
 COMMANDS = {
     "ask": "Ask a model about images, from a terminal.",
+    "read": "Read documents by a model: PDFs and images to Markdown.",
     "serve": "Serve a model on this machine: one gateway and one worker.",
     "worker": "Serve a model to gateways: the engine and its gRPC front.",
     "gateway": "Serve the OpenAI API over workers that run elsewhere.",
@@ -44,6 +45,7 @@ COMMANDS = {
 EXAMPLES = {
     "ask": """`saccade ask cat.jpg "What is this?"`""",
     "serve": "`saccade serve MODEL --max-model-len 32k`",
+    "read": "`saccade read report.pdf --pages 3-9 > report.md`",
     "worker": "`saccade worker MODEL --uds /run/saccade/a.sock`",
     "gateway": "`saccade gateway --worker-url unix:/run/saccade/a.sock --worker-url grpc://10.0.0.8:9000`",
     "compile": "`saccade compile MODEL --max-num-seqs 64`",

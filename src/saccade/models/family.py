@@ -31,6 +31,20 @@ THINK = ReasoningTags("<think>", "</think>")
 
 
 @dataclass(frozen=True)
+class PageForm:
+    """How a release reads a page of a document: its *prompt*, word for word, and the *markup* of its answers.
+
+    "front_matter" is Markdown after a header, "html_blocks" has an element for each block of the page. A page is drawn
+    with *longest_side* pixels. Boxes are from 0 to *box_scale* on both axes; without one, in pixels of the image.
+    """
+
+    prompt: str
+    markup: Literal["markdown", "front_matter", "html_blocks"] = "markdown"
+    longest_side: int = 2048
+    box_scale: int | None = None
+
+
+@dataclass(frozen=True)
 class Family:
     """The declaration of a family.
 
@@ -55,7 +69,8 @@ class Family:
     *keeps_alpha*: the family's Pixels get images with transparency as RGBA; others get them on white.
     *template* is the source of a chat template for releases that ship none.
     *ships_image_settings*: the releases include the settings of their image processor, so a folder without these is
-    incomplete. *limits* are sentences for docs/models.md about what is not served. *parts* are the names of the
+    incomplete. *limits* are sentences for docs/models.md about what is not served. *page_forms* are those of releases
+    that read documents, each by a part of its name in lower case. *parts* are the names of the
     family's own classes in a folder of several families; another part has the name of its interface.
     """
 
@@ -80,6 +95,7 @@ class Family:
     template: str | None = None
     ships_image_settings: bool = True
     limits: tuple[str, ...] = ()
+    page_forms: Mapping[str, PageForm] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -45,6 +45,7 @@ class ScriptedServer:
 
     answer: Answer = plain_answer
     key: str | None = None
+    model: str = "m"
     shows_metrics: bool = False
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -59,7 +60,7 @@ class ScriptedServer:
     async def models(self, request: web.Request) -> web.Response:
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
             return web.json_response({}, status=401)
-        return web.json_response({"object": "list", "data": [{"id": "m", "object": "model"}]})
+        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
 
     async def version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": "1.2"})

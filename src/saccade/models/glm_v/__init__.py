@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from saccade.models.family import Family
+from saccade.models.family import Family, PageForm
 
 DRAFT = "The layer that drafts one more token is not loaded."
 GLM4V = Family(
@@ -28,6 +28,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             GLM4V,
             architectures=("GlmOcrForConditionalGeneration",),
             model_types=("glm_ocr",),
+            page_forms={"glm-ocr": PageForm("Text Recognition:")},
             parts={"Spec": "OcrSpec", "Network": "OcrNetwork"},
         ),
     }

@@ -1,10 +1,11 @@
 """PaddleOCR-VL, a reader of the regions of documents."""
 
-from saccade.models.family import Family
+from saccade.models.family import Family, PageForm
 
 FAMILY = Family(
     architectures=("PaddleOCRVLForConditionalGeneration",),
     model_types=("paddleocr_vl",),
     placeholder="<|IMAGE_PLACEHOLDER|>",
     text_end_id=2,
+    page_forms={"paddleocr-vl": PageForm("OCR:")},
 )

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from saccade.models.family import Family
+from saccade.models.qwen_vl.page_forms import CHANDRA, CHANDRA_2, OLMOCR
 
 QWEN2 = Family(
     architectures=("Qwen2VLForConditionalGeneration",),
@@ -25,6 +26,7 @@ QWEN3 = replace(
     model_types=("qwen3_vl", "qwen3_vl_moe"),
     text_end_id=None,
     limits=(),
+    page_forms={"chandra": CHANDRA},
     parts={"Layout": "Layout16", "VideoLayout": "VideoLayout16", "Spec": "Spec3", "Network": "Network3"},
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -34,6 +36,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             QWEN2,
             architectures=("Qwen2_5_VLForConditionalGeneration",),
             model_types=("qwen2_5_vl",),
+            page_forms={"olmocr": OLMOCR},
             parts={**QWEN2.parts, "Spec": "WindowedSpec", "Network": "WindowedNetwork"},
         ),
         "qwen3_vl": QWEN3,
@@ -44,6 +47,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             # preserve_thinking is a switch of 3.6, whose checkpoints have the same architectures.
             template_switches=("add_vision_id", "enable_thinking", "preserve_thinking"),
             tool_format="qwen3_coder",
+            page_forms={"chandra-ocr-2": CHANDRA_2},
             parts={**QWEN3.parts, "Spec": "HybridSpec", "Network": "HybridNetwork"},
         ),
     }

@@ -1,0 +1,92 @@
+"""Turns a model's answer about a page into Markdown, blocks and figures."""
+
+import re
+from typing import NamedTuple
+
+from saccade.documents.html_blocks import FIGURES, LEFT_OUT, read_blocks
+from saccade.documents.page_text import Block, Box, Figure
+from saccade.models.family import PageForm
+
+_FENCE = re.compile(r"\s*```(?:markdown|md|html)?\n(.*?)\n?(?:```\s*)?", re.DOTALL)
+_FRONT_MATTER = re.compile(r"\s*---\n.*?\n---(?:\n|$)", re.DOTALL)
+_PLACED_FIGURE = re.compile(r"!\[(.*?)\]\(page_(\d+)_(\d+)_(\d+)_(\d+)\.png\)")
+"""Left, top, width and height, in pixels of the image."""
+
+
+class Reading(NamedTuple):
+    """The text of a page."""
+
+    markdown: str
+    blocks: list[Block]
+    figures: list[Figure]
+
+
+class Sheet(NamedTuple):
+    """The page that was read: its pixels, and the beginning of the names of its figures."""
+
+    width: int
+    height: int
+    name: str
+
+    def clip(self, left: float, top: float, right: float, bottom: float) -> Box:
+        """Return the box within the page, in whole pixels."""
+        x0, x1 = sorted((round(left), round(right)))
+        y0, y1 = sorted((round(top), round(bottom)))
+        return max(0, x0), max(0, y0), min(self.width, x1), min(self.height, y1)
+
+
+def read_answer(answer: str, form: PageForm, sheet: Sheet) -> Reading:
+    """Return the text of *answer*, in the markup of *form*, about *sheet*."""
+    if fence := _FENCE.fullmatch(answer):
+        answer = fence[1]
+    match form.markup:
+        case "front_matter":
+            return _read_figures(_FRONT_MATTER.sub("", answer, count=1).strip(), sheet)
+        case "html_blocks":
+            return _read_html(answer, form.box_scale or 1, sheet)
+    return Reading(answer.strip(), [], [])
+
+
+def _read_figures(markdown: str, sheet: Sheet) -> Reading:
+    """Return *markdown* with a file for each figure whose place it names."""
+    blocks: list[Block] = []
+    figures: list[Figure] = []
+
+    def named(match: re.Match[str]) -> str:
+        left, top, width, height = map(int, match.groups()[1:])
+        figure = _figure(sheet, sheet.clip(left, top, left + width, top + height), figures)
+        blocks.append(Block("Figure", figure.box, _figure_markdown(match[1], figure)))
+        return blocks[-1].markdown
+
+    return Reading(_PLACED_FIGURE.sub(named, markdown), blocks, figures)
+
+
+def _read_html(answer: str, scale: int, sheet: Sheet) -> Reading:
+    blocks: list[Block] = []
+    figures: list[Figure] = []
+    texts: list[str] = []
+    for label, place, markdown, description in read_blocks(answer):
+        box = None
+        if len(place) == 4:
+            left, top, right, bottom = place
+            across, down = sheet.width / scale, sheet.height / scale
+            box = sheet.clip(left * across, top * down, right * across, bottom * down)
+        if label in FIGURES:
+            if box is not None and box[0] < box[2] and box[1] < box[3]:
+                description = _figure_markdown(description, _figure(sheet, box, figures))
+            markdown = "\n\n".join(filter(None, (description, markdown)))
+        blocks.append(Block(label, box, markdown))
+        if label not in LEFT_OUT:
+            texts.append(markdown)
+    return Reading("\n\n".join(filter(None, texts)), blocks, figures)
+
+
+def _figure(sheet: Sheet, box: Box, figures: list[Figure]) -> Figure:
+    """Return the next figure, which is added to *figures*."""
+    figures.append(Figure(f"{sheet.name}-{len(figures) + 1}.png", box))
+    return figures[-1]
+
+
+def _figure_markdown(description: str, figure: Figure) -> str:
+    words = " ".join(description.replace("[", "(").replace("]", ")").split())
+    return f"![{words}]({figure.name})"
