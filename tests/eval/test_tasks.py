@@ -200,6 +200,76 @@ def test_mmmu_pro(tmp_path: Path) -> None:
     assert only.rule("Answer: J") == 1
 
 
+@table(
+    ("file", "row", "asked", "right", "wrong"),
+    [
+        (
+            "MathVista/testmini-0.parquet",
+            {"pid": "1", "question": "Which?", "choices": ["red", "blue"], "answer": "blue", "image": "images/1.jpg",
+             "decoded_image": {"bytes": A}, "question_type": "multi_choice", "metadata": {"task": "figure"}},
+            f"Which?\nA. red\nB. blue\n{LETTER}", "B", "A",
+        ),
+        (
+            "MathVista_MINI.tsv",
+            {"index": 1, "question": "How far?", "unit": "cm", "answer": "1.2", "image": A64, "question_type": "free_form"},
+            f"How far? (Unit: cm)\n{SHORT}", "1.2.", "12",
+        ),
+        (
+            "ai2d/test-0.parquet",
+            {"question": "What?", "options": ["cat", "dog"], "answer": "1", "image": {"bytes": A}},
+            f"What?\nA. cat\nB. dog\n{LETTER}", "B.", "A",
+        ),
+        (
+            "AI2D_TEST.tsv",
+            {"index": 1, "question": "What?", "A": "cat", "B": "dog", "answer": "A", "image": A64},
+            f"What?\nA. cat\nB. dog\n{LETTER}", "A", "B",
+        ),
+        (
+            "InfoVQA_VAL.tsv",
+            {"index": 1, "question": "Who?", "answer": "['Ann']", "image": A64},
+            f"Who?\n{SHORT}", "Ann", "Bob",
+        ),
+        (
+            "textvqa/validation-0.parquet",
+            {"question": "What?", "answers": ["The stop."] * 4 + ["go"] * 6, "image": {"bytes": A}},
+            f"What?\n{SHORT}", "stop", "halt",
+        ),
+        (
+            "RealWorldQA/test-0.parquet",
+            {"question": "How many?\nA. 1\nB. 2\n", "answer": "B", "image": {"bytes": A}},
+            f"How many?\nA. 1\nB. 2\n\n{SHORT}", "b.", "A",
+        ),
+        (
+            "MMBench_DEV_EN.tsv",
+            {"index": 1, "hint": "Look.", "question": "What?", "A": "x", "B": "y", "answer": "B", "image": A64},
+            f"Look.\nWhat?\nA. x\nB. y\n{LETTER}", "B", "A",
+        ),
+        (
+            "MMStar/val.parquet",
+            {"index": 1, "question": "What?\nOptions: A: a, b, B: c", "answer": "A", "image": {"bytes": A}},
+            f"What?\nA. a, b\nB. c\n{LETTER}", "A", "B",
+        ),
+        (
+            "HallusionBench/image-0.parquet",
+            {"question": "Is it?", "gt_answer": "1", "category": "VD", "image": {"bytes": A}},
+            "Is it?\nPlease answer yes or no.", "Yes, it is no cat.", "No, yes",
+        ),
+    ],
+)  # fmt: skip
+def test_columns_of_other_benchmarks(
+    file: str, row: Mapping[str, Any], asked: str, right: str, wrong: str, tmp_path: Path
+) -> None:
+    (only,) = questions(write(tmp_path / file, [row]))
+    assert list(only.parts) == [A, asked]
+    assert (only.rule(right), only.rule(wrong)) == (1, 0)
+
+
+def test_textvqa_counts_how_many_people_agree(tmp_path: Path) -> None:
+    row = {"question": "What?", "answers": ["stop", "stop", *("go",) * 8], "image": A64}
+    (only,) = questions("textvqa", write(tmp_path / "own.jsonl", [row]))
+    assert only.rule("A Stop!") == pytest.approx(0.6)
+
+
 def test_a_file_of_ones_own(tmp_path: Path) -> None:
     rows = [{"question": f"{n}?", "answer": "yes", "image": A64, "category": "mine"} for n in range(10)]
     file = write(tmp_path / "mine.jsonl", rows)
@@ -243,8 +313,8 @@ def test_generated_questions_are_the_same_at_every_call() -> None:
         (["contains", "mine.jsonl"], {"question": "q", "image": A64}, "has no answer"),
         (["contains", "mine.jsonl"], {"question": "q", "answers": []}, "has no answer. A test split often has none."),
         (["contains", "mine.jsonl"], {"q": "q", "anser": "a"}, "Its columns are q, anser; the answer is read from"),
-        (["mathvista", "mine.jsonl"], {"question": "q"}, "There is no task and no file mathvista. The tasks are ocr,"),
-        (["mathvista"], None, "There is no task and no file mathvista."),
+        (["mathvisat", "mine.jsonl"], {"question": "q"}, "There is no task and no file mathvisat. The tasks are ocr,"),
+        (["mathvisat"], None, "There is no task and no file mathvisat."),
         (["contains", "mine.jsonl"], {"question": "q", "answer": "a"}, "has no image"),
         (["contains", "mine.jsonl"], {"question": "q", "answer": "a", "image": "b.png"}, "no image b.png"),
         (["contains", "mine.jsonl"], {"question": "q", "answer": "a", "image": "../a.png"}, "no image ../a.png"),

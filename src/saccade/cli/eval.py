@@ -27,7 +27,7 @@ def eval(
     api_key: Many = (),
     settings: EvalSettings = SETTINGS,
 ) -> int:
-    """Measure how right a server's answers are, by OCRBench, MMMU, MMMU-Pro, DocVQA, ChartQA or a file of yours.
+    """Measure how right a server's answers are, by OCRBench, MMMU, DocVQA, MathVista and others, or a file of yours.
 
     `saccade eval http://127.0.0.1:8000 DocVQA_VAL.tsv --limit 200 --html docvqa.html`
 

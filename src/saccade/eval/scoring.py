@@ -10,6 +10,10 @@ from collections.abc import Sequence
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MIN_ANLS = 0.5
 MAX_RELATIVE_ERROR = 0.05
+MIN_PEOPLE = 4
+"""Of fewer answers none is compared with the others."""
+
+AGREEING = 3
 MIN_WORDS = 5
 """An answer with more words than this may name an option by its text."""
 
@@ -41,6 +45,39 @@ def contains_formula(text: str, answers: Sequence[str]) -> float:
 
 def _one_line(text: str) -> str:
     return text.strip().replace("\n", " ")
+
+
+def exact(text: str, answers: Sequence[str]) -> float:
+    """Whether *text* is one of *answers*, apart from case and a full stop: RealWorldQA, and numbers of MathVista."""
+    return float(any(_bare(text) == _bare(answer) for answer in answers))
+
+
+def _bare(text: str) -> str:
+    return text.strip().rstrip(".").strip().lower()
+
+
+def yes_or_no(text: str, answers: Sequence[str]) -> float:
+    """Whether the first yes or no of *text* is the answer: HallusionBench."""
+    first = re.search(r"\b(yes|no)\b", text.lower())
+    return float(first is not None and first[1] == answers[0].lower())
+
+
+def vqa(text: str, answers: Sequence[str]) -> float:
+    """Return the agreement with the answers of people, 1 if three others gave this one: VQA's accuracy, for TextVQA.
+
+    Articles and punctuation do not count. Source: Antol et al. 2015, arXiv:1505.00468. Its code also writes out numbers
+    and contractions, which this rule does not.
+    """
+    of_people, own = [_plain(answer) for answer in answers], _plain(text)
+    if len(of_people) < MIN_PEOPLE:
+        return float(own in of_people)
+    others = [of_people.count(own) - (one == own) for one in of_people]
+    return sum(min(1.0, number / AGREEING) for number in others) / len(others)
+
+
+def _plain(text: str) -> str:
+    words = re.sub(r"(?<!\d)[.,](?!\d)|[;/\[\]\"{}()=+\\_<>@`?!]", " ", text.lower().replace("\n", " ")).split()
+    return " ".join(word for word in words if word not in ("a", "an", "the"))
 
 
 def anls(text: str, answers: Sequence[str]) -> float:

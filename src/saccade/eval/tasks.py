@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from saccade.errors import StartupError
-from saccade.eval import drawn, scoring
+from saccade.eval import drawn, published_rows, scoring
 from saccade.eval.questions import Question, categories_of, first, options_of, parts_of, texts
 from saccade.eval.rows import Row, files_of, is_taken, spread
 
 DRAWN = "ocr"
-PUBLISHED = ("ocrbench", "docvqa", "chartqa", "mmmu-pro", "mmmu")
+PUBLISHED = (
+    *("ocrbench", "docvqa", "chartqa", "mmmu-pro", "mmmu"),
+    *("mathvista", "ai2d", "infovqa", "textvqa", "realworldqa", "mmbench", "mmstar", "hallusionbench"),
+)
 ANSWERS = ("answers", "answer", "label")
 """The columns with the right answer, of which the first that is there counts."""
 
@@ -24,6 +27,7 @@ FORMULAS = frozenset({"HME100k", "Handwritten Mathematical Expression Recognitio
 # The prompts of the benchmarks, word for word: scores with others could not be compared with published ones.
 SHORT = "Answer the question using a single word or phrase."
 LETTER = "Answer with the option letter from the given choices directly."
+YES_NO = "Please answer yes or no."
 MMMU_LETTER = "Answer with the option's letter from the given choices directly."
 LAST_LINE = (
     "The last line of your response should be of the following format: 'Answer: $LETTER' (without quotes) where LETTER "
@@ -38,12 +42,15 @@ VISION_STEPS = f"Write out the multiple-choice question in the image and then so
 class Task(NamedTuple):
     """A benchmark: *columns* may have a row's category, *prompt* follows the question.
 
-    Without a *rule* its questions have options, or are open ones of MMMU.
+    Without a *rule* its questions have options, or are open ones of MMMU. *open_rule* is for its questions without
+    options. *read* returns a published row in the columns of all tasks.
     """
 
     rule: Callable[[str, Sequence[str]], float] | None
     columns: Sequence[str] = ("category",)
     prompt: str = ""
+    open_rule: Callable[[str, Sequence[str]], float] | None = None
+    read: Callable[[Row], Row] = dict
 
 
 TASKS = {
@@ -53,6 +60,14 @@ TASKS = {
     "chartqa": Task(scoring.relaxed, ("type", "split", "human_or_machine"), SHORT),
     "mmmu-pro": Task(None, ("subject", "category"), LETTER),
     "mmmu": Task(None, ("subject", "category"), MMMU_LETTER),
+    "mathvista": Task(None, ("task", "category"), LETTER, scoring.exact, published_rows.mathvista),
+    "ai2d": Task(None, ("category",), LETTER, read=published_rows.ai2d),
+    "infovqa": Task(scoring.anls, ("answer_type", "category"), SHORT),
+    "textvqa": Task(scoring.vqa, ("category",), SHORT),
+    "realworldqa": Task(None, ("category",), LETTER, scoring.exact),
+    "mmbench": Task(None, ("l2-category", "L2-category", "category"), LETTER, read=published_rows.mmbench),
+    "mmstar": Task(None, ("category",), LETTER, read=published_rows.mmstar),
+    "hallusionbench": Task(scoring.yes_or_no, ("category",), YES_NO, read=published_rows.hallusionbench),
     "contains": Task(scoring.contains),
     "anls": Task(scoring.anls),
     "relaxed": Task(scoring.relaxed),
@@ -89,7 +104,9 @@ class Source(NamedTuple):
                 yield self._question(number, Path(), drawn.row(number))
 
     def _question(self, number: int, file: Path, row: Row) -> Question:
-        task, answers = TASKS[self.name], texts(first(row, *ANSWERS))
+        task = TASKS[self.name]
+        row = task.read(row)
+        answers = texts(first(row, *ANSWERS))
         if answers in ([], ["?"]):
             raise StartupError(f"Row {number + 1} of {file} has no answer. {_why_no_answer(row)}")
         name, text = first(row, "id", "questionId", "question_id", "index"), first(row, "question", "query") or ""
@@ -97,6 +114,8 @@ class Source(NamedTuple):
         categories, rule, prompt = categories_of(row, task.columns, file), task.rule, task.prompt
         if rule is None and is_open:
             rule, prompt = scoring.open_answer, SHORT
+        elif rule is None and not options and task.open_rule is not None:
+            rule, prompt = task.open_rule, SHORT
         elif rule is None and not options:
             raise StartupError(f"Row {number + 1} of {file} has no options.")
         elif rule is None:
@@ -141,7 +160,7 @@ def source_of(words: Sequence[str], images: Path | None, limit: int | None, has_
         return Source(DRAWN, (), images, limit, has_steps)
     if not files:
         raise StartupError(f"{names[0]} needs its files, which are not downloaded: `saccade eval URL {names[0]} FILE`.")
-    path = re.sub(r"[^a-z]", "", str(files[0].absolute()).lower())
+    path = re.sub(r"[^a-z0-9]", "", str(files[0].absolute()).lower())
     places = {name: path.rfind(name.replace("-", "")) for name in PUBLISHED}
     name = names[0] if names else max(places, key=places.__getitem__)
     if name == DRAWN or (not names and places[name] < 0):
