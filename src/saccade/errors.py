@@ -53,7 +53,7 @@ MAX_CAUSE_CHARACTERS = 200
 class SaccadeError(Exception):
     """Base of all exceptions that Saccade raises.
 
-    A subclass has a *code* and an HTTP *status* of its own, or those of its base.
+    A subclass sets its own *code* and HTTP *status*, or inherits its base's.
 
     - message: what was wrong, and what to do.
     - param: the request's field, such as `messages[0].content[1]`.

@@ -1,4 +1,4 @@
-"""Compile ahead what a start compiles. It is a start, so both make the same kernels; no list says which."""
+"""Compile the kernels of a start ahead of it. This runs a whole start, so no list of kernels is needed."""
 
 import dataclasses
 import time
@@ -32,7 +32,7 @@ class Stage(NamedTuple):
 
 
 class StageLog:
-    """A Progress that passes on what it hears, and notes each stage. Call `end_stage` after the last one."""
+    """A Progress that passes reports on, and records each stage. Call `end_stage` after the last one."""
 
     def __init__(self, progress: Progress, seconds: Callable[[], float] = time.monotonic) -> None:
         self.stages: list[Stage] = []

@@ -133,7 +133,7 @@ class EngineSettings:
 @Parameter(name="*", group=Group("Prefill/decode split", sort_key=4))
 @dataclass(frozen=True, kw_only=True)
 class SplitSettings:
-    """The worker's part in requests that two workers serve."""
+    """The worker's role when one worker prefills a prompt and another decodes it."""
 
     role: Role = "both"
     "prefill computes prompts and sends their KV state to workers of role decode; both serves requests alone."

@@ -1,4 +1,7 @@
-"""Decide which requests may begin, be read and do long work now: by a count of those in flight, and by turns."""
+"""Decide which requests may begin, be read, or do long work now.
+
+A count bounds the requests in flight; reading and long work take turns.
+"""
 
 import asyncio
 import contextlib
@@ -26,7 +29,7 @@ the places, two get three sevenths each, and a later tenant finds a place unless
 
 
 class ReadingTurn:
-    """A large body's turn to be read, which it loses if its client pauses."""
+    """The turn in which a large body is read. A client that pauses loses it."""
 
     def __init__(self, turns: asyncio.Semaphore) -> None:
         self._turns = turns

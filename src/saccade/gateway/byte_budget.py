@@ -1,4 +1,4 @@
-"""The memory that bodies and answers may take together."""
+"""The memory budget that bodies and answers share."""
 
 import asyncio
 from collections import Counter, deque

@@ -1,4 +1,4 @@
-"""The chat that a template renders, whatever API its request came by."""
+"""The chat that a template renders, independent of the request's API."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ class PlainPrompt:
 
 @dataclass(frozen=True)
 class Chat:
-    """A chat for a template, or a prompt that no template renders."""
+    """A chat to render, or a prompt that no template renders."""
 
     messages: list[Message]
     """In a form that the template writes."""

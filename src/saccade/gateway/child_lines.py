@@ -1,4 +1,4 @@
-"""Puts what a confined process prints into the gateway's log, up to a limit.
+"""Copies a confined process's output into the gateway's log, up to a limit.
 
 Such a process gets a pipe instead of the gateway's own output: a terminal takes more than text from the processes that
 have it open. A hostile process may print without end, and what it prints may hold anything.

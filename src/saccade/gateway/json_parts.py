@@ -15,7 +15,7 @@ ID_BYTES = 8
 
 
 class JsonItems:
-    """The items of a list in JSON, without its brackets. An item is encoded when it comes, and never again."""
+    """The items of a JSON list, without its brackets. Each item is encoded once, when it is added."""
 
     def __init__(self, items: Iterable[object] = ()) -> None:
         self._items: list[bytes] = []

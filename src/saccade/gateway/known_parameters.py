@@ -1,4 +1,4 @@
-"""The parameters that no field reads: those that are refused, those without effect, and advice about spellings."""
+"""Parameters without a field: refused ones, ones without effect, and advice about misspelt ones."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The return of freed memory to the system."""
+"""Return freed memory to the system."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""The parts of a gateway's memory that clients can fill, by name: how many bytes each has, and how many it may have."""
+"""The parts of a gateway's memory that clients can fill, by name: the bytes in each, and its bound."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from saccade.metric_registry import filled
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """A part with *bound_bytes*; *num_bytes* returns how many it has."""
+    """One part, bounded by *bound_bytes*; *num_bytes* returns its current size."""
 
     name: str
     bound_bytes: int

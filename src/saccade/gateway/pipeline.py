@@ -1,4 +1,4 @@
-"""The way of a chat: read it, collect images, build the prompt, place it, prepare pixels, send, stream."""
+"""The stages of a chat: read it, collect images, build the prompt, place it, prepare pixels, send, stream."""
 
 import logging
 import time
@@ -309,7 +309,7 @@ class Pipeline:
 
 @dataclass
 class _Work:
-    """What the attempts to answer a part share. *images* are dropped when no attempt needs them any more."""
+    """State that all attempts to answer a part share. *images* are dropped when no attempt needs them any more."""
 
     request: Request
     part: RequestPart

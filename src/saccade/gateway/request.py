@@ -73,7 +73,7 @@ class Request:
             with request.place():
                 ...
 
-    A resource from a method is released at the end of its block, and all others at the end of the request.
+    A resource that a method returns is released when its block ends; all others when the request ends.
     """
 
     account: Account

@@ -1,4 +1,4 @@
-"""The filter of system calls of a confined process: it allows listed calls only, some of them by their arguments.
+"""The system-call filter of a confined process. It allows listed calls only, some of them by their arguments.
 
 A list of refused calls forgets: the kernel gets new calls, and old ones take new commands. So calls are allowed by
 name. DECODING has the calls that decoders make once they are loaded, IMPORTING those by which Python and the loader of

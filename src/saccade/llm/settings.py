@@ -21,7 +21,7 @@ _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
 
 
 class Settings(NamedTuple):
-    """All settings of an engine, of its images, and of the server, if there is one."""
+    """All settings of an engine, of its images, and of its server, if it has one."""
 
     engine: EngineSettings
     media: MediaSettings

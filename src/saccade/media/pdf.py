@@ -1,9 +1,9 @@
 """Render pages of PDFs, from memory alone. In decode processes: PDFium by its C functions, with one thread.
 
-This build of PDFium runs no JavaScript, and fetches and opens nothing. A page is drawn with the fields of its form as a
-viewer draws them (ISO 32000-1, 12.7), but no action of the document or a field runs: no FORM_Do function is called, and
-the form's environment has no callbacks. PDFium gets no folder of fonts. Text whose font is not in the file is drawn
-with PDFium's own fonts or those of saccade.media.pdf_fonts, so that a page looks the same on every machine.
+This build of PDFium runs no JavaScript, and fetches and opens nothing. A page shows its form fields as a viewer draws
+them (ISO 32000-1, 12.7), but runs no action of the document or a field: no FORM_Do function is called, and the form's
+environment has no callbacks. PDFium gets no folder of fonts. Text whose font is not in the file is drawn with PDFium's
+own fonts or those of saccade.media.pdf_fonts, so that a page looks the same on every machine.
 """
 
 import ctypes

@@ -168,7 +168,7 @@ def _in_both_cases(tokens: Collection[str]) -> str:
 
 
 class _Parts:
-    """The texts of which a template could make one of *tokens*, with text of its own before or after them.
+    """The texts from which a template could build one of *tokens* by adding text before or after them.
 
     A template may change their case, and replace or leave out what is neither letter nor digit.
     """

@@ -1,4 +1,4 @@
-"""The bytes of tokens, and the text of a sequence of them.
+"""The bytes of tokens, and the text that a sequence of tokens decodes to.
 
 A tokenizer.json declares how its tokens represent bytes. Text is held back while its last character is incomplete.
 """

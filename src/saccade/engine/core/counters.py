@@ -1,4 +1,4 @@
-"""What an engine has done since its start, for its load reports."""
+"""Counters of an engine's work since its start, for load reports."""
 
 import time
 from bisect import bisect_left

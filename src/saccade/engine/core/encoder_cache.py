@@ -15,7 +15,7 @@ from saccade.protocol.kv_events import ImageRemoved, ImageStored, KvEvent
 
 @dataclass(slots=True)
 class _CachedImage:
-    """An image that is encoded or planned to be. *images* are the pinned images of requests."""
+    """An image that is encoded, or whose encoding is planned. *images* are the pinned images of requests."""
 
     output_id: int
     is_encoded: bool = False

@@ -38,7 +38,7 @@ class Lexer:
 
 
 class GrownLexers:
-    """The larger lexers of an engine, each as long as an answer uses it."""
+    """An engine's larger lexers; each lives as long as an answer uses it."""
 
     def __init__(self) -> None:
         self._alive = weakref.WeakSet[Lexer]()

@@ -1,4 +1,4 @@
-"""An engine's part in requests that two workers serve."""
+"""How an engine takes part in a request that one worker prefills and another decodes."""
 
 from collections.abc import Container
 
@@ -13,7 +13,7 @@ STEP_FAILED = "The model failed on this request's step."
 
 
 class KvConnector:
-    """The connector of an engine that serves requests alone, which does nothing.
+    """The connector of an engine that serves whole requests; it does nothing.
 
     KvSender and KvReceiver serve the prefill legs, or the decode legs, of requests over *transfers*.
     """

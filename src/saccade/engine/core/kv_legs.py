@@ -1,4 +1,4 @@
-"""What the prefill legs and the decode legs of an engine have in common."""
+"""The base of prefill legs and decode legs: one transfer for each request."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ L = TypeVar("L", bound=Leg)
 
 
 class KvLegs(KvConnector, Generic[L]):
-    """The legs of one kind by the keys of their transfers."""
+    """All prefill legs or all decode legs of an engine, by transfer key."""
 
     def __init__(self, transfers: KvTransfers, form: KvForm, scheduler: Scheduler) -> None:
         self.transfers: KvTransfers = transfers

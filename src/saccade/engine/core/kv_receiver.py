@@ -39,7 +39,7 @@ class _IncomingPrompt(Leg):
 
 
 class KvReceiver(KvLegs[_IncomingPrompt]):
-    """The decode legs by the keys of their transfers."""
+    """The decode legs, by transfer key."""
 
     def __init__(self, transfers: KvTransfers, form: KvForm, scheduler: Scheduler) -> None:
         super().__init__(transfers, form, scheduler)

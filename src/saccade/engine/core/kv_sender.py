@@ -40,7 +40,7 @@ class _OutgoingPrompt(Leg):
 
 
 class KvSender(KvLegs[_OutgoingPrompt]):
-    """The prefill legs by the keys of their transfers."""
+    """The prefill legs, by transfer key."""
 
     def __init__(self, transfers: KvTransfers, form: KvForm, scheduler: Scheduler) -> None:
         super().__init__(transfers, form, scheduler)

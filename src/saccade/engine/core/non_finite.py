@@ -1,4 +1,4 @@
-"""Requests for which the model computed NaN or infinity: their error, and their line in the log."""
+"""The error and the log line for a request for which the model computed NaN or infinity."""
 
 import time
 

@@ -23,7 +23,9 @@ MAX_SECONDS_PER_GROUP = 86_400
 
 @dataclass(frozen=True)
 class MediaMemory:
-    """Bounds of memory: *num_patches* of an image or frame, *num_bytes* of its features, *itemsize* of a value."""
+    """Memory bounds for an image or frame: at most *num_patches* patches and *num_bytes* of features, *itemsize* bytes
+    a value.
+    """
 
     num_patches: int
     num_bytes: int

@@ -1,4 +1,4 @@
-"""What gateways ask of the engine, and the pixels that it asks of them.
+"""Requests from gateways, and the pixels that the engine requests from them.
 
 An image may come by its hash alone, because the gateway believes that this engine holds its encoder output. If it does
 not, the engine parks the sequence and asks its gateway for the pixels, once per request: a gateway keeps an image only

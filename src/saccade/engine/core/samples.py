@@ -1,4 +1,4 @@
-"""The samples of one request: those that live, those that have not started, and those that wait for others to end."""
+"""The samples of one request: live, not started yet, or parked until others end."""
 
 from collections import deque
 from collections.abc import Container

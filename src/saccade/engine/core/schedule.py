@@ -1,4 +1,4 @@
-"""The plan of one step, finished and in the making. No torch."""
+"""The schedule of one step, and the builder that makes it. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -71,7 +71,7 @@ NO_COPIES = KvCopies()
 
 @dataclass(slots=True)
 class ScheduleBuilder:
-    """A Schedule in the making, and the rest of its budgets."""
+    """Builds a Schedule, and counts what is left of its budgets."""
 
     tokens: int
     """Tokens that the step may still compute."""

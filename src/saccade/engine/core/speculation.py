@@ -86,7 +86,7 @@ class Speculation:
 
 @dataclass(slots=True)
 class _Index:
-    """Where the last occurrence of each run of tokens stops, of those that stop before token *num_indexed*."""
+    """The end of the last occurrence of each run of tokens, for runs that end before token *num_indexed*."""
 
     stops: dict[tuple[int, ...], int] = field(default_factory=dict)
     num_indexed: int = 0

@@ -156,7 +156,7 @@ class _Step(NamedTuple, Generic[A]):
 
 
 class _Seen(NamedTuple, Generic[A]):
-    """What layers with a window see: sequences from the first block on that a token of the step sees; all int64."""
+    """What sliding-window layers see: each sequence from the first block that a token of the step sees; all int64."""
 
     slots: A
     """[N]: the cache slot of each token."""

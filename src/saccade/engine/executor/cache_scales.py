@@ -1,4 +1,4 @@
-"""The scales of cached keys and values in a checkpoint, under the names that tools give them.
+"""The checkpoint's scales for cached keys and values, by the names that quantisation tools use.
 
 A scale belongs to an attention or to one of its matrices. Older tools have one for both keys and values.
 """

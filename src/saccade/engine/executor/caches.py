@@ -23,7 +23,7 @@ NO_SCALES: Mapping[int, tuple[float, float]] = MappingProxyType({})
 
 
 class BlockFormat(NamedTuple):
-    """The form of values in blocks: *dtype*, divided by *scales* of keys and values by layer, or by 1."""
+    """How blocks store values: as *dtype*, divided by each layer's *scales* for keys and values, or by 1."""
 
     dtype: torch.dtype
     scales: Mapping[int, tuple[float, float]] = NO_SCALES
@@ -31,7 +31,7 @@ class BlockFormat(NamedTuple):
 
 @dataclass(frozen=True)
 class CacheSizes:
-    """How much the caches of the layers hold."""
+    """The capacity of the layers' caches."""
 
     num_blocks: int
     """Of each layer with blocks that attends to all tokens."""

@@ -2,8 +2,8 @@
 
 The layer has an entry for each token of a sequence but the first: keys and values from the token's embedding and the
 hidden state of the token before it, at the position and in the slot of the token before it. So a step writes the
-entries of the tokens that it draws, and of its own tokens but the first of each chunk. The next chunk writes the entry
-of its first token, from the last hidden state and position, which a row keeps like a recurrent state: in checkpoints,
+entries of the tokens that it draws, and of its own tokens except each chunk's first. The next chunk writes the entry of
+its first token, from the last hidden state and position, which a row keeps like a recurrent state: in checkpoints,
 after proposals, and in transfers. A chunk that follows a draw of its row needs no such entry. After a prefix from the
 cache, the entry depends on the token after it; sequences that go on differently write over each other's, which costs
 accepted drafts at most.

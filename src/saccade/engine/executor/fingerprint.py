@@ -1,4 +1,4 @@
-"""The fingerprint of a model: two workers compute equal KV blocks of the same tokens only if it is equal."""
+"""The fingerprint of a model. Only workers with equal fingerprints compute equal KV blocks for equal tokens."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

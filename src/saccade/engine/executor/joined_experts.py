@@ -1,4 +1,4 @@
-"""Which way round a checkpoint stores the experts' matrices of a layer.
+"""Detect the axis order in which a checkpoint stores a layer's expert matrices.
 
 A release stores them as [experts, inputs, outputs] or as [experts, outputs, inputs]. Tools may write them the other way
 round. Shapes tell both apart, but for a square matrix. A layer has two matrices, of which one at

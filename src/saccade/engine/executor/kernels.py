@@ -1,4 +1,4 @@
-"""Compile at the start what libraries compile at their first use, which would stop the engine for seconds in service.
+"""Compile at the start the kernels that libraries compile at first use, which would stall a serving engine for seconds.
 
 A packed weight knows its kernels (ops.PackedLinear.kernels). Each is compiled by one product of zeros, and once for all
 layers of a shape; DeepGEMM keeps it on disk for later starts. It does so one after another: its list of kernels has no

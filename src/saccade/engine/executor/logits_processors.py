@@ -27,7 +27,7 @@ class Bias(NamedTuple):
 
 
 class RowChanges:
-    """What the requests of rows change in their logits; rows without a change have no entry.
+    """The changes that requests make to their rows' logits; rows without a change have no entry.
 
     *allowed_ids* int64 [C] are on the device: a row may draw no others. *stop_ids* [C] are on the host, of answers that
     have a minimum length.

@@ -35,7 +35,7 @@ def score(logits_RV: torch.Tensor, ids_R: torch.Tensor, num_top: int) -> torch.T
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """A copy of tensors of *shapes*, *joined* in one, to the host; *event* is None for tensors of a CPU."""
+    """A copy to the host of tensors of *shapes*, *joined* in one; *event* is None for tensors on a CPU."""
 
     joined: torch.Tensor
     shapes: tuple[torch.Size, ...]

@@ -1,4 +1,4 @@
-"""Compute the size of the KV pool and the number of checkpoints of recurrent states, and allocate the caches."""
+"""Compute how many KV blocks and recurrent-state checkpoints fit, and allocate the caches."""
 
 import gc
 from bisect import bisect_right
@@ -141,7 +141,7 @@ def num_state_checkpoints(
 
 
 class Measured(NamedTuple):
-    """Corrections to torch's peak memory: the *num_blocks* of the pool that it includes, and bytes *outside* it."""
+    """Corrections to torch's peak memory: it includes *num_blocks* of the pool, and misses the bytes *outside*."""
 
     num_blocks: int = 0
     outside: int = 0

@@ -1,4 +1,4 @@
-"""The format that each module of a checkpoint may have, by the module's name."""
+"""The quantisation format of each module of a checkpoint, by module name."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -29,7 +29,7 @@ from saccade.protocol.request import SamplingParams
 class Sampler:
     """Greedy and random sampling. *forbidden* ids, the media placeholders, are never sampled.
 
-    *changes* are those that the rows' requests ask for.
+    *changes* are what the rows' requests change in logits.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ need to deliver the step's tokens. On two cores, answers are faster with one thr
 
 @dataclass(frozen=True)
 class Threads:
-    """*count* threads, or one thread for steps of up to *serial_tokens* tokens with short contexts."""
+    """*count* threads; one for steps of at most *serial_tokens* tokens with short contexts."""
 
     count: int
     serial_tokens: int

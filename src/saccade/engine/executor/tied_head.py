@@ -1,6 +1,6 @@
-"""The head of a network whose configuration says that the embedding is also the matrix of the logits.
+"""The output head of a network whose configuration ties it to the embedding.
 
-Fine-tunes and conversions often say so and hold a head of their own, which then counts, as in transformers.
+Fine-tunes and conversions often say so but store a head of their own; that head then counts, as in transformers.
 """
 
 import structlog

@@ -119,7 +119,7 @@ ReadApi = Callable[[Body, bytes], ReadBody]
 
 @dataclass(frozen=True)
 class ChatEndpoint:
-    """Serves the chats of all APIs. When a client disconnects, streaming or not, the engine stops its request."""
+    """Serves chats for all APIs. When a client disconnects, streaming or not, the engine stops its request."""
 
     bodies: BodyReader
     pipeline: Pipeline

@@ -20,7 +20,7 @@ _SERVED: Final = "Send `messages` for a chat, or `prompt` for a completion"
 
 
 class Invocations:
-    """Serves each body as its API does, one of *apis* by path. Metrics and logs name that API's path."""
+    """Passes each body to the API that reads it, one of *apis* by path. Metrics and logs name that API's path."""
 
     def __init__(self, chats: ChatEndpoint, apis: Mapping[str, ReadApi]) -> None:
         self._chats = chats

@@ -1,4 +1,4 @@
-"""From text files in a message's parts to text: a file's name, then its content."""
+"""Turns text files in a message's parts into text: the file's name, then its content."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Constructs the fetching, collecting and caching of a gateway's images and videos, and the preparation of pixels."""
+"""Constructs what fetches, collects, caches and decodes a gateway's images and videos."""
 
 from collections.abc import Iterable
 

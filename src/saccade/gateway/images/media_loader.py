@@ -1,4 +1,4 @@
-"""The bytes of an image or video, wherever a request has them: in a data: URL, in a file, or at a web address."""
+"""Load the bytes of an image or video from a data: URL, a file or a web address."""
 
 from saccade.errors import (
     InvalidImageUrl,

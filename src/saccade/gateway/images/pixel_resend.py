@@ -1,4 +1,4 @@
-"""The pixels of images that were sent by their hash.
+"""Send the pixels of images that went to a worker by hash alone.
 
 A worker that is expected to hold an image's encoder output gets the image without pixels. PixelResend keeps the encoded
 image until the worker begins to answer, in case it does not hold the output after all.

@@ -1,4 +1,4 @@
-"""The pixels of images that are prepared, kept for requests that have them again."""
+"""A cache of prepared pixels, for requests that repeat an image."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVarTuple

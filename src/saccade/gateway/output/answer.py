@@ -1,4 +1,4 @@
-"""An answer while a worker generates it: deltas to chunks of its choices, usage, metrics, and its log line."""
+"""An answer while a worker generates it. Turns deltas into chunks, and counts usage, metrics and the log line."""
 
 import secrets
 import time

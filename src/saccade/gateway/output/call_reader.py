@@ -1,4 +1,4 @@
-"""The base of all readers of calls: the calls and pieces that they yield, and the content around these."""
+"""The base of all call readers: the calls and pieces that they yield, and the content around them."""
 
 import secrets
 from abc import ABC, abstractmethod
@@ -126,7 +126,7 @@ class CallReader(ABC):
 
 
 class OpenCall:
-    """A call that is read while it is written, from the token after its opening tag on."""
+    """A call that is read while the model writes it, from the token after its opening tag."""
 
     def __init__(self, pieces: CallPieces, marks: Mapping[Token, Mark], tokenizer: Tokenizer) -> None:
         self.pieces = pieces
@@ -163,7 +163,7 @@ def _marks(tokens: ToolCallTokens) -> dict[Token, Mark]:
 
 
 class Separator:
-    """Omits the white space before, between and after calls, which is part of their format and not of the content."""
+    """Omits white space around calls: it belongs to their format, not to the content."""
 
     def __init__(self) -> None:
         self._white_space = ""

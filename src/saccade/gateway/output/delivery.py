@@ -1,4 +1,4 @@
-"""Delivery: what becomes of the deltas of a worker, from the answer to the bytes for its client."""
+"""Turn a worker's deltas into the bytes for its client."""
 
 import time
 from typing import Protocol
@@ -34,7 +34,7 @@ class Response(Protocol):
 
 
 class Delivery:
-    """Takes the deltas of *answer*, and passes what *writer* makes of them to *response*."""
+    """Takes the deltas of *answer*, has *writer* write them, and passes the events to *response*."""
 
     def __init__(self, answer: Answer, writer: ChunkWriter, response: Response, metrics: Metrics) -> None:
         self.is_whole = answer.is_whole

@@ -1,4 +1,4 @@
-"""Log probabilities of an answer and of its prompt, in the forms of OpenAI's and vLLM's APIs."""
+"""Log probabilities of an answer and its prompt, in OpenAI's and vLLM's formats."""
 
 from collections.abc import Iterable, Sequence
 

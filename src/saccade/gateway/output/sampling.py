@@ -17,7 +17,7 @@ _BIAS_KEY = re.compile(BIAS_KEY)
 
 @dataclass(frozen=True)
 class TokenRules:
-    """The rules of a request for single tokens, which are the same for all its prompts: there may be many of both."""
+    """A request's rules for single tokens. All its prompts share them, since both may be many."""
 
     logit_bias: dict[int, float]
     allowed_token_ids: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What is known of each token of a choice: its id and its log probabilities, until they are written."""
+"""The ids and log probabilities of a choice's tokens, until they are written."""
 
 from msgspec import UNSET, UnsetType
 

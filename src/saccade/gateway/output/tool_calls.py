@@ -21,7 +21,7 @@ with its length and not with the square."""
 
 
 class ToolCallReader(CallReader):
-    """Reads calls that the model may write, and that may turn out to be none."""
+    """Reads possible calls: text that begins like a call may turn out to be content."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

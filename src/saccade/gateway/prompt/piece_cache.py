@@ -1,4 +1,4 @@
-"""The token ids of texts that come again, as the beginning of a conversation does."""
+"""A cache of token ids for texts that repeat, such as the beginning of a conversation."""
 
 import threading
 from array import array

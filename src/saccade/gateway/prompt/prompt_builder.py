@@ -1,7 +1,7 @@
 """From a request to the token ids of its prompt, with room for its images.
 
-A prompt that is too long is refused by the bytes of its text first, before anything is fetched or tokenised. An image's
-tokens are counted from its header alone, so a refusal costs little: no pixel is decoded.
+The bytes of a prompt's text are checked first: one that is too long is refused before anything is fetched or tokenised.
+An image's tokens are counted from its header alone, so a refusal costs little: no pixel is decoded.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The keys that a server accepts, and where requests have theirs."""
+"""The keys that a server accepts, and the headers in which requests send them."""
 
 from collections.abc import Collection, Sequence
 

@@ -1,8 +1,8 @@
 """Tries a grammar in a limited child.
 
-A schema of a hundred bytes can take llguidance minutes: the fuel of its limits does not count all of its work. So the
-gateway first compiles each new grammar in a child, and workers compile only grammars that passed. The child reads a
-Constraint and writes an Outcome.
+A schema of a hundred bytes can take llguidance minutes: its fuel limit does not count all of its work. So the gateway
+first compiles each new grammar in a child, and workers compile only grammars that passed. The child reads a Constraint
+and writes an Outcome.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The specs of models that merge squares of patches, with plain positions or with those of their grids. No torch."""
+"""The specs of models that merge squares of patches, with plain positions or grid positions. No torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The sizes of attention in each type of layers, from either form of config.json. No torch.
+"""The attention sizes of each layer type, from either form of config.json. No torch.
 
 The releases have keys for the layers that attend to all tokens. transformers from 5.15 on writes `per_layer_config`
 instead, which has the sizes of single layers; if the key is there, it reads no other.

@@ -118,7 +118,7 @@ class Mixture(nn.Module):
 
 
 class OwnEmbeddings(nn.Module):
-    """Adds to the residual what a layer makes of its own embeddings of the tokens."""
+    """Adds a layer's projection of its own token embeddings to the residual."""
 
     def __init__(self, config: GemmaText) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What each form of tool calls has, and the grammar of answers that call tools, in llguidance's form of Lark.
+"""What each tool-call format defines, and the grammar of answers that call tools, in llguidance's Lark.
 
 The calls have the form in which the releases' chat templates write them in later turns. A tag of a call is one token,
 `<[id]>`, and no text: nothing else in an answer can be taken for it.

@@ -1,1 +1,1 @@
-"""The core's accounts of KV state: blocks, checkpoints, and references to them."""
+"""The core's bookkeeping of KV state: blocks, checkpoints, and references to them."""

@@ -1,4 +1,4 @@
-"""Manage a sequence's KV state, of all kinds that a model may have. No torch.
+"""Manage all kinds of a sequence's KV state. No torch.
 
 Attention state is in paged blocks, keys and values or latents, in a group of its own for layers with a window;
 recurrent state is kept in checkpoints. Only a prefix from which all can resume is reused.

@@ -1,4 +1,4 @@
-"""Attention state of layers with a window: blocks that no later token sees are given back. No torch."""
+"""Manage attention state of sliding-window layers: free the blocks that no later token sees. No torch."""
 
 from collections.abc import Sequence as Ordered
 

@@ -21,7 +21,7 @@ class CompletionLogprobs(Struct, frozen=True):
 
 
 class CompletionChoice(Struct, frozen=True):
-    """One answer to one prompt, or a piece of it; *finish_reason* is null in all but the last piece."""
+    """One answer to one prompt, or a piece of it; only the last piece has a *finish_reason*."""
 
     text: str
     index: int

@@ -79,7 +79,7 @@ class ProcessDied(Exception):
 
 
 class ProcessYielded(Exception):
-    """A decode process was ended because it worked long on an image while others waited."""
+    """The pool ended a decode process because it worked long on one image while others waited."""
 
 
 @dataclass(frozen=True)
