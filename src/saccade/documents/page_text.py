@@ -38,3 +38,7 @@ class PageText(msgspec.Struct, frozen=True):
     blocks: Sequence[Block] = ()
     figures: Sequence[Figure] = ()
     fault: str = ""
+
+    def _repr_markdown_(self) -> str:
+        """Return what a notebook shows."""
+        return f"**{self.file}, page {self.page}: {self.fault}**\n\n{self.markdown}" if self.fault else self.markdown

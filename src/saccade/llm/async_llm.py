@@ -128,7 +128,9 @@ class AsyncLLM:
                 begun_at = [choice.first_token_at for choice in answer.choices if choice.first_token_at]
                 ttft_seconds = min(begun_at) - start if begun_at else None
                 completion = await complete(answer, chunks)
-                return ChatResult.of_completion(completion, ttft_seconds, time.perf_counter() - start, warning)
+                form = options.get("response_format")
+                kind = form if isinstance(form, type) else None
+                return ChatResult.of_completion(completion, ttft_seconds, time.perf_counter() - start, warning, kind)
             except QueueFull:
                 # Large images may fill a limit before all places are taken. Other chats end, and give it back.
                 await asyncio.sleep(RETRY_SECONDS)

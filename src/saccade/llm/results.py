@@ -1,5 +1,6 @@
 """What chats from Python return: a result for a whole answer, deltas for a streamed one."""
 
+import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,10 +43,17 @@ class ChatResult:
     error: SaccadeError | None = None
     warning: str = ""
     """Which settings have no effect, as in the API's header `x-saccade-warning`."""
+    kind: type | None = None
+    """The class that was passed as `response_format`."""
 
     @classmethod
     def of_completion(
-        cls, completion: ChatCompletion, ttft_seconds: float | None, seconds: float, warning: str = ""
+        cls,
+        completion: ChatCompletion,
+        ttft_seconds: float | None,
+        seconds: float,
+        warning: str = "",
+        kind: type | None = None,
     ) -> "ChatResult":
         first = completion.choices[0]
         return cls(
@@ -61,12 +69,31 @@ class ChatResult:
             ttft_seconds=ttft_seconds,
             seconds=seconds,
             warning=warning,
+            kind=kind,
         )
 
     @property
     def parsed(self) -> Any:
-        """The JSON in *text* as a value. Raises ValueError if it is not JSON; `max_tokens` may have cut it."""
-        return json.loads(self.text)
+        """The JSON in *text*: an object of *kind* if there is one, else a value.
+
+        Raises ValueError if it is not JSON, or none for *kind*; `max_tokens` may have cut it.
+        """
+        if self.kind is None:
+            return json.loads(self.text)
+        validate = getattr(self.kind, "model_validate_json", None)
+        return msgspec.json.decode(self.text, type=self.kind) if validate is None else validate(self.text)
+
+    def to_html(self) -> str:
+        """Return what a notebook shows: the reasoning, folded, the text or the error, and the figures."""
+        thought = f"<details><summary>reasoning</summary>{_pre(self.reasoning)}</details>" if self.reasoning else ""
+        if self.error is not None:
+            return f"{thought}<p><b>{type(self.error).__name__}</b>: {html.escape(self.error.message)}</p>"
+        figures = [f"{self.seconds:.2f} s"]
+        if self.usage is not None:
+            figures = [f"{self.usage.prompt_tokens} tokens in, {self.usage.completion_tokens} out", *figures]
+        return f"{thought}{_pre(self.text)}<small>{', '.join(figures)}</small>"
+
+    _repr_html_ = to_html
 
 
 @dataclass(frozen=True)
@@ -97,6 +124,10 @@ class Deltas:
         self._pieces[chunk.choice.index] = pieces[num_whole:]
         calls = [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in joined_calls(pieces)]
         return Delta(chunk.content, chunk.reasoning, calls, chunk.choice.index, chunk.choice.finish_reason)
+
+
+def _pre(text: str) -> str:
+    return f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
 
 
 async def complete(answer: Answer, chunks: Iterable[AnswerChunk]) -> ChatCompletion:
