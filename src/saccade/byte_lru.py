@@ -16,11 +16,11 @@ class _Value(NamedTuple, Generic[V]):
 
 
 class ByteLru(Generic[K, V]):
-    """Values by key, *budget_bytes* together at most: a put that exceeds them drops the least recently used values.
+    """Values by key, at most *budget_bytes* together.
 
-    Keys for which *is_pinned* is true stay, even if they alone exceed the budget; after one is unpinned call trim().
-    *on_drop* is called with every key and value that is dropped, but not popped or replaced. Iteration yields keys, the
-    least recently used first.
+    A put that exceeds the budget drops the least recently used values. Keys for which *is_pinned* is true stay, even if
+    they alone exceed the budget; call trim() after a key is unpinned. *on_drop* is called with every key and value that
+    is dropped, but not if it is popped or replaced. Iteration yields keys, the least recently used first.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class ByteLru(Generic[K, V]):
 
 
 class TenantLru(Generic[K, V]):
-    """Each tenant's values by key, *budget_bytes* together at most.
+    """Each tenant's values by key, together at most *budget_bytes*.
 
-    If there is no room, the tenant that holds most loses its least recently used value.
+    If there is no room, the tenant that holds the most loses its least recently used value.
     """
 
     def __init__(self, budget_bytes: int) -> None:

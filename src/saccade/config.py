@@ -1,4 +1,4 @@
-"""How settings are declared, where they come from besides flags, and how a parent passes them to a child process.
+"""Declares settings, reads them from sources besides flags, and passes them from a parent to a child process.
 
 A setting is a field of a dataclass that cyclopts reads: its annotation, default and the text below it are its flag,
 environment variable and help.
@@ -98,9 +98,9 @@ def _as_given(name: str, value: object) -> Mapping[str, object]:
 def sources(file: Path | None, translate: Translate = _as_given) -> tuple[Any, ...]:
     """Return the sources in which cyclopts looks for settings that are not given as flags.
 
-    Names and values in *file* are those that *translate* returns; objects of the same name are joined.
-    Raises StartupError if *file* is missing or malformed, or a variable is empty: an empty SACCADE_API_KEY, from a
-    secret without a value, must not start a server without keys.
+    *translate* returns the names and values for each setting in *file*; objects with the same name are merged. Raises
+    StartupError if *file* is missing or malformed, or a variable is empty: an empty SACCADE_API_KEY, from a secret
+    without a value, must not start a server without keys.
     """
     for name, value in os.environ.items():
         if (name.startswith(PREFIX) or name == VLLM_API_KEY) and not value.strip():

@@ -1,4 +1,4 @@
-"""The consoles of commands and of LLM: colours and bars are for terminals only, never for a pipe or a notebook."""
+"""The consoles of commands and LLM. Colours and bars are only for terminals, never for a pipe or a notebook."""
 
 import sys
 

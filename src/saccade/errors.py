@@ -81,7 +81,7 @@ class SaccadeError(Exception):
 
 
 class RequestError(SaccadeError, code="invalid_request", status=400, is_logged=False):
-    """The request cannot be served as it is; sending it again will not help. The message may quote the client."""
+    """The request cannot be served, and will fail again if it is sent again. The message may quote the client."""
 
     type = "invalid_request_error"
 

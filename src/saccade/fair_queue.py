@@ -1,4 +1,4 @@
-"""A waiting line for a limited resource of a gateway: turns go to the client that is served least.
+"""A queue for a gateway's limited resource, in which turns go to the client that is served least.
 
     films = FairQueue(4, "films", max_waiting=64, wait_seconds=30.0)
     with await films.enter(client):
@@ -50,24 +50,25 @@ class _Waiter:
 
 
 class FairQueue:
-    """Gives out turns whose weights add up to the capacity at most.
+    """Gives out turns whose weights add up to at most the capacity.
 
-    - capacity: the units that there are, such as rows or bytes.
-    - what: the name, in the plural, of the things that wait; errors use it.
-    - max_waiting: the most turns that wait; None for any number.
-    - wait_seconds: the longest time that a turn waits; None for any time.
-    - client_capacity: the most units that one client may hold, from the units that all others hold.
-    - client_share: the part of the waiting places left by others that one client may have.
+    - capacity: how many units there are, such as rows or bytes.
+    - what: the plural name of the things that wait; errors use it.
+    - max_waiting: how many turns may wait; None for any number.
+    - wait_seconds: how long a turn may wait; None for any time.
+    - client_capacity: returns how many units a client may hold, from the units that all others hold.
+    - client_share: the share of the waiting places left by others that one client may take.
     - obstacle_to: returns what keeps a turn with a need from beginning now, None if nothing does.
 
-    **Who is next.** The next turn goes to the client that holds the least weight for its priority. Of several such
-    clients it goes to the one that was served longest ago, or that came first. A client's own turns go by rank, then by
-    arrival.
+    **Who is next.** The next turn goes to the client that holds the least weight for its priority. Among several such
+    clients, it goes to the one that was served longest ago, or that came first. A client's own turns are ordered by
+    rank, then by arrival.
 
-    **Heavy turns.** A turn that does not fit yet waits for others to end, and later ones wait after it: otherwise light
-    turns would keep it out. Only turns with an obstacle, and those of a client at its own capacity, are passed over. A
-    turn over the whole capacity is granted when there is no other. A turn over its client's capacity does not wait for
-    all others of the client: it begins when half of that capacity is free, with the weight that is free.
+    **Heavy turns.** A turn that does not fit yet waits for others to end, and later turns wait after it. Otherwise
+    light turns would keep it out forever. Only turns with an obstacle, and turns of a client at its own capacity, are
+    passed over. A turn over the whole capacity is granted when there is no other turn. A turn over its client's
+    capacity does not wait for all the client's other turns. It begins when half of that capacity is free, with the
+    weight that is free.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class FairQueue:
 
     @property
     def weight(self) -> int:
-        """The weight of all turns."""
+        """The total weight of all turns."""
         return self._load.total()
 
     @property
@@ -104,7 +105,7 @@ class FairQueue:
         return sum(not waiter.granted.done() for line in self._lines.values() for waiter in line)
 
     def has_waiting_besides(self, client: Hashable) -> bool:
-        """Whether turns of others than *client* wait."""
+        """Whether turns of clients other than *client* wait."""
         lines = (line for other, line in self._lines.items() if other != client)
         return any(not waiter.granted.done() for line in lines for waiter in line)
 
@@ -116,7 +117,7 @@ class FairQueue:
         need: object = None,
         rank: int = 0,
     ) -> "Turn":
-        """Return a turn of *client* as soon as there is one; it is held until leave(), or the end of its block.
+        """Return a turn for *client* as soon as there is one; it is held until leave(), or until the end of its block.
 
         A turn that fits waits while there is an obstacle to its *need*, which others may have too; call advance() if
         one may be gone. When the waiting task is cancelled, it has left the line. Raises QueueFull if too many wait and
@@ -144,7 +145,10 @@ class FairQueue:
         return Turn(waiter.weight, partial(self._leave, client, waiter.weight))
 
     def grow(self, num_more: int) -> None:
-        """Add *num_more* units of capacity, or remove some: turns above it go on; without any, none begins."""
+        """Add *num_more* units of capacity, or remove some if negative.
+
+        Turns above the capacity go on; without any capacity, none begins.
+        """
         self.capacity += num_more
         self.advance()
 
@@ -178,7 +182,7 @@ class FairQueue:
         self._lines.clear()
 
     def _check_places(self, waiter: _Waiter, max_waiting: int) -> None:
-        """Let *waiter*, the newest of its client, leave if there is no waiting place for it. Raises QueueFull."""
+        """Make *waiter*, its client's newest, leave if there is no waiting place for it. Raises QueueFull."""
         num_own = sum(not own.granted.done() for own in self._lines[waiter.client])
         num_left = max_waiting - (self.num_waiting - num_own)
         if num_own > num_left:
@@ -209,7 +213,7 @@ class FairQueue:
         self.advance()
 
     def _next(self, obstacles: Set[Hashable]) -> _Waiter | None:
-        """Return the waiter with the next turn, whether or not it fits, of those without one of *obstacles*."""
+        """Return the waiter with the next turn, whether or not it fits, among those without one of *obstacles*."""
         best: _Waiter | None = None
         least: tuple[float, int, int] = (math.inf, 0, 0)
         for client, line in list(self._lines.items()):
@@ -235,13 +239,16 @@ class FairQueue:
         return best
 
     def _most_of(self, client: Hashable) -> float:
-        """Return what the turns of *client* may weigh together."""
+        """Return how much the turns of *client* may weigh together."""
         if self._client_capacity is None:
             return math.inf
         return self._client_capacity(self.weight - self._load[client])
 
     def _weight_of(self, waiter: _Waiter) -> int:
-        """Return what the turn of *waiter* would weigh now, or what it asks for if it must wait for its client's."""
+        """Return how much *waiter*'s turn would weigh now.
+
+        If it must wait for its client's turns, return the weight that it asks for.
+        """
         most = self._most_of(waiter.client)
         free = most - self._load[waiter.client]
         return waiter.weight if waiter.weight <= free or free < most / 2 else int(free)
@@ -259,7 +266,7 @@ class FairQueue:
 
 
 class Turn:
-    """A client's turn of *weight*. A context manager: at the end of the block it ends."""
+    """A client's turn of *weight*. As a context manager, it ends with the block."""
 
     def __init__(self, weight: int, end: Callable[[], None]) -> None:
         self.weight = weight

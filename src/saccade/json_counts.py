@@ -1,6 +1,6 @@
-"""Counts the values of JSON before objects are made of it.
+"""Counts the values in JSON before any objects are created.
 
-Each count stops soon after *most*. It reads a text in stretches, between which other threads run.
+Each count stops soon after *most*. It reads a text in stretches, and lets other threads run in between.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ LONG_STRETCH_BYTES = 1 << 18
 
 
 def num_strings(text: bytes | bytearray, most: int) -> int:
-    """Return the number of strings, names among them, or a number over *most*."""
+    """Return the number of strings, including names, or a number over *most*."""
     num_quotes = 0
     for stretch in _stretches(text):
         num_quotes += _without_escapes(stretch).count(b'"')
@@ -32,7 +32,7 @@ def num_commas(text: bytes | bytearray, most: int) -> int:
 
 
 def num_marks(text: bytes | bytearray, mark: bytes, most: int) -> int:
-    """Return how often the character *mark* is in *text*, strings included, or a number over *most*."""
+    """Return how often the character *mark* occurs in *text*, including strings, or a number over *most*."""
     num, start = 0, text.find(mark)
     while start >= 0 and num <= most:
         end = start + STRETCH_BYTES
@@ -42,7 +42,7 @@ def num_marks(text: bytes | bytearray, mark: bytes, most: int) -> int:
 
 
 def num_items(array: bytes) -> int:
-    """Return a lower bound of the number of items in an *array* of numbers."""
+    """Return a lower bound on the number of items in an *array* of numbers."""
     return array.count(b",") + 1
 
 

@@ -1,4 +1,4 @@
-"""The log lines of a process: their form and their destination.
+"""Configures a process's log lines: their format and their destination.
 
 No line contains data that a client sent.
 """
@@ -23,8 +23,8 @@ _ARGUMENT = re.compile(r"%[-.0-9]*[a-z]")
 def configure_logging(level: int = logging.INFO, *, serves_clients: bool = False) -> LogOutput:
     """Send all log lines to stderr: as text on a terminal, else as JSON. Call once, when a process starts.
 
-    A thread writes the lines; lines that still wait when the process ends are written then.
-    In a process that *serves_clients* tracebacks leave out what the errors say, which may be a client's text.
+    A thread writes the lines; when the process ends, the waiting lines are still written. In a process that
+    *serves_clients*, tracebacks leave out the errors' messages, which may contain a client's text.
     """
     is_terminal = sys.stderr.isatty()
     writer = LineWriter(sys.stderr.fileno(), _text_of_dropped if is_terminal else _json_of_dropped)
@@ -86,7 +86,7 @@ def _write_traceback(stream: TextIO, info: structlog.typing.ExcInfo) -> None:
 
 
 def log_uncaught() -> None:
-    """Log an exception that ends this process. Python would write it to stderr, and wait if nobody reads."""
+    """Log an exception that ends this process. Python would write it to stderr, and block if nobody reads stderr."""
     logger = structlog.get_logger(__name__)
 
     def log(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -118,12 +118,12 @@ def _with_worker(_: object, __: str, line: structlog.types.EventDict) -> structl
 
 
 def _event_first(_: object, __: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
-    """Return *line* with its fields in the order of lines of requests."""
+    """Return *line* with its fields in the same order as in request lines."""
     return {name: line.pop(name) for name in ("event", "timestamp", "level") if name in line} | dict(line)
 
 
 def _printable(_: object, __: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
-    """Replace the characters of a line that a terminal would interpret: the line may quote a worker."""
+    """Replace characters that a terminal would interpret, since the line may quote a worker."""
     for name, value in line.items():
         if isinstance(value, str):
             line[name] = "".join(one if one.isprintable() or one in "\n\t" else " " for one in value)
@@ -131,7 +131,7 @@ def _printable(_: object, __: str, line: structlog.types.EventDict) -> structlog
 
 
 class _Lines:
-    """The stream of a logging handler: every write is one or more whole lines."""
+    """A logging handler's stream, in which every write is one or more whole lines."""
 
     def __init__(self, writer: LineWriter) -> None:
         self._writer = writer

@@ -1,4 +1,4 @@
-"""Write log lines on a separate thread, so that a full pipe on stderr blocks no other thread."""
+"""Writes log lines on a separate thread, so that a full pipe on stderr blocks no other thread."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A registry of metrics in which a faulty collector loses its own rows, and not the page."""
+"""A metrics registry in which a faulty collector loses its own rows but not the whole page."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence

@@ -10,7 +10,7 @@ from saccade.errors import StartupError
 
 @contextlib.contextmanager
 def private_folder(prefix: str) -> Iterator[Path]:
-    """Yield a new folder with mode 0700, which goes with the block. Raises StartupError if none can be made."""
+    """Yield a new folder with mode 0700, which is removed after the block. Raises StartupError if none can be made."""
     try:
         folder = tempfile.TemporaryDirectory(prefix=prefix)
     except OSError as error:

@@ -39,7 +39,7 @@ _SHORT_SECONDS = (0.0001, 0.00025, 0.0005, *_SECONDS[:10])
 
 
 class AnswerMetrics:
-    """Metrics of an answer, observed for each of its samples when it ends."""
+    """An answer's metrics, observed for each sample when it ends."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         histogram = partial(Histogram, labelnames=MODEL, registry=registry)
@@ -73,7 +73,7 @@ class AnswerMetrics:
     def observe_engine(self, model: str, seconds: Mapping[str, float]) -> None:
         """Record how many *seconds* a sample spent in each of ENGINE_STAGES, and in prefill and decode together.
 
-        Numbers that no clock can measure are left out: NaN or infinity would stay in a sum for ever.
+        Impossible durations are left out, since NaN or infinity would stay in a sum forever.
         """
         for stage, spent in {**seconds, "inference": seconds["prefill"] + seconds["decode"]}.items():
             if not 0 <= spent < math.inf:

@@ -1,4 +1,4 @@
-"""Tracebacks without what the errors say: the message of an unforeseen error may quote a request."""
+"""Tracebacks without the errors' messages, since an unforeseen error's message may quote a request."""
 
 import sys
 import traceback
@@ -12,7 +12,7 @@ ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 def traceback_of(error: BaseException) -> str:
     """Return the traceback of *error* and of the errors that led to it, the first one first.
 
-    Each error has its kind, and what the operating system said or its `reason`.
+    Each error is shown by its kind, and by the operating system's message or its `reason`.
     """
     texts, ids, one = list[str](), set[int](), error
     while id(one) not in ids:
@@ -29,7 +29,7 @@ def _named(error: BaseException) -> str:
 
 
 def hide_messages() -> None:
-    """Write the traceback of an error that ends this process without what the errors say."""
+    """Make the traceback of an error that ends this process leave out the errors' messages."""
 
     def write(_kind: type[BaseException], error: BaseException, _frames: TracebackType | None) -> None:
         sys.stderr.write(f"{traceback_of(error)}\n")

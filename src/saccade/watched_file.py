@@ -18,7 +18,7 @@ class WatchedFile:
     def read_content(self) -> bytes | None:
         """Return the content, None if it is the same as last time.
 
-        Raises StartupError, whose message is the cause alone, if it cannot be read or is too long.
+        Raises StartupError if it cannot be read or is too long; its message is only the cause.
         """
         try:
             # Opening a pipe or a device must not block the reader: it does not wait for the other end.

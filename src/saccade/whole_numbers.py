@@ -4,10 +4,10 @@ MAX_PORT = 65535
 
 
 def read_whole_number(text: str | bytes, most: int) -> int | None:
-    """Return the number that *text* writes in decimal digits, None if it has anything else or is over *most*.
+    """Return the number that *text* has in decimal digits, None if it has anything else or is over *most*.
 
-    int() would also take signs, blanks, underscores and the digits of other scripts, and raises ValueError for more
-    than 4,300 digits, zeros at the front included.
+    int() would also accept signs, blanks, underscores and the digits of other scripts. It raises ValueError for more
+    than 4,300 digits, including leading zeros.
     """
     if not text.isascii() or not text.isdigit():
         return None
@@ -19,5 +19,5 @@ def read_whole_number(text: str | bytes, most: int) -> int | None:
 
 
 def read_port(text: str) -> int | None:
-    """Return the port that *text* writes in at most five digits, None if it is none."""
+    """Return the port that *text* has in at most five digits, None if it is not a port."""
     return read_whole_number(text, MAX_PORT) if len(text) <= len(str(MAX_PORT)) else None

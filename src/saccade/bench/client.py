@@ -1,4 +1,4 @@
-"""A server as a client sees it: its model and version, and answers with the time of each of their events."""
+"""A server as a client sees it: its model and version, and its answers with the time of every event."""
 
 import dataclasses
 import io
@@ -93,7 +93,7 @@ class AnswerReader:
                 self.texts.append(delta.get("content") or "")
 
     def fault(self) -> tuple[str, str] | None:
-        """Return the kind of error of an answer that ended, and an example."""
+        """Return an ended answer's kind of error, and an example."""
         if self.error is not None:
             return "error event", msgspec.json.encode(self.error).decode()
         if not self.is_done:

@@ -1,4 +1,4 @@
-"""Figures of runs, and intervals for the ratios of two servers' figures. Nothing here measures."""
+"""Computes runs' figures, and intervals for the ratios of two servers' figures. This module measures nothing."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -40,7 +40,10 @@ class Answers(NamedTuple):
     wall_seconds: float
 
     def drawn(self, random: np.random.Generator) -> "Answers":
-        """Return as many answers, drawn with replacement. Their run takes as much longer as they do."""
+        """Return a resample with as many answers, drawn with replacement.
+
+        Its run time scales with the answers' times.
+        """
         rows = random.integers(0, max(1, len(self.table)), len(self.table)).tolist()
         table = self.table[rows]
         longer = table[:, E2EL].sum() / max(self.table[:, E2EL].sum(), 1e-9)

@@ -1,4 +1,4 @@
-"""Generated images and videos: distinct, made from a seed, and about as large as photos."""
+"""Generates images and videos from a seed: distinct, and about as large as photos."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""One run: conversations with a server under one load, and what its /metrics gained."""
+"""Runs conversations with a server under one load, and measures how its /metrics grew."""
 
 import asyncio
 import itertools
@@ -44,7 +44,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Clients:
-    """Hold conversations with a server, none of which begins after --seconds; *records* has their requests."""
+    """Holds conversations with a server; none begins after --seconds. *records* has their requests."""
 
     def __init__(self, server: Server, settings: BenchSettings, chats: Chats) -> None:
         self.records: list[Record] = []
@@ -116,7 +116,7 @@ def histograms(page: str) -> Histograms:
 
 
 def growth(before: Histograms, after: Histograms) -> Histograms:
-    """Return by how much histograms grew; those that did not are left out."""
+    """Return how much each histogram grew, without histograms that did not grow."""
     pairs = {name: (new, before.get(name, (0.0, 0.0))) for name, new in after.items()}
     return {name: (new[0] - old[0], new[1] - old[1]) for name, (new, old) in pairs.items() if new[1] > old[1]}
 
@@ -124,7 +124,7 @@ def growth(before: Histograms, after: Histograms) -> Histograms:
 async def measure_run(
     server: Server, settings: BenchSettings, seed: int, files: Sequence[Path], load: Load, place: tuple[int, int, int]
 ) -> Run:
-    """Warm *server* up and measure it. *place* is the number of *load*, of the alternation and of the side."""
+    """Warm *server* up and measure it. *place* has the numbers of *load*, the alternation and the side."""
     is_closed = load.kind == "concurrency"
     num_requests = settings.num_requests or (None if settings.seconds else DEFAULT_REQUESTS)
     count = num_requests and -(-num_requests // settings.turns)

@@ -59,7 +59,7 @@ class Table(msgspec.Struct, frozen=True):
         return [f"{ratio.ratio:.2f}", words]
 
     def notes(self) -> Iterator[str]:
-        """Yield sentences about errors, and about a client that was the limit."""
+        """Yield sentences about errors, and a warning if the client was the bottleneck."""
         for column in self.columns:
             failed = [one for run in column.runs for one in run.records if one.error is not None]
             examples = {one.error: one.example for one in failed}

@@ -49,7 +49,7 @@ def _size(text: str) -> tuple[int, int]:
 @FLAT
 @dataclass(frozen=True)
 class BenchSettings:
-    """What is sent, when, and what is made of the answers."""
+    """Which requests to send, when, and what to do with the answers."""
 
     concurrency: Annotated[tuple[float, ...], _list(lambda text: _above_0(int(text)), "1,10,30")] = ()
     "Clients that each wait for an answer before their next request; by default 8. 1,10,30 measures three loads."

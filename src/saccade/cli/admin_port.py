@@ -1,4 +1,4 @@
-"""Calls of a running gateway's admin port."""
+"""Calls a running gateway's admin port."""
 
 import os
 import ssl
@@ -25,9 +25,9 @@ def require_key(admin_key: str | None, user: str = "--gateway") -> str:
 
 
 def read_answer(gateway: str, path: str, admin_key: str, kind: type[T], command: str) -> T:
-    """Return the answer of *gateway* to a GET as a value of *kind*. Raises StartupError.
+    """Return *gateway*'s answer to a GET as a value of *kind*. Raises StartupError.
 
-    *command* is the one that reads it, for the error about a gateway with other answers.
+    *command* names the reader in the error about a gateway with other answers.
     """
     try:
         return msgspec.json.decode(call(gateway, path, admin_key), type=kind)
@@ -36,7 +36,7 @@ def read_answer(gateway: str, path: str, admin_key: str, kind: type[T], command:
 
 
 def call(gateway: str, path: str, admin_key: str, body: bytes | None = None, api_key: str | None = None) -> bytes:
-    """Return the answer of *gateway*, the URL of an admin port, to a GET, or to a POST of the JSON *body*.
+    """Return the answer from *gateway*, the URL of an admin port, to a GET or to a POST of the JSON *body*.
 
     *api_key* names the tenant whose caches count. Raises StartupError.
     """

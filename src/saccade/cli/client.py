@@ -1,4 +1,4 @@
-"""Questions to a server over the openai SDK, and streamed answers with their times."""
+"""Asks a server through the openai SDK, and streams answers with their times."""
 
 import base64
 import mimetypes
@@ -59,7 +59,7 @@ def stream_answer(
     show: Callable[[str], None],
     **options: object,
 ) -> TimedAnswer:
-    """Call *show* with each piece of the answer when it arrives; return the whole. Raises openai.APIError.
+    """Call *show* with each piece of the answer as it arrives; return the whole answer. Raises openai.APIError.
 
     *options* are further fields of the request: `max_tokens=16`.
     """

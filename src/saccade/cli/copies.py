@@ -1,4 +1,4 @@
-"""The workers of `saccade serve`: one for each copy of the model, each with its part of the machine."""
+"""The workers of `saccade serve`: one for each copy of the model, each with its share of the machine."""
 
 import dataclasses
 import os
@@ -18,7 +18,7 @@ THREADS, VISIBLE = "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"
 def workers_of_copies(
     model: str, sockets: Sequence[Path], engine: EngineSettings, log_level: str, shutdown_timeout_seconds: float
 ) -> list[ChildSpec]:
-    """Return a worker of *model* for each of *sockets*; several share out the GPUs, or the CPU's threads.
+    """Return a worker of *model* for each of *sockets*; several workers share the GPUs, or the CPU's threads.
 
     Raises StartupError if there are fewer GPUs than they take.
     """
@@ -34,14 +34,14 @@ def workers_of_copies(
 
 
 def threads_of_copy(engine: EngineSettings, num_copies: int) -> int | None:
-    """Return the threads of each of *num_copies*, None if the engine chooses or the user has chosen."""
+    """Return the threads for each of *num_copies*, None if the engine chooses or the user has chosen."""
     if num_copies == 1 or engine.threads is not None or THREADS in os.environ:
         return engine.threads
     return max(1, (len(os.sched_getaffinity(0)) - 1) // num_copies)
 
 
 def gpus_of_copies(engine: EngineSettings, num_copies: int, num_gpus: int) -> list[Mapping[str, str]]:
-    """Return for each of *num_copies* the variables that give it GPUs of its own; none on a machine without.
+    """Return the variables that give each of *num_copies* its own GPUs; none on a machine without GPUs.
 
     Raises StartupError if there are not enough.
     """

@@ -1,4 +1,4 @@
-"""What an image costs a model, computed from the model's files. No torch."""
+"""Computes what an image costs a model, from the model's files. No torch."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 
 @dataclass(frozen=True)
 class ImageCost:
-    """The cost of one image.
+    """One image's cost.
 
     - num_tokens: in the prompt.
     - num_patches: for the vision encoder.

@@ -1,4 +1,4 @@
-"""Checks of `saccade doctor` on a running fleet, by what a gateway knows of its workers."""
+"""The checks of `saccade doctor` on a running fleet, based on what a gateway knows of its workers."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Checks of `saccade doctor` on this machine and on a model's folder. They change nothing, and fetch nothing."""
+"""The checks of `saccade doctor` on this machine and on a model's folder. They change nothing and fetch nothing."""
 
 import os
 import re
@@ -53,7 +53,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def check_machine(port: int) -> Iterator[Finding]:
-    """Yield what a server on this machine would meet; a gateway would listen on *port*."""
+    """Yield findings about this machine as a server's host; a gateway would listen on *port*."""
     torch, with_gpu = installed_torch(), has_gpu()
     yield check_torch(torch, with_gpu)
     if with_gpu:

@@ -55,7 +55,7 @@ class Stopwatch:
 class ModelInput(NamedTuple):
     """The images of one message, pages and videos included, and its prompt.
 
-    *patches* has those of pages of PDFs, whose processes have ended; None stands for others.
+    *patches* has the patches of PDF pages, whose processes have ended; None for other images.
     """
 
     images: list[EncodedImage]
@@ -77,7 +77,7 @@ async def _model_input(served: ServedModel, encoded: Sequence[bytes], question: 
 
 @contextlib.asynccontextmanager
 async def _decode_pool(encoded: Sequence[bytes], watch: Stopwatch) -> AsyncIterator[DecodePool]:
-    """A pool, which is started if the gateway would read one of the files *encoded* in another process."""
+    """Provide a pool, started if the gateway would read one of the files *encoded* in another process."""
     pool = DecodePool(MediaSettings(num_decode_processes=1, shared_memory_bytes=0))
     try:
         if any(other_format(content) in ("PDF", *SERVED_VIDEOS) for content in encoded):

@@ -13,7 +13,7 @@ from saccade.transport.wire import TLS_SCHEME
 @FLAT
 @dataclass(frozen=True)
 class WorkerAccess:
-    """The files that workers over TCP ask for, and those by which a gateway knows them."""
+    """The files with the credentials that workers over TCP ask for, and with the authorities that vouch for workers."""
 
     worker_token_file: Path | None = None
     "The file with the workers' token, vLLM's --api-key; only its owner and group may be able to read it."

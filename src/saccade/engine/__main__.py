@@ -22,7 +22,7 @@ logger = structlog.get_logger(__name__)
 
 
 def main() -> int:
-    """Serve one front; return the exit status."""
+    """Serve the front until it ends; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m saccade.engine", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the engine's end of a Unix stream socket pair")
     parser.add_argument("--config", help="EngineConfig as JSON; read from standard input if absent")

@@ -24,7 +24,7 @@ WORDS_OF_ABSENT = {"nvcc": "nvcc (the CUDA toolkit)"}
 
 
 class Stage(NamedTuple):
-    """A stage of a start: its wall-clock *seconds*, and how many *kernels* it compiled, by their kind."""
+    """A stage of an engine's start: its wall-clock *seconds*, and how many *kernels* of each kind it compiled."""
 
     name: str
     seconds: float
@@ -40,7 +40,7 @@ class StageLog:
         self._name, self._began, self._counts = "", seconds(), _counts()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """Note a report of *stage*."""
+        """Note a report about *stage*."""
         if stage != self._name:
             self.end_stage()
             self._name = stage
@@ -55,16 +55,16 @@ class StageLog:
 
 
 def needs_weights(folder: Path, config: EngineSettings) -> bool:
-    """Return whether kernels for the model in *folder* depend on the weights: those of a quantised checkpoint do.
+    """Return whether the kernels for the model in *folder* depend on its weights, as they do in a quantised checkpoint.
 
-    Only their files say which matrices are quantised. Raises StartupError.
+    Only the weight files say which matrices are quantised. Raises StartupError.
     """
     files = with_overrides(read_model_files(folder), config.hf_overrides, None)
     return read_quantisation(parse_json(files, CONFIG), folder) is not None
 
 
 def refuse_without_gpu(config: EngineSettings) -> None:
-    """Raise StartupError if a start of *config* on this machine computes on no GPU."""
+    """Raise StartupError if an engine with *config* would use no GPU on this machine."""
     if config.device == "cpu":
         raise StartupError(
             "--device cpu: this command is for GPUs. On a CPU, a first start compiles one kernel at most, in seconds."
@@ -81,7 +81,7 @@ def refuse_without_gpu(config: EngineSettings) -> None:
 
 
 def compile_ahead(config: EngineConfig, progress: Progress) -> tuple[Description, list[Stage]]:
-    """Start an engine of *config*, end it, and return its description and the stages of its start.
+    """Start an engine with *config*, close it, and return its description and the stages of its start.
 
     Raises StartupError.
     """

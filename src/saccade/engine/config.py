@@ -1,4 +1,4 @@
-"""The settings of one engine, each with its flag, its default and its help."""
+"""An engine's settings, each with its flag, default and help text."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,7 +121,7 @@ class EngineSettings:
     "Record images' pixels too; without them, steps that encode an image cannot be replayed."
 
     def limits(self, device: str, *, has_states: bool = False) -> Limits:
-        """Return the limits of a step on a *device* of this type; the model *has_states* if it has recurrent layers."""
+        """Return a step's limits on this type of *device*. *has_states* says whether the model has recurrent layers."""
         default = ON_CPU if device == "cpu" else ON_GPU
         tokens = self.max_num_batched_tokens or max(default.max_num_batched_tokens, self.max_num_seqs or 0)
         # Each sequence's state takes tens of megabytes from the start.
@@ -162,7 +162,7 @@ class SplitSettings:
 
 @dataclass(frozen=True)
 class EngineConfig(EngineSettings, SplitSettings):
-    """All settings of an engine; sent to the engine's process as JSON."""
+    """All of an engine's settings, which its process gets as JSON."""
 
     model_dir: str
     model: str
@@ -179,11 +179,11 @@ class EngineConfig(EngineSettings, SplitSettings):
 
     @cached_property
     def speculation(self) -> SpeculativeConfig | None:
-        """Who proposes tokens. Raises StartupError."""
+        """The configured source of speculative tokens. Raises StartupError."""
         return None if self.speculative_config is None else SpeculativeConfig.read_option(self.speculative_config)
 
     def check(self) -> None:
-        """Raise StartupError if settings do not go together. The parser of flags has checked each of them."""
+        """Raise StartupError if settings contradict each other. The flag parser has already checked each one."""
         if self.max_model_len == 1:
             raise StartupError("--max-model-len must be at least 2: a prompt and an answer have a token each.")
         if self.tensor_parallel_size % (self.attention_tensor_parallel_size or 1):

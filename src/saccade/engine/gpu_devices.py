@@ -1,4 +1,4 @@
-"""The GPUs of this machine, found without torch."""
+"""Finds this machine's GPUs without torch."""
 
 from pathlib import Path
 

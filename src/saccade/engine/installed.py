@@ -1,4 +1,4 @@
-"""Whether the packages that only the engine needs are installed: a gateway runs without them."""
+"""Checks that the packages that only the engine needs are installed. A gateway runs without them."""
 
 from importlib.util import find_spec
 
@@ -9,12 +9,12 @@ PACKAGES = ("torch", "safetensors")
 
 
 def has_engine() -> bool:
-    """Return whether all PACKAGES are there; none is imported."""
+    """Return whether all PACKAGES are installed, without an import."""
     return all(find_spec(name) is not None for name in PACKAGES)
 
 
 def require_engine(needed_by: str = "This") -> None:
-    """Raise NotInstalled if a model cannot be computed here; its sentence begins with *needed_by*."""
+    """Raise NotInstalled if this installation cannot run models; the error's sentence begins with *needed_by*."""
     if not has_engine():
         raise NotInstalled(
             f"{needed_by} needs the engine: pip install 'saccade-vlm[engine]'; \"Install\" in README.md names the "

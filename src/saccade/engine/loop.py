@@ -1,4 +1,7 @@
-"""The engine: settle, schedule, plan, launch, collect and commit. Requests go in, a frame per connection comes out."""
+"""The engine's step: settle, schedule, plan, launch, collect and commit.
+
+Takes requests, returns a frame per connection.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -30,11 +33,11 @@ logger = structlog.get_logger(__name__)
 
 
 class Engine:
-    """Runs the steps of *requests*, which come and go between steps. *recorder* is *executor*, or None.
+    """Runs the steps for *requests*, which come and go between steps. *recorder* is *executor*, or None.
 
-    *new_connector* makes the KV connector of an engine that takes part in requests that two workers serve. Without
-    *grammars*, requests with a grammar are refused. When a step is launched, *steps_ahead* (0 or 1) may still be in
-    flight. *cause* is the failure of the last step that failed.
+    *new_connector* makes the KV connector of a prefill or decode worker's engine. Without *grammars*, requests with a
+    grammar are refused. When a step is launched, *steps_ahead* (0 or 1) may still be in flight. *cause* is the last
+    failed step's failure.
     """
 
     def __init__(
@@ -97,9 +100,9 @@ class Engine:
         self.executor.close()
 
     def _settle(self) -> None:
-        """Take what has happened since the last step: transfers, a recording that is due, grammars.
+        """Handle everything that has happened since the last step: transfers, a recording that is due, grammars.
 
-        Requests for pixels expire.
+        Also expire requests for pixels.
         """
         self.kv_connector.settle()
         if self.recorder is not None:
@@ -120,7 +123,7 @@ class Engine:
             self._launched.append((schedule, plan))
 
     def _collect(self, num_in_flight: int) -> None:
-        """Wait for launched steps, the oldest first, until *num_in_flight* are left, and commit their results."""
+        """Wait for launched steps, oldest first, until only *num_in_flight* are left, and commit their results."""
         while len(self._launched) > num_in_flight:
             schedule, plan = self._launched.popleft()
             try:
@@ -135,7 +138,7 @@ class Engine:
                 self.kv_connector.executed(output.sent)
 
     def _fail(self, schedule: Schedule, error: Exception) -> None:
-        """Fail the requests of a step that failed, and of the steps in flight, which were launched after it."""
+        """Fail the requests of a failed step, and of the steps in flight that were launched after it."""
         self.cause = cause(error)
         logger.error("a step failed", request_ids=sorted({one.request_id for one in schedule.chunks}), exc_info=error)
         self.executor.check_device()

@@ -1,4 +1,4 @@
-"""The engine's process: accept commands, run steps while there is work, and send their output."""
+"""The engine's process, which accepts commands, runs steps while there is work, and sends their output."""
 
 import gc
 import time

@@ -1,8 +1,8 @@
-"""Record steps to files, and replay them: the format of segments, a writer, a reader, and the comparison of results.
+"""Records steps to files and replays them: the segment format, a writer, a reader, and the comparison of results.
 
-A segment starts with empty rows and caches, so that it can be replayed alone. It is a file of length-framed msgpack: a
-Header, then a Record for each call of the executor, in order. If the worker died, a segment ends in the middle of a
-record.
+A segment starts with empty rows and caches, so that it can be replayed on its own. It is a file of length-framed
+msgpack: a Header, then a Record for each call of the executor, in order. If the worker died, a segment ends in the
+middle of a record.
 """
 
 import math
@@ -55,7 +55,7 @@ logger = structlog.get_logger(__name__)
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """The properties that affect the last bits of a step's results. *weights* is the model's fingerprint."""
+    """The machine's properties that affect the last bits of a step's results. *weights* is the model's fingerprint."""
 
     weights: bytes
     model_config: bytes
@@ -68,7 +68,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment's settings. *config* has the resolved device, dtype, threads and number of blocks."""
+    """A segment's settings. *config* has the device, dtype, threads and number of blocks as resolved."""
 
     format: int = FORMAT
     machine: Machine
@@ -89,7 +89,7 @@ class StepCollected(msgspec.Struct, frozen=True, array_like=True, tag="collect")
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The failure of the previous call, with *error*. It is the last record."""
+    """The failure of the previous call with *error*. It is a segment's last record."""
 
     error: str
 
@@ -121,7 +121,7 @@ class Recorder:
         return self._segment is None and time.monotonic() - self._began >= self.rest_seconds
 
     def begin_if_due(self, scheduler: Scheduler, collect: Callable[[], None]) -> None:
-        """Start a segment if one is due, with empty rows and caches; the running sequences are computed again.
+        """Start a segment if one is due. Rows and caches become empty, so running sequences are computed again.
 
         *collect* ends the steps in flight.
         """
@@ -156,7 +156,7 @@ class Recorder:
         self.executor.close()
 
     def launch(self, step: StepInput, sampling: SamplingInput) -> None:
-        """Record *step* before it is computed: if the step ends the process, it is the last record of its segment."""
+        """Record *step* before it is computed. If the step ends the process, it is its segment's last record."""
         if self._segment is not None:
             recorded = step if self._header.config.record_pixels else with_pixels(step, digest)
             self._record(StepLaunched(recorded, sampling))
@@ -175,7 +175,7 @@ class Recorder:
 
     @contextmanager
     def _recording_failure(self) -> Iterator[None]:
-        """End the segment if a call raises: the state of executors after a failed step is undefined."""
+        """End the segment if a call raises, because the executors' state after a failed step is undefined."""
         try:
             yield
         except Exception as error:
@@ -239,7 +239,7 @@ class Segment:
         return len(self._frames) == 1
 
     def write_frames(self) -> None:
-        """Write the frames that come within a moment."""
+        """Write the frames that arrive within a short time."""
         time.sleep(GATHER_SECONDS)
         frames, self._frames = self._frames, []
         rest = memoryview(b"".join(frames))
@@ -257,14 +257,14 @@ class Segment:
 
 
 def digest(image: EncoderInput) -> bytes:
-    """Return what stands in a recording for the pixels of *image*: their length, as 8 bytes, and their blake3."""
+    """Return what a recording has instead of the pixels of *image*: their length, as 8 bytes, and their blake3."""
     return len(image.pixels).to_bytes(8, "big") + blake3(image.pixels).digest()
 
 
 def recording_folder(config: EngineConfig) -> Path:
     """Return the folder for recordings, created with mode 0700 if it does not exist. Raises StartupError.
 
-    Recordings contain prompts: no other user may be able to put a file there.
+    Recordings contain prompts, so no other user may be able to write to the folder.
     """
     folder = Path(config.record_steps or "")
     try:
@@ -302,7 +302,7 @@ class Recording:
                 raise StartupError(f"{self.path} is damaged: record {number} cannot be read.") from error
 
     def check_images(self) -> None:
-        """Read to the end. Raises StartupError if a record is damaged, or if there are images without pixels."""
+        """Read all records. Raises StartupError if a record is damaged, or if an image has no pixels."""
         images = [
             f"step {record.step.number}, encoder output {image.output_id}: grid {'x'.join(map(str, image.grid))}, "
             f"{int.from_bytes(image.pixels[:8], 'big')} bytes, blake3 {image.pixels[8:].hex()}"
@@ -329,7 +329,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference between the *expected* result in the recording and the one that the replay *got*.
+    """A difference between the *expected* result in the recording and the result that the replay *got*.
 
     *row* and *sequence_id* are None for a failure.
     """
@@ -343,7 +343,7 @@ class Difference:
 
 @dataclass
 class ReplayResult:
-    """How many steps and tokens were compared, which sequences, which of them differ, and the *first* difference."""
+    """How many steps and tokens were compared, the compared and differing sequences, and the *first* difference."""
 
     num_steps: int = 0
     num_tokens: int = 0
@@ -355,7 +355,7 @@ class ReplayResult:
 class Replay:
     """Repeats the recorded calls on *executor*. Compares token ids and, with *is_exact*, log probabilities bit for bit.
 
-    Exceptions of the executor propagate, including the failure at the end of a recording.
+    The executor's exceptions propagate, including the failure at the end of a recording.
     """
 
     def __init__(self, executor: Executor, *, is_exact: bool) -> None:
@@ -395,7 +395,7 @@ class Replay:
         self._note(None, str(expected.non_finite), str(got.non_finite))
 
     def _texts(self, output: StepOutput) -> list[str]:
-        """Return the tokens and prompt log probabilities; equal numbers, and only these, have equal texts."""
+        """Return the tokens and prompt log probabilities as texts, which are equal exactly if the numbers are."""
         logprobs = output.logprobs if self._is_exact else []
         tokens = [
             f"token {one}{f', {logprob}' * (logprob is not None)}"
@@ -404,7 +404,7 @@ class Replay:
         return tokens + [str(scores) for scores in output.prompt_logprobs if self._is_exact]
 
     def _note(self, whose: tuple[int, int] | None, expected: str | None, got: str | None) -> None:
-        """Record a difference if two values of the row and sequence *whose* are not equal."""
+        """Record a difference if two values for the row and sequence in *whose* are not equal."""
         if expected == got:
             return
         row, sequence_id = whose or (None, None)

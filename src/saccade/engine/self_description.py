@@ -1,4 +1,4 @@
-"""Describe an engine: its model, limits and machine."""
+"""Describes an engine: its model, limits and machine."""
 
 import platform
 import re
@@ -37,7 +37,7 @@ RANDOM_WEIGHTS = "The weights are random (--load-format dummy), so answers mean 
 def describe(
     config: EngineConfig, model: LoadedModel, execution: Execution, max_model_len: int, sizes: CacheSizes
 ) -> Description:
-    """Return the description of an engine that serves *model* in caches of *sizes*."""
+    """Return the description of an engine that serves *model* with caches of *sizes*."""
     return Description(
         model=config.model,
         aliases=config.aliases,
@@ -69,7 +69,7 @@ def describe(
 
 
 def kv_form(description: Description, caches: Caches) -> KvForm:
-    """Return the form of the KV state in *caches*, of the engine with *description*."""
+    """Return the format of the KV state in *caches* of the engine with *description*."""
     return KvForm(
         fingerprint=description.fingerprint,
         dtype=description.dtype,
@@ -82,7 +82,7 @@ def kv_form(description: Description, caches: Caches) -> KvForm:
 
 
 def describe_machine(description: Description, num_threads: int) -> Machine:
-    """Return the properties of the machine that affect the last bits of the results of an engine with *description*."""
+    """Return this machine's properties that affect the last bits of results, for an engine with *description*."""
     backends = (description.attention_backend, description.mm_encoder_attn_backend)
     packages = (DISTRIBUTION, "torch", "numba", *(PACKAGES[name] for name in backends if name in PACKAGES))
     return Machine(
@@ -98,20 +98,20 @@ def describe_machine(description: Description, num_threads: int) -> Machine:
 
 
 def _note(config: EngineConfig) -> str:
-    """Return what a user must know about the answers, "" for nothing."""
+    """Return a note on what users must know about the answers, "" for nothing."""
     if config.load_format == "dummy":
         return RANDOM_WEIGHTS
     return f"{ABILITIES} {WAY_ON}" if has_bundled_weights(config) else ""
 
 
 def _device(model: LoadedModel) -> str:
-    """Return the device of *model*, with the number of processes that compute on one each."""
+    """Return the device that *model* is on, with the number of processes that each compute on one."""
     device, size = model.network.device, model.ranks.size
     return str(device) if size == 1 else f"{device.type} x {size}"
 
 
 def _processor(device: str) -> str:
-    """Return the name of the computing device, and for a CPU the instruction set that torch uses."""
+    """Return the name of the device and, for a CPU, the instruction set that torch uses."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name()
     info = Path("/proc/cpuinfo")

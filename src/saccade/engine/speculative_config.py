@@ -1,4 +1,4 @@
-"""The value of --speculative-config."""
+"""Parses the value of --speculative-config."""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ RUN_LENGTH = 3
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """Who proposes tokens: prompt lookup (ngram) or the model's own draft layer (mtp), at most *num_tokens* a step.
+    """The source of proposals: prompt lookup (ngram) or the model's draft layer (mtp), at most *num_tokens* a step.
 
     Prompt lookup looks for the last *longest* tokens, then for fewer, down to *shortest*.
     """
@@ -24,7 +24,7 @@ class SpeculativeConfig:
 
     @classmethod
     def read_option(cls, text: str) -> Self:
-        """Return what a JSON object in vLLM's form requests; `mtp` may follow a family's name. Raises StartupError."""
+        """Parse a JSON object in vLLM's form; `mtp` may follow a family's name. Raises StartupError."""
         values = json.loads(text)
         if "model" in values:
             raise StartupError(

@@ -1,4 +1,4 @@
-"""Start an engine from a config: load the model on every rank, size the caches, warm up."""
+"""Starts an engine from a config: loads the model on every rank, sizes the caches, and warms up."""
 
 import dataclasses
 from functools import partial
@@ -47,7 +47,7 @@ from saccade.transport.kv_transfer.service import KvTransfers, TransferConfig
 
 
 def start(config: EngineConfig, progress: Progress) -> Engine:
-    """Load the model, size the KV pool, warm up, and return an engine that is ready. Raises StartupError."""
+    """Load the model, size the KV pool, warm up, and return the engine, ready for use. Raises StartupError."""
     config.check()
     if config.record_steps is not None:
         recording_folder(config)
@@ -79,12 +79,12 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
 
 
 def _to_warm_up(config: EngineConfig) -> EngineConfig:
-    """Return the settings of an engine for steps before the start is complete."""
+    """Return settings for the engines that run steps during the start."""
     return dataclasses.replace(config, record_steps=None, cuda_graphs=False, role="both", kv_transfer_bind=None)
 
 
 def fresh_engine(header: Header, changes: dict[str, str]) -> tuple[Engine, Machine]:
-    """Return an engine whose executor is like that of *header*, with *changes* to its EngineConfig, and its machine.
+    """Return an engine with an executor as in *header*, apart from *changes* to its EngineConfig, and its machine.
 
     Raises StartupError if it cannot be created, or if the model folder holds other weights.
     """
@@ -113,7 +113,7 @@ def allocate(
 ) -> Caches:
     """Return the caches of *model* with *num_blocks* blocks, and make *peers* allocate theirs.
 
-    With None, as many blocks as fit in memory on every rank, after memory was *measured*.
+    None stands for as many blocks as fit in memory on every rank, as *measured*.
     """
     if num_blocks is None:
         num_blocks = memory.fitting_blocks(config, model, measured)
@@ -124,7 +124,7 @@ def allocate(
 
 
 def largest_grid(spec: ModelSpec, budget_patches: int) -> Grid:
-    """Return the grid of a square image within the budget whose tokens fit into a sequence, as warmup.run needs."""
+    """Return the grid of a square image within the budget whose tokens fit into a sequence, as warmup.run() needs."""
     grid = spec.square_grid(budget_patches)
     while budget_patches and spec.item_tokens(grid) + warmup.NUM_OTHER_TOKENS >= spec.max_position_embeddings:
         budget_patches = budget_patches * 7 // 8
@@ -133,9 +133,9 @@ def largest_grid(spec: ModelSpec, budget_patches: int) -> Grid:
 
 
 def measured_grid(model: LoadedModel, num_patches: int) -> Grid:
-    """Return the grid of the image to measure: a square of *num_patches*, or the largest one if its features are more.
+    """Return the grid of the image to measure: a square of *num_patches*, or the largest image if it has more features.
 
-    It fits into a sequence.
+    The image fits into a sequence.
     """
     spec, image = model.network.spec, largest_image(model).grid
     fits = spec.item_tokens(image) + warmup.NUM_OTHER_TOKENS < spec.max_position_embeddings
@@ -144,7 +144,7 @@ def measured_grid(model: LoadedModel, num_patches: int) -> Grid:
 
 
 def media_memory(config: EngineConfig, model: LoadedModel, num_patches: int) -> MediaMemory:
-    """Return the memory for media, as `measure` has reserved it: for *num_patches* and the largest image's features."""
+    """Return the memory that `measure` has reserved for media: for *num_patches* and the largest image's features."""
     itemsize = model.network.dtype.itemsize
     of_image = model.network.spec.encoder_output_values(measured_grid(model, num_patches)) * itemsize
     return MediaMemory(num_patches, max(config.encoder_cache_bytes, of_image), itemsize)
@@ -153,10 +153,10 @@ def media_memory(config: EngineConfig, model: LoadedModel, num_patches: int) -> 
 def measure(
     config: EngineConfig, model: LoadedModel, execution: Execution, peers: Peers, grid: Grid | None
 ) -> memory.Measured:
-    """Run steps as large as they can be, so that torch's peak memory is known before the KV pool is sized.
+    """Run the largest possible steps, so that torch's peak memory is known before the KV pool is sized.
 
-    One has as many tokens as the budget allows, one encodes an image of *grid*, unless the model reads text only, and
-    one draws tokens for all rows. The caches of these steps are then released; other ranks replace theirs.
+    One step has as many tokens as the budget allows. One encodes an image with *grid*, unless the model reads only
+    text, and one draws tokens for all rows. The caches of these steps are then released; other ranks replace theirs.
     """
     limits = memory.limits(config, model)
     num_text_tokens = limits.max_num_batched_tokens + model.network.spec.longest_whole
@@ -187,7 +187,7 @@ def assemble(
     grammars: Grammars | None = None,
     limits: MediaMemory | None = None,
 ) -> Engine:
-    """Return an engine that runs *model* in *caches*, which may hold any data, with *peers*. Raises StartupError."""
+    """Return an engine that runs *model* with *peers* in *caches*, which may be uninitialised. Raises StartupError."""
     network, spec = model.network, model.network.spec
     max_model_len = memory.model_length(config, spec.max_position_embeddings, caches.sizes.num_blocks)
     budgets = Budgets(
@@ -225,9 +225,9 @@ def assemble(
 
 
 def _grammars(config: EngineConfig, model: LoadedModel) -> Grammars | None:
-    """Return the compiler of grammars for *model*, which reads the vocabulary in the background.
+    """Return the grammar compiler for *model*, which reads the vocabulary in the background.
 
-    None for a model without a tokenizer, and for a prefill or decode worker.
+    Return None for a model without a tokenizer, and for a prefill or decode worker.
     """
     if config.role != "both" or not has_vocabulary(model.files):
         return None
@@ -248,7 +248,7 @@ def _block_manager(config: EngineConfig, spec: ModelSpec, caches: Caches) -> Blo
 
 
 def _header(config: EngineConfig, machine: Machine, caches: Caches) -> Header:
-    """Return the information that a replay needs to create an identical executor."""
+    """Return the information from which a replay creates an identical executor."""
     resolved = dataclasses.replace(
         config,
         device=caches.device.type,  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Read the bytes of a model's tokens from its files, for masks of grammars."""
+"""Reads the bytes of a model's tokens from its files, for grammar masks."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,14 +15,14 @@ from saccade.tokenization.tokenizer import Tokenizer
 
 
 def has_vocabulary(model_files: ModelFiles) -> bool:
-    """Return whether *model_files* has a tokenizer, and says which tokens end an answer."""
+    """Return whether *model_files* has a tokenizer and says which tokens end an answer."""
     family = models.families()[models.family_of(files.parse_json(model_files, CONFIG))]
     has_tokenizer = TOKENIZER in model_files.files or TIKTOKEN in model_files.files
     return has_tokenizer and bool(end_token_ids(model_files, family))
 
 
 def read_vocabulary(model_files: ModelFiles, vocab_size: int) -> Vocabulary:
-    """Return the tokens with ids below *vocab_size*, by the bytes that gateways show. Raises StartupError."""
+    """Return the tokens with ids below *vocab_size*, as the bytes that gateways show. Raises StartupError."""
     config = files.parse_json(model_files, CONFIG)
     family = models.families()[models.family_of(config)]
     needs = TokenizerNeeds(family.placeholder, family.placeholder_token_id(config), family.tiktoken_pattern)
@@ -42,7 +42,7 @@ def read_vocabulary(model_files: ModelFiles, vocab_size: int) -> Vocabulary:
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> Sequence[int]:
-    """Return the ids of *text*; none if its tokens would be special ones."""
+    """Return the ids of *text*, none if they would be special tokens."""
     try:
         return tokenizer.encode_text(text)
     except InvalidValue:

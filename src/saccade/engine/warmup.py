@@ -1,4 +1,4 @@
-"""Run a synthetic request, so that the first real request finds everything loaded and torch's buffers allocated."""
+"""Runs a synthetic request, so that the first real request finds everything loaded and torch's buffers allocated."""
 
 from collections.abc import Iterable
 from math import prod
@@ -17,9 +17,9 @@ NUM_OTHER_TOKENS = 3
 
 
 def run_warmup(engine: Engine, num_text_tokens: int, grid: Grid | None = None, num_rows: int = 0) -> None:
-    """Run text and an image of *grid* (None: the smallest) through *engine*, and *num_rows* draws in one step.
+    """Run text, an image of *grid* (None for the smallest) and *num_rows* draws in one step through *engine*.
 
-    Use an engine that is discarded afterwards: its caches and counters are not cleared. Raises StartupError if a
+    Use an engine that is discarded afterwards, since its caches and counters are not cleared. Raises StartupError if a
     request fails.
     """
     _run(engine, [_text(engine, num_text_tokens)])
@@ -49,7 +49,7 @@ def _text(engine: Engine, num_tokens: int) -> EngineRequest:
 
 
 def _draw(engine: Engine, number: int) -> EngineRequest:
-    """Return a request of one token whose sampling takes the most memory."""
+    """Return a request for one token whose sampling takes the most memory."""
     sampling = SamplingParams(
         max_tokens=1, temperature=1, top_p=0.9, top_k=50, repetition_penalty=1.1, num_logprobs=MAX_NUM_LOGPROBS
     )
@@ -57,7 +57,7 @@ def _draw(engine: Engine, number: int) -> EngineRequest:
 
 
 def _image(engine: Engine, grid: Grid | None) -> list[EngineRequest]:
-    """Return a request with an image; none if it would be too long, or if the model reads text only."""
+    """Return a request with an image, none if it would be too long or if the model reads only text."""
     spec = engine.validator.spec
     if not spec.takes_media:
         return []

@@ -1,4 +1,4 @@
-"""Ask a server the questions of a source, and score its answers."""
+"""Asks a server a source's questions, and scores its answers."""
 
 import functools
 import time
@@ -41,7 +41,7 @@ class ScoredAnswer(msgspec.Struct, frozen=True):
 
 
 class Side(NamedTuple):
-    """The answers of one server, of which *num_new* came now, in *wall_seconds*."""
+    """One server's answers, of which *num_new* are new, in *wall_seconds*."""
 
     server: Server
     answers: list[ScoredAnswer]
@@ -56,7 +56,7 @@ def open_journal(settings: EvalSettings, source: Source) -> Journal:
 
 
 def _key(line: Mapping[str, Any]) -> object:
-    """Return what tells a line from others. Another model, setting or text is another digest of the request."""
+    """Return the key of a line. Another model, setting or text gives the request another digest."""
     return line["server"], line["number"], line["run"], line["digest"]
 
 
@@ -81,7 +81,10 @@ def body(server: Server, question: Question, run: int, settings: EvalSettings) -
 async def examine(
     server: Server, source: Source, settings: EvalSettings, journal: Journal, tell: Callable[[int], None]
 ) -> Side:
-    """Ask what *journal* does not have. *tell* gets the number of answers after each. Raises StartupError."""
+    """Ask the questions that *journal* does not have. *tell* gets the number of answers after each.
+
+    Raises StartupError.
+    """
     answers: list[ScoredAnswer] = []
     num_old, begin = len(journal.results), time.perf_counter()
 

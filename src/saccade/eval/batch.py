@@ -1,4 +1,4 @@
-"""Run a file of OpenAI's batch format against a server: a request a line, and a response or an error a line."""
+"""Runs a file in OpenAI's batch format against a server: one request per line, and one response or error per line."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -64,7 +64,7 @@ def is_good(line: Mapping[str, Any]) -> bool:
 async def run_batch(
     server: Server, batch: Iterable[Request], journal: Journal, at_once: int, tell: Callable[[int], None]
 ) -> None:
-    """Send what *journal* has no answer of. *tell* gets the number of answers after each."""
+    """Send the requests that *journal* has no answer to. *tell* gets the number of answers after each."""
 
     async def ask(request: Request) -> None:
         if request.custom_id not in journal.results:

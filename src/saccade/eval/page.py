@@ -91,7 +91,7 @@ def _article(question: Question, sides: Sequence[Sequence[ScoredAnswer]]) -> str
 
 
 def _small(image: bytes) -> str:
-    """Return an image as a `data:` URL, small enough that a page can have many."""
+    """Return an image as a `data:` URL that is small enough for a page to have many."""
     with Image.open(io.BytesIO(image)) as pixels:
         if max(pixels.size) <= MAX_SIDE:
             return data_url(image)

@@ -1,4 +1,4 @@
-"""A question with images, from a row of a benchmark's file."""
+"""Builds a question with images from a row of a benchmark's file."""
 
 import ast
 import re

@@ -30,7 +30,7 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A category: its number of questions, the score of each server, and that of B minus that of A."""
+    """A category: its number of questions, each server's score, and B's score minus A's."""
 
     name: str
     num: int
@@ -61,7 +61,7 @@ def score(means: Sequence[float]) -> Rate | None:
 
 
 def difference(pairs: Sequence[tuple[float, float]]) -> Rate | None:
-    """Return the mean of the second less the first of *pairs*, and its interval; None for fewer than two."""
+    """Return the mean of second minus first in *pairs*, and its interval; None for fewer than two pairs."""
     if len(pairs) < 2:
         return None
     steps = [b - a for a, b in pairs]

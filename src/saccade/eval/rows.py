@@ -25,7 +25,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def rows(file: Path) -> Iterator[Row]:
-    """Yield the rows of *file*, but not those of the split dev, which are MMMU's examples for prompts.
+    """Yield the rows of *file* without the split dev, which has MMMU's examples for prompts.
 
     Raises StartupError if it cannot be read.
     """
@@ -76,12 +76,12 @@ def _parquet(file: Path) -> Iterator[Row]:
 
 
 def is_taken(total: int, limit: int | None, number: int) -> bool:
-    """Whether row *number* of *total* is one of *limit* that lie evenly among them."""
+    """Whether row *number* of *total* is one of *limit* evenly spread rows."""
     return limit is None or limit >= total or number * limit // total != (number - 1) * limit // total
 
 
 def spread(files: Sequence[Path], limit: int | None) -> Iterator[tuple[int, Path, Row]]:
-    """Yield the number, the file and the row of *limit* rows, evenly over all of them; of all rows if it is None."""
+    """Yield number, file and row for *limit* rows, spread evenly over all rows; for all rows if *limit* is None."""
     total = 0 if limit is None else sum(1 for file in files for _ in rows(file))
     for number, (file, row) in enumerate((one, row) for one in files for row in rows(one)):
         if is_taken(total, limit, number):

@@ -1,4 +1,4 @@
-"""Ask many things at a time, and keep the answers in a file: the next run goes on from there."""
+"""Asks many things concurrently, and keeps the answers in a file from which the next run continues."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -14,7 +14,7 @@ RETRY_SECONDS = (1.0, 4.0, 15.0)
 
 
 class Journal:
-    """A JSONL file of results by key. Those of an earlier run are kept if they are good; the others are asked again."""
+    """A JSONL file of results by key. Good results from an earlier run are kept; the others are asked again."""
 
     def __init__(
         self, path: Path, key: Callable[[Mapping[str, Any]], object], is_good: Callable[[Mapping[str, Any]], bool]
@@ -50,7 +50,7 @@ class Journal:
         self._file.write(msgspec.json.encode(result) + b"\n")
 
     def close(self) -> None:
-        """Close the file; one that was made for results of which none came is removed."""
+        """Close the file. Remove it if it was created here and got no results."""
         self._file.close()
         if self._is_new and not self.results:
             self.path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """Each benchmark's published rule: the score of a text as an answer, from 0 to 1.
 
-Rules that look odd are those of the published code, so that scores can be compared with published ones. One differs: an
+Rules that look odd follow the published code, so that scores can be compared with published ones. One differs: an
 answer that names no option is wrong, and does not get an option by chance.
 """
 

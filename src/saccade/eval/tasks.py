@@ -91,7 +91,7 @@ class Source(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The name, and whose questions they are."""
+        """The task's name, and where its questions come from."""
         return self.name if self.files else f"{self.name}: questions that were drawn here, not those of OCRBench"
 
     def questions(self) -> Iterator[Question]:

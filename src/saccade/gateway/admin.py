@@ -80,17 +80,17 @@ class Admin:
     async def workers(self, request: Request) -> Response:
         """GET /workers: each worker's health and load, the known contents of its caches, and its bookings.
 
-        The bookings are those of all processes that share the port; the breaker is this process's.
+        Bookings cover all processes that share the port; the circuit breaker's state is this process's own.
         """
         return _json({"workers": self._reports(await self._app.siblings.works())})
 
     async def board(self, request: Request) -> Response:
-        """GET /board: what happens now: requests, workers, hit rates, tenants, and the last errors."""
+        """GET /board: a snapshot of requests, workers, hit rates, tenants, and the last errors."""
         works = await self._app.siblings.works()
         return _json(board(time.time(), self._reports(works), await self._app.tenants(), works))
 
     async def show_metrics(self, request: Request) -> Response:
-        """GET /metrics: as on the API's port."""
+        """GET /metrics: the same metrics as on the API's port."""
         return Response(await self._app.siblings.metrics(), media_type=METRICS_CONTENT_TYPE)
 
     def _reports(self, works: list[Work]) -> list[WorkerReport]:
@@ -101,7 +101,10 @@ class Admin:
         return [msgspec.structs.replace(one, booked=own) for one, own in zip(reports, booked, strict=True)]
 
     async def add_worker(self, request: Request) -> Response:
-        """POST /workers: add the worker at the url in the body, until DELETE /workers or the gateway's end."""
+        """POST /workers: add the worker at the body's url.
+
+        It stays until DELETE /workers or until the gateway stops.
+        """
         url = await self._url(request)
         try:
             check_url(url)
@@ -111,7 +114,7 @@ class Admin:
         return self._sources_of(url)
 
     async def remove_worker(self, request: Request) -> Response:
-        """DELETE /workers: drop the worker at the url in the body, which POST /workers had added."""
+        """DELETE /workers: drop the worker at the body's url; POST /workers must have added it."""
         url = await self._url(request)
         sources = self._discovery.sources_of(url)
         if SOURCE not in sources:
@@ -136,15 +139,15 @@ class Admin:
         return _json({"url": url, "sources": self._discovery.sources_of(url)})
 
     async def route(self, request: Request) -> Response:
-        """POST /route: where the chat in the body would go now, and why. It is not sent.
+        """POST /route: report which worker would get the chat in the body, and why. The chat is not sent.
 
-        The header x-api-key names the tenant whose caches count; it is optional if the gateway has no API keys.
+        The header x-api-key selects the tenant whose caches count. A gateway without API keys does not require it.
         """
         api_key = request.headers.get(TENANT_HEADER, "").encode()
         return _json(await self._app.preview(request.scope, request.receive, api_key))
 
     async def usage(self, request: Request) -> Response:
-        """GET /usage: the limits per minute of each tenant of the keys file, and its usage since the gateway began."""
+        """GET /usage: the tenants in the keys file, their limits per minute, and their usage since the start."""
         return _json({"tenants": await self._app.tenants()})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
@@ -174,12 +177,12 @@ def _json(value: object) -> Response:
 
 
 class Board(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens at a gateway at *time*, in seconds since 1970, in all of its *num_processes*.
+    """A snapshot of a gateway at *time*, in seconds since 1970, across all of its *num_processes*.
 
-    *num_requests* are being served; *num_waiting* of them wait because every worker has all that it may have. Hit rates
-    are shares from 0 to 1 since the engines began, of prompt tokens and of images; None if there were none. Rates per
-    second follow from two boards: the fields of a worker's load that end in `_total` only grow. *errors* are the last
-    requests that were refused or failed, newest first.
+    The gateway serves *num_requests*; *num_waiting* of them wait because every worker is at its limit. Hit rates, from
+    0 to 1, cover prompt tokens and images since the engines started; None if there were none. To get rates per second,
+    compare two boards: the fields of a worker's load that end in `_total` only grow. *errors* lists the last requests
+    that were refused or failed, newest first.
     """
 
     version: str

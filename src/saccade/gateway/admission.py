@@ -65,8 +65,8 @@ class ReadingTurn:
 class Admission:
     """Counts requests in flight; refuses new ones over *max_requests* and after drain().
 
-    If *max_tenant_requests* is less, there are several tenants: each holds at most that many places, and no more than
-    TENANT_SHARE allows.
+    A smaller *max_tenant_requests* means that there are several tenants. Each holds at most that many places, and no
+    more than TENANT_SHARE allows.
     """
 
     def __init__(self, max_requests: int, max_tenant_requests: int | None = None) -> None:
@@ -119,10 +119,10 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def turn(self, num_body_bytes: int) -> AsyncIterator[None]:
-        """Delay the block until few others are in theirs, so that a burst of requests does not stall the loop.
+        """Delay the block while too many others run, so that a burst of requests does not stall the event loop.
 
-        The block works on the event loop and must not wait: a wait would delay all other requests. Only a long body may
-        be parsed by a thread meanwhile: it delays large ones alone, which have turns of their own.
+        The block works on the event loop and must not wait: a wait would delay all other requests. The one exception is
+        a long body, which a thread may parse meanwhile: large bodies take separate turns, so only they wait.
         """
         is_huge, loop = num_body_bytes > HUGE_BODY_BYTES, asyncio.get_running_loop()
         turns = self._huge_turns if is_huge else self._large_turns if _is_large(num_body_bytes) else self._turns

@@ -60,9 +60,9 @@ def create_app(
     models: Mapping[str, ModelFiles] = NONE_GIVEN,
     logs: LogOutput | None = None,
 ) -> Application:
-    """Return the ASGI application. Call within an event loop; start and close *worker_pool* and *pool* around it.
+    """Return the ASGI application. Call it in an event loop; the caller starts and closes *worker_pool* and *pool*.
 
-    *models* are files, by model name, that replace those of the workers. *logs* gets a line for every request.
+    *models* maps model names to files that replace the workers' own. *logs* gets a line for every request.
     """
     application = Application(config, worker_pool, pool, models, access_log(logs))
     registry = application.metrics.registry
@@ -75,7 +75,7 @@ def create_app(
 async def serve(
     config: GatewayConfig, models: Mapping[str, ModelFiles] = NONE_GIVEN, logs: LogOutput | None = None
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain: running requests finish, new ones and /ready get 503.
+    """Serve until SIGTERM or SIGINT, then drain: running requests finish; new requests and /ready get 503.
 
     A second signal ends the server at once. Raises StartupError if the address is taken, a setting is wrong, or no
     model of the workers can be served.
@@ -106,7 +106,7 @@ async def serve(
 async def connected(
     config: GatewayConfig, models: Mapping[str, ModelFiles] = NONE_GIVEN, logs: LogOutput | None = None
 ) -> AsyncIterator[Application]:
-    """Run a gateway while the block runs, connected to its workers; nothing listens. Raises StartupError."""
+    """Run a gateway, connected to its workers but without a port, while the block runs. Raises StartupError."""
     pool = DecodePool(config)
     await pool.start()
     discard = partial(pool.release, reusable=False)
@@ -128,7 +128,7 @@ def _is_settled(reason: asyncio.Future[StartupError]) -> bool:
 
 
 def _listeners(config: GatewayConfig) -> tuple[socket.socket, socket.socket | None]:
-    """Return the sockets of the port and of the admin port, if there is one. Raises StartupError."""
+    """Return the sockets of the port and, if there is one, of the admin port. Raises StartupError."""
     shares = config.member is not None
     listener = listen(config.host, config.port, shares=shares) if config.uds is None else listen_unix(config.uds)
     if config.admin_port is None:
@@ -137,9 +137,9 @@ def _listeners(config: GatewayConfig) -> tuple[socket.socket, socket.socket | No
 
 
 async def _until_settled(app: Application) -> None:
-    """Wait until a model can be served, or none ever can; at most UNREADY_SECONDS.
+    """Wait until a model can be served or it is clear that none ever can, at most UNREADY_SECONDS.
 
-    Clients of the other processes must not get 503 from one that has just been started again.
+    Otherwise clients of the other processes would get 503 from a process that has just restarted.
     """
     registry = app.model_registry
     with contextlib.suppress(TimeoutError):
@@ -149,9 +149,9 @@ async def _until_settled(app: Application) -> None:
 
 
 def listen(host: str, port: int, flags: str = "--host or --port", *, shares: bool = False) -> socket.socket:
-    """Return a socket that listens on *host* and *port*, 0 for any free one. Raises StartupError, naming *flags*.
+    """Return a socket that listens on *host* and *port*, 0 for any free port. Raises StartupError that names *flags*.
 
-    With *shares*, other processes of this user may listen there too, if they say so; each connection goes to one.
+    With *shares*, other processes of this user that also share may listen there; each connection goes to one of them.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -163,7 +163,7 @@ def listen(host: str, port: int, flags: str = "--host or --port", *, shares: boo
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """Return a socket that listens at *path*, for this user only; it replaces one that nobody listens on.
+    """Return a socket that listens at *path*, for this user only. It replaces an abandoned socket file.
 
     Raises StartupError.
     """
@@ -179,9 +179,9 @@ def listen_unix(path: Path) -> socket.socket:
 
 
 def reserve(host: str, port: int, flags: str = "--host or --port") -> socket.socket:
-    """Return a socket that keeps *host* and *port* for processes that will share them; it does not listen.
+    """Return a socket that reserves *host* and *port* for the processes that will share them, without listening.
 
-    Raises StartupError if another program listens there, even if that would share.
+    Raises StartupError if another program listens there, even one that would share.
     """
     listen(host, port, flags).close()
     holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -205,7 +205,7 @@ def _cannot_listen(host: str, port: int, flags: str, error: Exception) -> Startu
 async def administered(
     app: Application, keys: tuple[str, ...], listener: socket.socket | None, log: AccessLog
 ) -> AsyncIterator[None]:
-    """Serve the admin port on *listener*, if there is one, while the block runs. Raises StartupError."""
+    """Serve the admin port on *listener*, unless it is None, while the block runs. Raises StartupError."""
     if listener is None:
         yield
         return
@@ -234,7 +234,7 @@ def _settings(app: ASGIApp, connections: Connections, tls: ssl.SSLContext | None
 
 
 class _AdminServer(uvicorn.Server):
-    """A second uvicorn server in the process, which handles no signals."""
+    """The process's second uvicorn server; it handles no signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -242,7 +242,7 @@ class _AdminServer(uvicorn.Server):
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn, but a signal drains first; meanwhile the port stays open and answers 503."""
+    """A uvicorn server that drains on a signal first; meanwhile the port stays open and answers 503."""
 
     def __init__(self, app: Application, config: GatewayConfig) -> None:
         num_connections = allow_descriptors(config.connections.max_connections)
@@ -259,7 +259,7 @@ class DrainingServer(uvicorn.Server):
             app.model_registry.unservable.add_done_callback(self._stop_if_unservable)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on *sockets*; with TLS, a handshake has the time of a request's head, not a minute."""
+        """Listen on *sockets*. A TLS handshake gets as much time as a request's head, instead of a minute."""
         if self.config.ssl is None:
             await super().startup(sockets)
             return
@@ -277,11 +277,11 @@ class DrainingServer(uvicorn.Server):
         ]
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain; at the second signal, stop."""
+        """Start to drain; stop at the second signal."""
         self._loop.call_soon_threadsafe(self._begin)
 
     def _stop_if_unservable(self, reason: asyncio.Future[StartupError]) -> None:
-        """Stop a server that has served nothing, and never can."""
+        """Stop a server that has served nothing and never can."""
         self.should_exit = self.should_exit or not reason.cancelled()
 
     def _begin(self) -> None:

@@ -1,4 +1,4 @@
-"""The gateway as one ASGI application: its packages, put together."""
+"""Assembles the gateway's packages into one ASGI application."""
 
 import asyncio
 from collections.abc import Mapping
@@ -39,10 +39,10 @@ from saccade.transport import lasting_task
 
 
 class Application:
-    """The packages of a gateway, put together. A server calls *asgi*, a caller in Python *pipeline*.
+    """A gateway's packages, assembled. A server calls *asgi*; a caller in Python calls *pipeline*.
 
-    *limits* are what all requests share, *metrics* what is measured, *memory* what clients can fill, *model_registry*
-    has the served models, and *routing* the workers. *siblings* are the processes that share the port.
+    *limits* are the limits that all requests share, and *memory* is the memory that clients can fill. *model_registry*
+    has the served models, *routing* has the workers, and *siblings* are the processes that share the port.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Application:
             await asyncio.to_thread(self._tracer.close)
 
     async def preview(self, scope: Scope, receive: Receive, api_key: bytes) -> RouteReport:
-        """Return where the chat in a request would go now if the tenant with *api_key* sent it. Raises SaccadeError."""
+        """Return where a request's chat would go if the tenant with *api_key* sent it now. Raises SaccadeError."""
         try:
             account = self._api_keys.account(api_key)
         except InvalidApiKey as error:
@@ -137,7 +137,7 @@ class Application:
         )
 
     async def tenants(self) -> list[TenantReport]:
-        """Return what each tenant of the keys file may use and has used, at all processes that share the port."""
+        """Return each keys-file tenant's limits, and its usage at all processes that share the port."""
         return tenant_reports(self._api_keys.named, await self.siblings.usages())
 
     def _work(self) -> Work:

@@ -1,9 +1,12 @@
-"""The bounds of a request's JSON, which are checked before it is decoded.
+"""Checks a request's JSON against bounds before it is decoded.
 
-msgspec holds the interpreter's lock while it decodes, so a thread does not help: a body that could take long is refused
-by its bytes. Four figures bound the work: the bytes outside data: URLs, and among them the number of JSON strings,
-which is at least the number of keys, messages and parts, the number of arrays and objects, and that of commas, which
-stand between values of any kind.
+msgspec holds the GIL while it decodes, so a thread does not help. A body that could take long is refused before any
+decoding. Four figures bound the work; they count nothing within data: URLs:
+
+- the bytes.
+- the JSON strings; there are at least as many as keys, messages and parts.
+- the arrays and objects.
+- the commas, which separate values of any kind.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,13 +62,13 @@ The image starts after the opening quote of its string.
 
 
 def find_data_url(body: bytes | bytearray, start: int, end: int) -> int:
-    """Find images in the format of OpenAI's API, a FindImage."""
+    """Find images in the format of OpenAI's API; a FindImage."""
     index = body.find(_DATA_URL, start, end)
     return index if index < 0 else index + len(_DATA_URL)
 
 
 def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url) -> bytes:
-    """Return *body* without the bytes of its images, the same JSON otherwise.
+    """Return *body* without the bytes of its images; the JSON is otherwise the same.
 
     Raises BodyTooLarge for too many bytes outside images, and InvalidValue for too many strings or brackets. In valid
     JSON, the text from an opening quote to the next quote contains no key and no other string. So the bytes of images
@@ -98,7 +101,10 @@ def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url)
 
 
 def _check_counts(body: bytes | bytearray) -> None:
-    """Raise InvalidValue for too many values in *body*. Images have next to no marks, so they need not be left out."""
+    """Raise InvalidValue for too many values in *body*.
+
+    Images hardly contain the counted characters, so they need not be left out.
+    """
     if num_marks(body, b'"', 2 * MAX_STRINGS) > 2 * MAX_STRINGS and num_strings(body, MAX_STRINGS) > MAX_STRINGS:
         raise InvalidValue(f"The body has more than {MAX_STRINGS} names and texts.")
     if _num_open(body) > MAX_BRACKETS and num_brackets(body, MAX_BRACKETS) > MAX_BRACKETS:
@@ -108,14 +114,14 @@ def _check_counts(body: bytes | bytearray) -> None:
 
 
 def _num_open(text: bytes | bytearray) -> int:
-    """Return the brackets and braces that open in *text*, strings included, or a number over MAX_BRACKETS."""
+    """Count the opening brackets and braces in *text*, strings included. The count is exact only up to MAX_BRACKETS."""
     return num_marks(text, b"[", MAX_BRACKETS) + num_marks(text, b"{", MAX_BRACKETS)
 
 
 def check_commas(rest: bytes, arrays_of_ids: Sequence[bytes], find_longest: Callable[[], str | None]) -> None:
-    """Raise InvalidValue for what *find_longest* returns if *rest*, a body without images, has too many commas.
+    """Raise InvalidValue if *rest*, a body without images, has too many commas.
 
-    Those of its *arrays_of_ids* do not count.
+    Commas in its *arrays_of_ids* do not count. The error names the field that *find_longest* returns.
     """
     num_of_ids = sum(array.count(b",") for array in arrays_of_ids)
     most = MAX_COMMAS + num_of_ids
@@ -124,15 +130,15 @@ def check_commas(rest: bytes, arrays_of_ids: Sequence[bytes], find_longest: Call
 
 
 def num_value_bytes(body: bytes | bytearray) -> int:
-    """Return the bytes of memory, at most, of the values in *body* besides their texts.
+    """Return an upper bound in bytes for the memory of the values in *body*, without their texts.
 
-    More brackets are refused before values are made of them.
+    A body with too many brackets is refused before it is decoded.
     """
     return VALUE_BYTES * min(num_marks(body, b",", MAX_TOKENS) + _num_open(body), MAX_TOKENS)
 
 
 def _is_plain(body: bytes | bytearray, start: int, end: int, is_ascii: bool) -> bool:
-    """Whether a URL decodes as fast as its bytes are copied: ASCII, few escapes."""
+    """Whether a URL decodes as fast as its bytes can be copied: ASCII with few escapes."""
     if not (is_ascii or body[start:end].isascii()):
         return False
     return body.find(b"\\", start, end) < 0 or body.count(b"\\", start, end) <= (end - start) * _MOST_ESCAPES
@@ -173,5 +179,8 @@ def _num_rough_commas(text: bytes) -> int:
 def _is_over(
     texts: Sequence[bytes], count_roughly: Callable[[bytes], int], count: Callable[[bytes], int], most: int
 ) -> bool:
-    """Return whether *texts* have more than *most* values together; rough counts include the marks in strings."""
+    """Return whether *texts* together have more than *most* values.
+
+    A rough count includes the characters in strings.
+    """
     return sum(map(count_roughly, texts)) > most and sum(map(count, texts)) > most

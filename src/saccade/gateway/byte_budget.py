@@ -16,7 +16,7 @@ LARGEST_SHARE = 0.5
 
 @dataclass(frozen=True)
 class _Waiter:
-    """A reservation of *num_own* bytes that waits for *nbytes* more."""
+    """A request that holds *num_own* bytes and waits for *nbytes* more."""
 
     client: Hashable
     nbytes: int
@@ -27,7 +27,8 @@ class _Waiter:
 class ByteBudget:
     """A budget of *capacity_bytes*; one client holds at most LARGEST_SHARE of it.
 
-    A client's only request may take the whole capacity, but never more. A request waits *wait_seconds* for room.
+    A client's only request may take the whole capacity, but never more. A request waits at most *wait_seconds* for
+    room.
     """
 
     def __init__(self, capacity_bytes: int, wait_seconds: float = 5.0) -> None:
@@ -42,9 +43,9 @@ class ByteBudget:
         return Reservation(self, client)
 
     async def reserve(self, client: Hashable, nbytes: int, num_own: int) -> None:
-        """Wait for room, and take *nbytes* more for a request of *client* that has *num_own*.
+        """Wait for room, and take *nbytes* more for a request of *client* that already has *num_own*.
 
-        Raises QueueFull after the deadline, and BodyTooLarge if there can never be room.
+        Raises QueueFull if no room is free in time, and BodyTooLarge if there can never be room.
         """
         needed = num_own + nbytes
         if needed > self.capacity_bytes:
@@ -67,7 +68,7 @@ class ByteBudget:
             raise
 
     def claim(self, client: Hashable, nbytes: int) -> None:
-        """Take *nbytes* of *client* for what exists already, such as an answer, so that it cannot wait for room.
+        """Take *nbytes* for data of *client* that already exists, such as an answer, and so cannot wait for room.
 
         Raises QueueFull if there is no room, and BodyTooLarge if there can never be.
         """
@@ -81,11 +82,11 @@ class ByteBudget:
         self.take_bytes(client, nbytes)
 
     def is_over(self, client: Hashable) -> bool:
-        """Whether *client*, or all clients together, hold more than they may."""
+        """Whether *client* or all clients together hold more than allowed."""
         return self.num_bytes > self.capacity_bytes or self._client_bytes[client] > self.capacity_bytes * LARGEST_SHARE
 
     def take_bytes(self, client: Hashable, nbytes: int) -> None:
-        """Count *nbytes* of *client* at once, even if there is no room."""
+        """Count *nbytes* for *client* at once, even if there is no room."""
         self.num_bytes += nbytes
         self._client_bytes[client] += nbytes
 
@@ -102,7 +103,7 @@ class ByteBudget:
         return client_bytes > waiter.num_own and client_bytes + waiter.nbytes > self.capacity_bytes * LARGEST_SHARE
 
     def _grant(self) -> None:
-        """Grant in order of arrival. A client at its share delays only its own requests."""
+        """Grant bytes in order of arrival. A client that has used up its share delays only its own requests."""
         # Not a FairQueue: that gives turns to the client that is served least, and a turn there has its weight once.
         # Here a request keeps its place, grows while it holds bytes, and a claim takes bytes out of turn.
         at_share: set[Hashable] = set()

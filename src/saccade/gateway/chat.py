@@ -11,7 +11,7 @@ from saccade.tokenization.messages import Message, Tool
 
 @dataclass(frozen=True)
 class PlainPrompt:
-    """A prompt that no template renders, from *field* of a request: token ids, or text without special tokens."""
+    """A prompt, from *field* of a request, that no template renders: token ids, or text without special tokens."""
 
     content: str | list[int]
     field: str
@@ -46,11 +46,11 @@ class Chat:
 
     @classmethod
     def of_plain(cls, token_ids: list[int]) -> "Chat":
-        """Return a Chat with the ids of a plain prompt instead of messages; the answer continues its text."""
+        """Return a Chat that has a plain prompt's ids instead of messages; the answer continues its text."""
         return cls([], len(token_ids), [], False, {}, continues=True, plain=token_ids)
 
     def with_pages(self, counts: Sequence[int]) -> "Chat":
-        """Return the chat with counts[i] images in the place of image i: a PDF becomes as many as it has pages."""
+        """Return the chat with counts[i] images in place of image i; a PDF becomes one image for each page."""
         pending = iter(counts)
 
         def pages(parts: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -64,7 +64,7 @@ class Chat:
 
     @property
     def uses_tools(self) -> bool:
-        """Whether the chat declares tools, or contains calls or results."""
+        """Whether the chat declares tools, or contains tool calls or results."""
         return bool(self.tools) or any(
             message["role"] == "tool" or "tool_calls" in message for message in self.messages
         )

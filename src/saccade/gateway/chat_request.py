@@ -1,6 +1,6 @@
-"""The internal request that every API's body becomes: a ChatRequest.
+"""ChatRequest, the internal request that every API's body becomes.
 
-It uses the names of OpenAI's API, which clients of all servers know.
+Its names are those of OpenAI's API, which clients of all servers know.
 """
 
 from collections.abc import Mapping
@@ -72,7 +72,10 @@ OF_PARTS = {
 
 
 class ImageUrl(ImageLimits, frozen=True):
-    """The URL of an image. *detail* "low" makes the model see a smaller image, all others the model's default size."""
+    """The URL of an image.
+
+    With *detail* "low" the model sees a smaller image; with any other value, the model's default size.
+    """
 
     url: str
     detail: Detail | None = None
@@ -80,14 +83,14 @@ class ImageUrl(ImageLimits, frozen=True):
 
 
 class VideoUrl(MediaLimits, frozen=True):
-    """The URL of a video, or those of frames that the client has sampled."""
+    """The URL of a video, or the URLs of frames that the client has sampled."""
 
     url: str | list[str]
     without_effect: ClassVar[frozenset[str]] = IN_MESSAGES
 
 
 class OtherMedia(MediaLimits, frozen=True, kw_only=True):
-    """Names of media fields in other APIs: refused unless they are empty, never ignored. Parts alone have limits."""
+    """Names of media fields in other APIs. They are never ignored, but refused unless empty. Only parts have limits."""
 
     attachments: Refused = UNSET
     audio: Refused = UNSET
@@ -107,9 +110,9 @@ class OtherMedia(MediaLimits, frozen=True, kw_only=True):
 
 
 class FileSource(ImageLimits, frozen=True):
-    """A file: an image or a PDF, or a text. It was uploaded before as *file_id*, or is *file_data*, a data: URL.
+    """An image, a PDF or a text: either uploaded earlier as *file_id*, or sent as *file_data*, a data: URL.
 
-    *filename* is that of a text, and without effect for images and PDFs. A text has no *file_id*.
+    *filename* applies to texts; it has no effect for images and PDFs. A text has no *file_id*.
     """
 
     file_id: str | None = None
@@ -121,9 +124,9 @@ class FileSource(ImageLimits, frozen=True):
 class ContentPart(OtherMedia, frozen=True):
     """A piece of a message: `text`, `image_url` or `video_url` as an object or a string, or an image as a `file`.
 
-    Parts of the types `image` and `video` have the URL in a field of that name. A `refusal` is a text of a model.
-    The *detail* of an image stands here or in its object.
-    *uuid* is accepted and has no effect: an image is identified by its bytes.
+    Parts of type `image` or `video` have the URL in the field of the same name. A `refusal` is text from a model. An
+    image's *detail* is either here or in its object. *uuid* is accepted and has no effect: an image is identified by
+    its bytes.
     """
 
     type: PartType
@@ -150,7 +153,7 @@ class CalledFunction(Struct, frozen=True):
 
 
 class ToolCall(Struct, frozen=True):
-    """A call of a tool in an earlier turn."""
+    """A tool call in an earlier turn."""
 
     id: CallId
     function: CalledFunction
@@ -159,10 +162,11 @@ class ToolCall(Struct, frozen=True):
 
 
 class ChatMessage(OtherMedia, frozen=True):
-    """One turn of a chat. *reasoning_content*, or *reasoning*, of an assistant is the reasoning before its content.
+    """One turn of a chat.
 
-    An assistant's *content* may be null or missing; a *refusal* is text after it.
-    *tool_calls* of an assistant are answered by messages of the role tool, each with the *tool_call_id* of its call.
+    In an assistant's turn, *reasoning_content* or *reasoning* is the reasoning before the content. An assistant's
+    *content* may be null or missing; a *refusal* is text after it. Messages with the role tool answer an assistant's
+    *tool_calls*; each has the *tool_call_id* of its call.
     """
 
     role: Role
@@ -184,22 +188,22 @@ Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAG
 
 
 class StreamOptions(Struct, frozen=True):
-    """What a stream carries besides the answer: usage at its end, with *continuous_usage_stats* in every event."""
+    """What a stream carries besides the answer: usage at its end, and in every event with *continuous_usage_stats*."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
     @classmethod
     def usages(cls, options: "StreamOptions | None") -> tuple[bool, bool]:
-        """Return whether the last event of a stream has a usage, and whether all others have the usage so far."""
+        """Return whether the stream's last event has the usage, and whether every other event has the usage so far."""
         at_end = options is not None and bool(options.include_usage)
         return at_end, at_end and bool(options and options.continuous_usage_stats)
 
 
 class SamplingFields(Struct, frozen=True, kw_only=True):
-    """How *n* answers are sampled. Names and meanings are OpenAI's and vLLM's.
+    """How to sample *n* answers. Names and meanings are OpenAI's and vLLM's.
 
-    Before *min_tokens* tokens, *stop*, *stop_token_ids* and the model's own end of an answer have no effect.
+    Until there are *min_tokens* tokens, *stop*, *stop_token_ids* and the model's own end tokens have no effect.
     """
 
     n: Annotated[int, Meta(ge=1, le=MAX_NUM_SAMPLES)] | None = None
@@ -223,7 +227,7 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
 
 
 class JsonSchemaFormat(Struct, frozen=True):
-    """A JSON schema; if it is *strict*, no keyword may be dropped. *name* and *description* have no effect."""
+    """A JSON schema; if *strict*, no keyword may be dropped. *name* and *description* have no effect."""
 
     name: Annotated[str, Meta(max_length=MAX_STOP_CHARACTERS)] | None = None
     schema: JsonSchema | UnsetType = UNSET
@@ -234,8 +238,8 @@ class JsonSchemaFormat(Struct, frozen=True):
 class ResponseFormat(Struct, frozen=True):
     """The format of the answer in OpenAI's API: text, any JSON object, or JSON that matches a schema.
 
-    In other servers' forms the *schema* stands next to the type (llama.cpp), or a schema or regular expression is the
-    *value* of the types `json` and `regex` (TGI). structured_output.constraint reads them.
+    Other servers' forms are accepted too. llama.cpp has the *schema* next to the type. TGI has a *value*, a schema or
+    regular expression, with the types `json` and `regex`. structured_output.constraint reads them.
     """
 
     type: FormatType
@@ -258,7 +262,7 @@ class StructuredOutputs(Struct, frozen=True):
 
 
 class AnswerFields(SamplingFields, frozen=True, kw_only=True):
-    """The fields that chats and completions share: how an answer is sampled, constrained, returned and cached.
+    """The fields that chats and completions share: how to sample, constrain, return and cache an answer.
 
     *cache_salt* separates this request's cache entries from those of other requests with the same API key.
     At most one of *response_format*, *structured_outputs*, the *guided_* fields, llama.cpp's *json_schema* and
@@ -288,17 +292,14 @@ class AnswerFields(SamplingFields, frozen=True, kw_only=True):
 class ChatRequest(AnswerFields, frozen=True, kw_only=True):
     """The body of POST /v1/chat/completions. `known_parameters` has the others that clients send.
 
-    *chat_template* replaces the model's template if the operator allows it.
-    *chat_template_kwargs* are the template's switches, *mm_processor_kwargs* limits for all images,
-    *media_io_kwargs* choose the frames of videos.
-    If *include_reasoning* is false, the answer leaves out the reasoning; its tokens still count.
-    *enable_thinking* and *reasoning_effort* set the template's switch for reasoning, see messages.py.
-    *thinking_token_budget* is the largest number of tokens of reasoning, which then ends.
-    No template obeys *verbosity*.
-    With *continue_final_message* the answer continues the last message's text; if *add_generation_prompt* is false, the
-    prompt ends after the messages.
-    The answer may call *tools* unless *tool_choice* is "none"; at most one call if *parallel_tool_calls* is false.
-    With --scheduling-policy priority, requests of a lower *priority* begin first.
+    *chat_template* replaces the model's template if the operator allows it. *chat_template_kwargs* are the template's
+    switches, *mm_processor_kwargs* are limits for all images, and *media_io_kwargs* choose the frames of videos. If
+    *include_reasoning* is false, the answer leaves out the reasoning; its tokens still count. *enable_thinking* and
+    *reasoning_effort* set the template's switch for reasoning (see messages.py). *thinking_token_budget* limits the
+    tokens of reasoning; at the limit the reasoning ends. No template obeys *verbosity*. With *continue_final_message*,
+    the answer continues the text of the last message. If *add_generation_prompt* is false, the prompt ends after the
+    messages. The answer may call *tools* unless *tool_choice* is "none". If *parallel_tool_calls* is false, it makes at
+    most one call. With --scheduling-policy priority, requests with a lower *priority* begin first.
     """
 
     model: str | None = None
@@ -325,7 +326,7 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True):
 
     @property
     def needed_tokens(self) -> int:
-        """The tokens of an answer that the context must have room for."""
+        """How many tokens of the answer the context must have room for."""
         return 1 if self.clamps_max_tokens else self.max_answer_tokens or 1
 
     @property

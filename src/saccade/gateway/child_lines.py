@@ -1,7 +1,7 @@
 """Copies a confined process's output into the gateway's log, up to a limit.
 
-Such a process gets a pipe instead of the gateway's own output: a terminal takes more than text from the processes that
-have it open. A hostile process may print without end, and what it prints may hold anything.
+The process gets a pipe instead of the gateway's own output. A process that has a terminal open could do more than print
+to it. A hostile process may print endlessly, and may print anything.
 """
 
 import os
@@ -24,7 +24,7 @@ _logger = structlog.get_logger(__name__)
 
 
 def log_lines(child: str) -> tuple[int, threading.Thread]:
-    """Return the output for a process that the log calls *child*, and the thread that logs its lines.
+    """Return a descriptor for the output of a process, and the thread that logs its lines. The log names it *child*.
 
     The caller closes the descriptor once the process has it. The thread ends when the process has ended.
     """
@@ -35,7 +35,7 @@ def log_lines(child: str) -> tuple[int, threading.Thread]:
 
 
 class ChildLines:
-    """Logs the lines of one process, or of several that share a pipe; the log calls them *child*."""
+    """Logs the lines of one process, or of several that share a pipe. The log names them *child*."""
 
     def __init__(self, child: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._child = child
@@ -60,7 +60,7 @@ class ChildLines:
         self._tell()
 
     def follow(self, descriptor: int) -> None:
-        """Block and log what comes through the pipe *descriptor* until its other end is closed; close it."""
+        """Log what comes through the pipe *descriptor*, blocking until its other end is closed; then close it."""
         with open(descriptor, "rb", buffering=0) as pipe:
             while piece := pipe.read(READ_BYTES):
                 self.add_bytes(piece)

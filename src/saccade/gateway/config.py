@@ -1,4 +1,4 @@
-"""The settings of a gateway, each with its flag, its default and its help."""
+"""A gateway's settings, each with its flag, default and help text."""
 
 import dataclasses
 import os
@@ -54,7 +54,7 @@ _OLD_LIMITS = re.compile(rf"{_OLD_LIMIT.pattern}(,{_OLD_LIMIT.pattern})*")
 
 
 def _origins(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
-    """Return origins that are given one by one, or as a JSON list, as in vLLM."""
+    """Return the origins from flags that each have one, or from a JSON list as in vLLM."""
     # cyclopts splits environment variables at spaces, so a JSON list arrives in pieces.
     written = " ".join(token.value for token in tokens)
     if not written.startswith("["):
@@ -66,13 +66,13 @@ def _origins(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
 
 
 class _Limit(msgspec.Struct):
-    """A limit with the sizes for which vLLM reserves memory, which have no effect here."""
+    """A limit, with the media sizes for which vLLM reserves memory. The sizes have no effect here."""
 
     count: NumMedia
 
 
 class _WrittenLimits(msgspec.Struct, forbid_unknown_fields=True):
-    """Limits as vLLM writes them. Audio is not served, so its limit can only be 0."""
+    """Limits in vLLM's notation. Audio is not served, so its limit can only be 0."""
 
     image: NumMedia | _Limit = MediaLimits.images
     video: NumMedia | _Limit = MediaLimits.videos
@@ -80,7 +80,7 @@ class _WrittenLimits(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _media_limits(_: Any, tokens: list[Token]) -> MediaLimits:
-    """Return limits that are JSON, or `image=4,video=1`, vLLM's older form."""
+    """Return the limits in a JSON object, or in vLLM's older form `image=4,video=1`."""
     text = tokens[0].value
     if _OLD_LIMITS.fullmatch(text):
         text = "{" + _OLD_LIMIT.sub(r'"\1": \2', text) + "}"
@@ -98,10 +98,10 @@ def _media_limits(_: Any, tokens: list[Token]) -> MediaLimits:
 @FLAT
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Limits of connections, checked every *sweep_seconds*.
+    """Limits on connections, checked every *sweep_seconds*.
 
-    One connection more than *max_connections* takes the place of the oldest without a request, if there is one, else
-    of one that keeps the server waiting.
+    A connection over *max_connections* replaces the oldest one without a request, or else one that keeps the server
+    waiting.
     """
 
     max_connections: Count = 2048
@@ -134,7 +134,7 @@ class ConnectionLimits:
 @FLAT
 @dataclass(frozen=True)
 class TlsSettings:
-    """Certificates of the HTTP server; without *certfile* it speaks plain HTTP."""
+    """The HTTP server's certificates; without *certfile* the server speaks plain HTTP."""
 
     certfile: Annotated[LocalPath | None, Parameter(name="--ssl-certfile")] = None
     "The server's certificate, PEM, for HTTPS."
@@ -149,7 +149,7 @@ class TlsSettings:
 @Parameter(name="*", group=Group("Server", sort_key=1))
 @dataclass(frozen=True)
 class ServerSettings:
-    """Address, access and limits of the HTTP server."""
+    """The HTTP server's address, access rules and limits."""
 
     host: str = "127.0.0.1"
     "Address to listen on; 0.0.0.0 makes the server reachable from the network."
@@ -223,7 +223,7 @@ class ServerSettings:
 
     @property
     def max_tenant_requests(self) -> int:
-        """Requests of one tenant at a time; less than all places if there may be several tenants."""
+        """How many requests one tenant may have at a time; fewer than all places if there may be several tenants."""
         return max(1, self.max_requests * 3 // 4) if self.are_several else self.max_requests
 
     def __post_init__(self) -> None:
@@ -244,7 +244,7 @@ class ServerSettings:
 @Parameter(name="*", group=Group("Images", sort_key=3))
 @dataclass(frozen=True)
 class MediaSettings:
-    """Limits and caches of images."""
+    """Limits on images, and caches for them."""
 
     media_limits: Annotated[
         MediaLimits,
@@ -303,18 +303,21 @@ class MediaSettings:
 
     @property
     def image_cache_bytes(self) -> int:
-        """Bytes of patches that are kept in slots."""
+        """Size in bytes of the cache for patches in slots."""
         return int(self.mm_processor_cache_gb * GIB)
 
     @property
     def max_pixel_bytes(self) -> int:
-        """Bound of all pixels at a time: the size of shared memory, and as much inline if it is full."""
+        """Upper bound in bytes for all pixels: the shared memory, and as much again inline when that is full."""
         return 2 * self.shared_memory_bytes
 
 
 @dataclass(frozen=True)
 class Member:
-    """Process *number* of *size* that share a port; the sockets of all lie in *folder*, their user's alone."""
+    """Process *number* of the *size* processes that share a port.
+
+    Their sockets are in *folder*, which only their user can open.
+    """
 
     folder: Path
     number: int
@@ -332,14 +335,14 @@ class Member:
 
     @property
     def siblings(self) -> dict[str, Path]:
-        """The sockets of the other gateway processes, by name."""
+        """The sockets of the other gateway processes by name."""
         return {str(number): self._socket(number) for number in range(self.size) if number != self.number}
 
     def _socket(self, number: int) -> Path:
         return self.folder / f"gateway-{number}.sock"
 
     def part(self, whole: int) -> int:
-        """Return this process's part of a limit that all processes share, rounded up."""
+        """Return this process's share, rounded up, of a limit for all processes."""
         return -(-whole // self.size)
 
 
@@ -347,9 +350,9 @@ class Member:
 class GatewayConfig(ServerSettings, RoutingSettings, MediaSettings):
     """All settings of one gateway process.
 
-    *worker_urls* are `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *worker_credentials* are sent to workers
-    over TCP; *worker_sources* are where further workers come from. With *member*, the process is one of several that
-    share *port* and *admin_port*; see shared().
+    *worker_urls* are `grpc://host:port`, `grpcs://host:port` or `unix:/path`; Workers over TCP get
+    *worker_credentials*; *worker_sources* name further workers. With *member*, the process is one of several that share
+    *port* and *admin_port*; see shared().
     """
 
     worker_urls: tuple[str, ...] = ()
@@ -358,7 +361,7 @@ class GatewayConfig(ServerSettings, RoutingSettings, MediaSettings):
     member: Member | None = None
 
     def shared(self, member: Member) -> "GatewayConfig":
-        """Return the settings of *member*: it has its part of every limit that all processes share, rounded up."""
+        """Return the settings for *member*, with its share, rounded up, of every limit for all processes."""
         part, replace = member.part, dataclasses.replace
         of_addresses = part(self.connections.max_per_address)
         connections = part(self.connections.max_connections)
@@ -377,19 +380,19 @@ class GatewayConfig(ServerSettings, RoutingSettings, MediaSettings):
 
     @property
     def connection_limits(self) -> ConnectionLimits:
-        """*connections* as they are for one tenant or several."""
+        """*connections*, adjusted to whether there may be several tenants."""
         return (
             dataclasses.replace(self.connections, tenant_share=CLIENT_SHARE) if self.are_several else self.connections
         )
 
     @property
     def has_fixed_fleet(self) -> bool:
-        """Whether no workers can come but those of *worker_urls*, unless an operator adds them to these."""
+        """Whether *worker_urls* are the only workers, apart from those that an operator adds."""
         return not self.worker_sources and bool(self.worker_urls)
 
     @property
     def dispatch_limits(self) -> DispatchLimits:
-        """*dispatch* as it is for one tenant or several; these take turns at a lone worker, too."""
+        """*dispatch*, adjusted to whether there may be several tenants, who take turns even at a single worker."""
         dispatch = dataclasses.replace(self.dispatch, takes_priorities=self.scheduling_policy == "priority")
         if not self.are_several:
             return dispatch
@@ -397,7 +400,7 @@ class GatewayConfig(ServerSettings, RoutingSettings, MediaSettings):
 
 
 def tls_context(settings: TlsSettings) -> ssl.SSLContext | None:
-    """Return the TLS settings of a server, None if it speaks plain HTTP. Raises StartupError, naming the flag."""
+    """Return the server's TLS context, None for plain HTTP. Raises StartupError that names the flag."""
     if settings.certfile is None:
         if settings != TlsSettings():
             raise StartupError("--ssl-keyfile, --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile.")

@@ -1,9 +1,9 @@
 """Confines a process that reads hostile bytes: no files, no sockets, no other processes, no secrets.
 
-Decode processes and LimitedChild use it. Each starts with an environment from an allow-list, in a session of its own
-and without the gateway's terminal, and calls confine() after its imports. Every measure works without privileges, and
-any may be missing, in an old kernel or in a container that forbids it; confine() returns the measures in force. The
-limits on memory, files and core dumps always apply.
+Decode processes and LimitedChild use it. Each process starts in its own session, without the gateway's terminal, and
+with only the allowed environment variables. It calls confine() after its imports. No measure needs privileges. Any may
+be missing in an old kernel or in a container that forbids it, so confine() returns the measures in force. The limits on
+memory, files and core dumps always apply.
 """
 
 import ctypes
@@ -71,7 +71,7 @@ LANDLOCK_SCOPE_ABI, LANDLOCK_SCOPES = 6, 0b11
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the allowed ones of the environment's *variables*, and settings that prevent threads."""
+    """Return the allowed environment *variables*, and variables that keep libraries from starting threads."""
     allowed = {
         name: value for name, value in variables.items() if name in ALLOWED_VARIABLES or name.startswith(ALLOWED_PREFIX)
     }
@@ -81,8 +81,8 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 def confine(memory_bytes: int, may_import: bool = False) -> tuple[str, ...]:
     """Confine this process for good; return the MEASURES in force. Open descriptors stay usable.
 
-    *memory_bytes* is how much more memory it may take. If it *may_import*, it may read the folders of Python's modules
-    and, without Landlock, every file that its user may read; else it can open no file at all.
+    The process may take *memory_bytes* more memory. If it *may_import*, it may read the folders of Python modules and,
+    without Landlock, every file that its user may read. Otherwise it can open no file at all.
     """
     _limit(resource.RLIMIT_AS, _address_space_bytes() + memory_bytes)
     _limit(resource.RLIMIT_CORE, 0)
@@ -104,7 +104,7 @@ def confine(memory_bytes: int, may_import: bool = False) -> tuple[str, ...]:
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> bool:
-    """Empty all sets of capabilities, which root has; return whether the kernel did."""
+    """Drop all capabilities, which root has; return whether the kernel agreed."""
     capability = 0
     while libc.prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0:
         # Without a capability this is refused, and changes nothing: no_new_privs bars what the set allows.
@@ -117,17 +117,17 @@ def _drop_capabilities(libc: ctypes.CDLL) -> bool:
 
 
 def _module_folders() -> list[str]:
-    """Return the folders of modules; the first entry of sys.path is only the folder that the program started in."""
+    """Return the folders of modules, without sys.path[0], which is only the folder that the program started in."""
     return [folder for folder in (sys.prefix, sys.base_prefix, *sys.path[1:]) if os.path.isdir(folder)]
 
 
 def landlock_abi(libc: ctypes.CDLL) -> int:
-    """Return the version of this kernel's Landlock; less than 1 if it has none."""
+    """Return the version of the kernel's Landlock, less than 1 if the kernel has none."""
     return int(libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_VERSION_FLAG))
 
 
 def _landlock(libc: ctypes.CDLL, readable: Iterable[str]) -> bool:
-    """Deny everything that this kernel's Landlock covers, except reading below *readable*; return whether it did."""
+    """Deny everything that this kernel's Landlock covers, except reads below *readable*. Return whether it worked."""
     abi = landlock_abi(libc)
     if abi < 1:
         return False

@@ -1,4 +1,4 @@
-"""Bounds and JSON schemas of the fields that clients send."""
+"""Bounds and JSON schemas for the fields that clients send."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""The source of an image or video of a request: a URL, an uploaded file, or its content."""
+"""Where a request's image or video comes from: a URL, an uploaded file, or the request itself."""
 
 import re
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ NO_FILE: Final = f"file-{32 * '0'}"
 
 
 def url_of_file(file_id: str) -> str:
-    """Return the text that stands for the URL of an uploaded image: its id, if it is well formed."""
+    """Return an uploaded image's id if it is well formed, to be used in place of a URL."""
     return file_id if is_file_id(file_id) else NO_FILE
 
 
 def is_file_id(url: str) -> bool:
-    """Whether *url* is the id of an uploaded file instead of an image's URL."""
+    """Whether *url* is an uploaded file's id rather than a URL."""
     return FILE_ID.fullmatch(url) is not None
 
 
@@ -39,5 +39,5 @@ class ImageSource:
 
     @property
     def num_fetched_frames(self) -> int:
-        """The frames that do not come in data: URLs; each counts as an image."""
+        """How many frames are not in data: URLs; each counts as an image."""
         return sum(url[:5].lower() != "data:" for url in self.frames)

@@ -1,4 +1,4 @@
-"""From a request's JSON to a value, with our own error messages."""
+"""Decodes a request's JSON into values, with error messages of our own."""
 
 import re
 from typing import TypeVar
@@ -16,19 +16,19 @@ T = TypeVar("T")
 
 
 def is_given(value: Raw | UnsetType) -> bool:
-    """Whether a field that stays raw is present, and neither null nor an empty text."""
+    """Whether a raw field is present, and neither null nor an empty string."""
     return value is not UNSET and bytes(value) not in (b"null", b'""')
 
 
 def parse(body: bytes | bytearray | msgspec.Raw, kind: type[T]) -> T:
-    """Return the JSON in *body* as *kind*. Raises InvalidValue that names the field."""
+    """Decode the JSON in *body* as *kind*. Raises InvalidValue that names the field."""
     return decode(body, msgspec.json.Decoder(kind))
 
 
 def decode(body: bytes | bytearray | msgspec.Raw, decoder: msgspec.json.Decoder[T], name: str = "") -> T:
-    """Return the JSON in *body*, the value of the field *name*. Raises InvalidValue that names the field.
+    """Decode the JSON in *body*, the value of the field *name*. Raises InvalidValue that names the field.
 
-    A number without a fraction is whole, as in JSON Schema: 4.0 and 1e1 are, texts are not.
+    As in JSON Schema, a number without a fraction is an integer: 4.0 and 1e1 are integers, strings are not.
     """
     try:
         return decoder.decode(body)

@@ -1,6 +1,6 @@
-"""Says what is wrong with JSON, for people.
+"""Explains to people what is wrong with JSON.
 
-An error has parts of msgspec's messages only if they match a known form, so that none repeats a client's text.
+Errors quote msgspec's messages only in known forms, so that no error repeats a client's text.
 """
 
 import re
@@ -63,7 +63,10 @@ _PAIR_FAULTS: Final = ("surrogate", "hex escape", "truncated")
 
 
 def malformed(body: bytes, complaint: str) -> InvalidValue:
-    """Return the error for a *body* that is not JSON, with the place and a hint if *complaint* names a place."""
+    """Return the error for a *body* that is not JSON.
+
+    If *complaint* names a place, the error has that place and a hint.
+    """
     if not body.strip():
         return InvalidValue("The body is empty; send a JSON object.")
     if encoding := next((name for name, start in _WIDE.items() if start.match(body)), ""):
@@ -85,22 +88,22 @@ def malformed(body: bytes, complaint: str) -> InvalidValue:
 
 
 def _half_pair(body: bytes, place: int) -> int | None:
-    """Return the place of an escaped half of a surrogate pair shortly before *place*, None if there is none."""
+    """Return where half a surrogate pair is escaped shortly before *place*, None if nowhere."""
     match = _HALF_PAIR.search(body, max(0, place - 2 * _PAIR_BYTES), place + _PAIR_BYTES)
     return None if match is None else match.start(1)
 
 
 def _position(body: bytes, place: int) -> str:
-    """Return where *place* is, in words."""
+    """Describe *place* in words."""
     start = body.rfind(b"\n", 0, place) + 1
     line, column = body.count(b"\n", 0, place) + 1, len(body[start:place].decode(errors="replace")) + 1
     return f"line {line}, column {column}"
 
 
 def invalid(complaint: str, field: str, value: bytes) -> InvalidValue:
-    """Return the error for *field*, "" for the whole body, about which msgspec has a *complaint*.
+    """Return the error for msgspec's *complaint* about *field*, "" for the whole body.
 
-    *value* is what the field has, or its first MAX_SHOWN_BYTES.
+    *value* is the field's value, or its first MAX_SHOWN_BYTES.
     """
     path = _PATH.search(complaint)
     # The client's own key is not repeated.

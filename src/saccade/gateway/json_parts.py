@@ -1,4 +1,4 @@
-"""JSON in parts: the long parts of an answer are encoded while they grow, and never joined or copied as a whole."""
+"""Builds JSON in parts, so that an answer's long parts are encoded while they grow and never copied as a whole."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,11 +25,11 @@ class JsonItems:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all items and of the commas between them."""
+        """Size in bytes of all items and the commas between them."""
         return self._num_item_bytes + max(0, len(self._items) - 1)
 
     def add_item(self, item: object) -> None:
-        """Add *item* in JSON."""
+        """Encode *item* and add it."""
         encoded = msgspec.json.encode(item)
         self._items.append(encoded)
         self._num_item_bytes += len(encoded)
@@ -41,7 +41,7 @@ class JsonItems:
         del self._items[num_left:]
 
     def joined(self, num_bytes: int) -> Iterator[bytes]:
-        """Yield the items, joined to pieces of roughly *num_bytes*."""
+        """Yield the items, joined into pieces of roughly *num_bytes*."""
         step = max(1, num_bytes * len(self._items) // (self._num_item_bytes or 1))
         for start in range(0, len(self._items), step):
             yield (b"," if start else b"") + b",".join(self._items[start : start + step])
@@ -52,7 +52,7 @@ Part = bytes | JsonItems
 
 
 def filled(template: Struct, fields: Mapping[bytes, Iterable[Part]]) -> list[Part]:
-    """Return *template* in JSON, with parts in its empty *fields*, which are named as in JSON and in its order.
+    """Return *template* as JSON, with parts filled into its empty *fields*. Fields are in the order of the JSON.
 
     filled(Choice(text="", logprobs=Logprobs([])), {b'"text":""': [text], b'"logprobs":[]': [logprobs]})
     """
@@ -66,7 +66,7 @@ def filled(template: Struct, fields: Mapping[bytes, Iterable[Part]]) -> list[Par
 
 
 async def made_in_turns(makers: Iterable[Callable[[], list[Part]]]) -> list[list[Part]]:
-    """Return what *makers* make. Others run after each TURN_BYTES that this encodes."""
+    """Return the results of *makers*, and let other tasks run after every TURN_BYTES of encoded JSON."""
     results, num_encoded = list[list[Part]](), 0
     for make in makers:
         results.append(make())
@@ -78,7 +78,7 @@ async def made_in_turns(makers: Iterable[Callable[[], list[Part]]]) -> list[list
 
 
 def separated(items: Iterable[Iterable[Part]]) -> Iterator[Part]:
-    """Yield the parts of all *items*, with commas between the items."""
+    """Yield the parts of all *items*, separated by commas."""
     for index, parts in enumerate(items):
         if index:
             yield b","
@@ -86,17 +86,20 @@ def separated(items: Iterable[Iterable[Part]]) -> Iterator[Part]:
 
 
 def num_bytes(parts: Iterable[Part]) -> int:
-    """Return the bytes of the text that *parts* are."""
+    """Return the size in bytes of the text that *parts* make up."""
     return sum(len(part) if isinstance(part, bytes) else part.num_bytes for part in parts)
 
 
 def num_held_bytes(parts: Sequence[Part]) -> int:
-    """Return the bytes that *parts* hold: one that stands in several places is there once."""
+    """Return the bytes that *parts* hold in memory; a part that occurs several times counts once."""
     return num_bytes({id(part): part for part in parts}.values())
 
 
 def joined(parts: Iterable[Part], piece_bytes: int) -> Iterator[bytes]:
-    """Yield *parts* joined to pieces of about *piece_bytes*. A part that is longer and no list comes as it is."""
+    """Yield *parts*, joined into pieces of about *piece_bytes*.
+
+    A longer part is yielded unchanged, unless it is a list.
+    """
     waiting = bytearray()
     for part in parts:
         for piece in (part,) if isinstance(part, bytes) else part.joined(piece_bytes):

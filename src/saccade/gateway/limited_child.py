@@ -1,4 +1,4 @@
-"""Runs one task in a child process with limits of time and memory, confined after its imports."""
+"""Runs one task in a child process that is limited in time and memory, and confined after its imports."""
 
 import contextlib
 import math
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class ChildLimits(msgspec.Struct, frozen=True):
-    """*seconds* of CPU time, and *memory_bytes* on top of the child's memory after its imports."""
+    """CPU time in *seconds*, and *memory_bytes* in addition to the child's memory after its imports."""
 
     seconds: float
     memory_bytes: int
@@ -32,9 +32,9 @@ class Ending(NamedTuple):
 
     - output: what it wrote to standard output.
     - status: its exit status; negative for a signal.
-    - in_time: whether it ended within its time.
-    - was_killed: whether something else ended it, such as the kernel when the machine's memory was full. The child's
-      own limits end it by other signals, so its task is not the cause.
+    - in_time: whether it ended in time.
+    - was_killed: whether something else killed it, such as the kernel when the machine ran out of memory. Its own
+          limits end it with other signals, so its task is not the cause.
     """
 
     output: bytes
@@ -46,10 +46,10 @@ class Ending(NamedTuple):
 class LimitedChild:
     """One child, `python -m MODULE`, that runs *module* on *task*, a value that msgpack can encode.
 
-    Native code can use a core without end, take gigabytes for a file of kilobytes, or crash its process, and a thread
-    cannot be stopped. So a child first tries the input of two tasks: the files of a model and the grammar of a request.
-    It reads its limits and its task as one message from standard input, and writes its result to standard output. What
-    it writes to standard error is logged.
+    Native code can use a core forever, take gigabytes for a file of kilobytes, or crash its process, and a thread
+    cannot be stopped. So a child is the first to try two kinds of input: a model's files and a request's grammar. The
+    child reads its limits and its task as one message from standard input, and writes its result to standard output.
+    Its standard error is logged.
     """
 
     def __init__(self, module: str, task: object, limits: ChildLimits) -> None:
@@ -65,7 +65,7 @@ class LimitedChild:
             self._process.kill()
 
     def run_child(self, wait_seconds: float, max_bytes: int) -> Ending:
-        """Block until the child has ended, has written *max_bytes*, or *wait_seconds* have passed; then kill it."""
+        """Block until the child has ended or written *max_bytes*, or until *wait_seconds* have passed; then kill it."""
         descriptor = os.memfd_create("saccade-child-task")
         with open(descriptor, "wb") as file:
             file.write(self._message)
@@ -96,7 +96,7 @@ class LimitedChild:
 
 
 def _output_of(process: subprocess.Popen[bytes], end: float, max_bytes: int) -> tuple[bytes, bool]:
-    """Return the output of *process*, *max_bytes* at most, and whether it ended before the time *end*."""
+    """Return at most *max_bytes* of *process*'s output, and whether the process ended before the time *end*."""
     output = bytearray()
     if process.stdout is None:
         return b"", True
@@ -114,7 +114,7 @@ def _output_of(process: subprocess.Popen[bytes], end: float, max_bytes: int) -> 
 
 
 def begin_task(kind: type[T]) -> tuple[ChildLimits, T]:
-    """Return the limits and the task of this child, and confine it; all its modules must be imported."""
+    """Read this child's limits and task, confine it, and return both. All its modules must already be imported."""
     limits, task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=tuple[ChildLimits, kind])  # type: ignore[valid-type]
     # In a session of its own, no hangup of a terminal ends it.
     tie_to_parent(signal.SIGKILL)

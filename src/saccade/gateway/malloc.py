@@ -11,8 +11,8 @@ LARGE_BLOCK_BYTES = 8 << 20
 def give_back_large_blocks() -> None:
     """Make malloc return the memory of request bodies to the system.
 
-    By default glibc raises its threshold with each large block that is freed, up to 32 MiB, and keeps smaller blocks
-    (mallopt(3)). Other C libraries stay unchanged.
+    By default, glibc raises its mmap threshold, up to 32 MiB, when a large block is freed, and keeps smaller blocks
+    (mallopt(3)). With other C libraries this does nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -1,6 +1,6 @@
-"""The parameters of images and videos: limits of a single one, and JSON schemas for the description of the API.
+"""The parameters of images and videos: limits for a single one, and JSON schemas for the API's description.
 
-Code checks the values, with better errors.
+The values are checked in code, with better errors.
 """
 
 from typing import Annotated, TypeVar
@@ -61,7 +61,7 @@ Rate = Annotated[Raw | UnsetType, Meta(extra_json_schema=FpsSchema)]
 
 
 class ImageLimits(Struct, frozen=True, kw_only=True):
-    """Limits of one image, as `mm_processor_kwargs` has them for all; prompt.media_options reads them."""
+    """One image's limits; `mm_processor_kwargs` has the same for all images. prompt.media_options reads them."""
 
     min_pixels: Pixels = UNSET
     max_pixels: Pixels = UNSET
@@ -70,7 +70,7 @@ class ImageLimits(Struct, frozen=True, kw_only=True):
 
 
 class MediaLimits(ImageLimits, frozen=True, kw_only=True):
-    """Limits of one image or video. *nframes* is another name of *num_frames*, and *sample_fps* of *fps*."""
+    """One image's or video's limits. *nframes* is another name for *num_frames*, and *sample_fps* for *fps*."""
 
     total_pixels: Pixels = UNSET
     fps: Rate = UNSET

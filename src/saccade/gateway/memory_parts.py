@@ -19,7 +19,7 @@ class MemoryPart:
 
 
 class MemoryParts(Collector):
-    """Metrics of the memory that clients can fill, by part. docs/security.md says what each part counts."""
+    """Collects metrics of the memory that clients can fill, by part. docs/security.md explains each part."""
 
     def __init__(self) -> None:
         self._parts: list[MemoryPart] = []
@@ -34,7 +34,7 @@ class MemoryParts(Collector):
         self._parts += parts
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the bytes of each part, and its bound."""
+        """Yield each part's size and bound in bytes."""
         used = GaugeMetricFamily("saccade_memory_bytes", "Bytes that a part of the memory has.", labels=("part",))
         bound = GaugeMetricFamily("saccade_memory_bound_bytes", "Bytes that a part may have.", labels=("part",))
         yield filled(used, [((part.name,), part.num_bytes()) for part in self._parts])

@@ -1,8 +1,7 @@
-"""The parameters of a request's body.
+"""Reads the parameters of a request's body.
 
 Parameters are supported, refused by name, accepted without effect, or unknown. Every top-level value stays raw until
-its length has been checked, and is then decoded by the type of its field. If a name occurs twice, the last value
-counts.
+its length is checked, and is then decoded as its field's type. If a name occurs twice, the last value counts.
 """
 
 import difflib
@@ -64,14 +63,14 @@ _PARAMETERS: Final = msgspec.json.Decoder(dict[str, Raw])
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of a body, not decoded yet, and its *rest* without the bytes of its images."""
+    """A body's parameters, still raw, and *rest*, the body without the bytes of its images."""
 
     values: Mapping[str, Raw]
     rest: bytes
 
     @property
     def names(self) -> Collection[str]:
-        """Those that are not null."""
+        """The names of the parameters that are not null."""
         return {name for name, value in self.values.items() if bytes(memoryview(value)[:5]) != b"null"}
 
 
@@ -80,7 +79,7 @@ Body = bytes | bytearray | Parameters
 
 
 def read_parameters(body: bytes | bytearray, find_image: FindImage = find_data_url) -> Parameters:
-    """Return the parameters of *body*, within the bounds of bodies. Raises BodyTooLarge and InvalidValue."""
+    """Check the bounds of *body*, and return its parameters. Raises BodyTooLarge and InvalidValue."""
     rest = check_bounds(body, find_image)
     values = decode(body, _PARAMETERS)
     if len(values) > MAX_PARAMETERS:
@@ -89,10 +88,11 @@ def read_parameters(body: bytes | bytearray, find_image: FindImage = find_data_u
 
 
 class ParameterReader(Generic[S]):
-    """Reads bodies of one *kind*. Fields of *related* kinds cause no warning: clients send the same body to both.
+    """Reads bodies of one *kind*.
 
-    *later* are unsupported parameters, with the values besides null that change nothing; parameters in *without_effect*
-    are ignored, and *spellings* are advice about names. *find_image* finds images in bodies.
+    Fields of *related* kinds cause no warning, because clients send the same body to both. *later* maps unsupported
+    parameters to the values, besides null, that change nothing. Parameters in *without_effect* are ignored, *spellings*
+    holds advice about names, and *find_image* finds images in bodies.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ParameterReader(Generic[S]):
         self._names = frozenset(names | later.keys()).union(without_effect)
 
     def read_parameters(self, body: Body, strict: bool) -> tuple[S, str]:
-        """Return the request in *body*, and a warning that names unknown parameters, "" if there are none.
+        """Parse *body* into a request, and a warning that names unknown parameters, "" if there are none.
 
         Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported or, if *strict*, unknown ones.
         """
@@ -144,7 +144,7 @@ class ParameterReader(Generic[S]):
         return self._kind(**values), warning
 
     def _warning(self, unknown: list[tuple[str, str]], strict: bool) -> str:
-        """Return the warning about *unknown* fields, each after the path of its object, "" for none.
+        """Return the warning about *unknown* fields, pairs of (path of the object, field), "" for none.
 
         Raises UnsupportedParameter if *strict*.
         """
@@ -182,7 +182,7 @@ def _longest(parameters: Mapping[str, Raw]) -> str | None:
 
 
 def _is_array_of_ids(name: str, raw: Raw) -> bool:
-    """Whether *raw* may be an array of token ids, or of such arrays, whose length has a bound of its own."""
+    """Whether *raw* may be an array of token ids, or an array of such arrays; these have a separate length bound."""
     return name in (*TOKEN_IDS, "prompt") and bytes(memoryview(raw)[:1]) == b"[" and b'"' not in bytes(raw)
 
 
@@ -197,7 +197,7 @@ def _check_length(name: str, raw: Raw) -> None:
 
 
 def check_stream(request: AnswerFields) -> None:
-    """Raise InvalidValue for options of a stream without one, as OpenAI does, and for what no stream has."""
+    """Raise InvalidValue for stream options without a stream, as OpenAI does, or options that streams lack."""
     if request.stream_options is not None and not request.stream:
         raise InvalidValue(
             "`stream_options` apply to streams only; set `stream` to true, or leave them out.", "stream_options"
@@ -207,7 +207,7 @@ def check_stream(request: AnswerFields) -> None:
 
 
 def listed(names: Sequence[str], number: int) -> str:
-    """Return the first MAX_NAMES of *number* *names*, for a warning."""
+    """List the first MAX_NAMES of *number* *names*, for a warning."""
     more = f" and {number - MAX_NAMES} more" if number > MAX_NAMES else ""
     return f"{', '.join(names[:MAX_NAMES])}{more}"
 

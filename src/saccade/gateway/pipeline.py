@@ -61,7 +61,7 @@ class RequestPart:
 class Pipeline:
     """Reads requests, over HTTP or from Python, and answers their parts.
 
-    Each stage is a method here; the members do the work.
+    Each stage is a method; the fields do the work.
     """
 
     model_registry: ModelRegistry
@@ -75,10 +75,10 @@ class Pipeline:
     def read_chat(
         self, request: Request, params: ChatRequest, prompts: Sequence[PlainPrompt] = ()
     ) -> Awaitable[list[RequestPart]]:
-        """Read a chat, or several plain *prompts* that share its parameters, as far as that takes little time.
+        """Do the quick part of reading a chat, or several plain *prompts* that share its parameters.
 
-        The caller awaits the rest after its turn: the part of each prompt. Of the memory of *request* only the chat's
-        is kept then. Both raise SaccadeError.
+        The caller awaits the result after its turn, and gets a Part for each prompt. From then on, *request* holds
+        memory only for the chat. Both steps raise SaccadeError.
         """
         constraint = read_constraint(params)
         params = without_constraint(params)
@@ -114,10 +114,10 @@ class Pipeline:
         return [RequestPart(params, one, served, salt, rules, answer_grammar, priority) for one in chats]
 
     async def answer(self, request: Request, part: RequestPart, deliver: Callable[[Answer], Output]) -> None:
-        """Send *part* to a worker, whose deltas go to what *deliver* makes of the answer.
+        """Send *part* to a worker, and pass the worker's deltas to the delivery that *deliver* returns for the answer.
 
-        If a worker fails before the first delta, try another. Cancelling this aborts the answer. Raises SaccadeError;
-        after several attempts, that of the last worker.
+        If a worker fails before the first delta, try another. Cancellation aborts the answer. Raises SaccadeError;
+        after several attempts, the last worker's error.
         """
         begun_at = time.perf_counter()
         async with AsyncExitStack() as resources:
@@ -156,7 +156,7 @@ class Pipeline:
     def _open(
         self, request: Request, part: RequestPart, prompt: Prompt, images: Sequence[EncodedImage], begun_at: float
     ) -> Answer:
-        """Return the answer to *part* before its first token."""
+        """Return the answer to *part*, still empty."""
         start = time.perf_counter()
         layouts = [image.layout for image in images]
         answer = Answer(
@@ -173,13 +173,13 @@ class Pipeline:
         return answer
 
     async def preview(self, request: Request, part: RequestPart) -> Preview:
-        """Return where *part* would go now; nothing is booked, charged or decoded. Raises SaccadeError."""
+        """Return where *part* would go now, without booking, charging or decoding anything. Raises SaccadeError."""
         images = await self.images.collect_images(request, part.served, part.chat.images, part.salt)
         with request.place():
             return await self.dispatcher.preview(part.served.name, await self._build_prompt(request, part, images))
 
     async def count(self, request: Request, part: RequestPart) -> int:
-        """Return the number of tokens of the prompt of *part*. Raises SaccadeError, as for an answer."""
+        """Return the number of tokens in the prompt of *part*. Raises SaccadeError, as for an answer."""
         images = await self._collect(request, part.served, part.chat, part.salt)
         with request.place():
             return len((await self._build_prompt(request, part, images)).token_ids)
@@ -197,7 +197,7 @@ class Pipeline:
             return built.token_ids, chat.warning
 
     async def _collect(self, request: Request, served: ServedModel, chat: Chat, salt: bytes) -> list[EncodedImage]:
-        """Collect the images of *chat*, and charge its tenant for them. Raises RequestError that names the field."""
+        """Collect the images of *chat*, and charge the tenant for them. Raises RequestError that names the field."""
         num_frames = sum(source.num_fetched_frames for source in chat.images if source.frames)
         request.account.begin_images(len(chat.images) + num_frames)
         images = await self.images.collect_images(request, served, chat.images, salt)
@@ -205,7 +205,7 @@ class Pipeline:
         return images
 
     async def _build_prompt(self, request: Request, part: RequestPart, images: Sequence[EncodedImage]) -> Prompt:
-        """Return the prompt that the choice of a worker depends on. Raises RequestError that names the field."""
+        """Return the prompt, on which the choice of a worker depends. Raises RequestError that names the field."""
         params, served = part.params, part.served
         some_take_chats, all_take_chats = self.dispatcher.takers_of_chats(served.name)
         layouts = [image.layout for image in images]
@@ -237,10 +237,9 @@ class Pipeline:
         )
 
     async def _attempt(self, resources: AsyncExitStack, work: "_Work", failed: frozenset[str]) -> Attempt:
-        """Place the prompt of *work* at a worker outside *failed*, and prepare its pixels; nothing is sent yet.
+        """Place the prompt of *work* at a worker that is not in *failed*, and prepare its pixels; nothing is sent yet.
 
-        *resources* gets what the attempt holds. The images of *work* are dropped if this is the last try. Raises
-        SaccadeError.
+        *resources* takes over whatever the attempt holds. The last try drops the images of *work*. Raises SaccadeError.
         """
         request, part, prompt, images = work.request, work.part, work.prompt, work.images
         served = part.served

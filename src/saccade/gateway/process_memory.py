@@ -1,4 +1,4 @@
-"""The memory that this process may use, and the share of it for request bodies."""
+"""How much memory this process may use, and how much of it request bodies may take."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,20 +15,20 @@ MAX_REQUEST_MEMORY_BYTES = 4 << 30
 
 
 def allowed_bytes() -> int:
-    """Return the machine's memory, or the limit of the process's control group if that is less."""
+    """Return the machine's memory in bytes, or the limit of this process's control group if that is less."""
     limits = [int(line.split()[1]) * 1024 for line in _lines(MEMORY_INFO) if line.startswith("MemTotal:")]
     limits += [int(text) for path in _cgroup_limits() for text in _lines(path)[:1] if text.strip().isdigit()]
     return min(limits, default=MIN_REQUEST_MEMORY_BYTES * REQUEST_SHARE)
 
 
 def default_request_memory_bytes() -> int:
-    """Return the default budget for encoded bytes of all requests."""
+    """Return the default budget in bytes for the encoded bytes of all requests."""
     share = allowed_bytes() // REQUEST_SHARE
     return max(MIN_REQUEST_MEMORY_BYTES, min(share, MAX_REQUEST_MEMORY_BYTES))
 
 
 def _cgroup_limits() -> Iterator[Path]:
-    """Yield the files that limit the process's groups, of version 2 and 1; every group above one limits it, too."""
+    """Yield the files that limit this process's control groups, versions 2 and 1, and all groups above them."""
     for line in _lines(OWN_CGROUPS):
         _, controllers, name = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):

@@ -1,4 +1,4 @@
-"""Request: what one call holds of its gateway, from its body to the end of its answer."""
+"""Request: the resources that one call holds at its gateway, from its body to the end of its answer."""
 
 import contextlib
 from collections.abc import Hashable, Iterator
@@ -29,9 +29,9 @@ RESERVE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits that a gateway's requests share: places and turns, memory for clients' data, memory for pixels.
+    """The limits that a gateway's requests share: places, turns, memory for clients' data, and memory for pixels.
 
-    *reserve* is for answers to the operator.
+    *reserve* is memory for answers to the operator.
     """
 
     admission: Admission
@@ -41,7 +41,7 @@ class Limits:
 
     @property
     def memory_parts(self) -> tuple[MemoryPart, ...]:
-        """What they bound, in bytes."""
+        """The memory that these limits bound, in bytes."""
         return (
             MemoryPart("requests", self.memory.capacity_bytes, lambda: self.memory.num_bytes),
             MemoryPart("operator", self.reserve.capacity_bytes, lambda: self.reserve.num_bytes),
@@ -49,12 +49,12 @@ class Limits:
         )
 
     def work_threads(self) -> WorkThreads:
-        """Return threads for long work; short work takes turns with the requests."""
+        """Return threads for long work; short work takes turns with requests on the event loop."""
         return WorkThreads(self.admission)
 
     @classmethod
     def of_config(cls, config: GatewayConfig) -> Self:
-        """Return the limits of *config*, with nothing taken."""
+        """Return the limits that *config* sets, with nothing taken yet."""
         return cls(
             Admission(config.max_requests, config.max_tenant_requests),
             ByteBudget(config.max_request_memory_bytes, config.memory_wait_seconds),
@@ -92,7 +92,7 @@ class Request:
     def begin_request(
         cls, limits: Limits, account: Account, client: Hashable, *, is_charged: bool = True
     ) -> Iterator[Self]:
-        """Serve a request in the block.
+        """Begin a request, which ends with the block.
 
         Raises Draining, QueueFull and RateLimitExceeded if it must be refused.
         """
@@ -102,10 +102,10 @@ class Request:
             yield cls(account, account.tenant, client, memory, lifetime_memory, limits)
 
     async def hold_values(self, body: bytes | bytearray, threads: WorkThreads) -> None:
-        """Reserve memory for the values that *body* decodes to, if they are many. Raises QueueFull and BodyTooLarge.
+        """Reserve memory for the values that *body* decodes to, if there are many. Raises QueueFull and BodyTooLarge.
 
-        A body up to LARGE_BODY_BYTES is not counted. An ordinary one has few values, for which its reservation has
-        room: it counts twice.
+        A body of up to LARGE_BODY_BYTES is not counted. An ordinary larger body has few values, and its reservation has
+        room for them because the body counts twice.
         """
         if len(body) > LARGE_BODY_BYTES:
             num_bytes = await threads.parse(body, num_value_bytes)
@@ -113,35 +113,35 @@ class Request:
                 await self.memory.grow(num_bytes)
 
     def hold_recalled(self, num_bytes: int) -> None:
-        """Reserve memory for messages that did not come with the body: their texts are written and decoded again.
+        """Reserve memory for stored messages that the body did not contain; their texts are encoded and decoded again.
 
         Raises QueueFull and BodyTooLarge.
         """
         self.memory.claim(COPIES * num_bytes)
 
     def keep_chat(self) -> None:
-        """Release the body's bytes, except for the chat's, which are at most as many."""
+        """Release the bytes reserved for the body, except those for the chat, which has at most as many."""
         self.memory.keep(self.memory.num_bytes // COPIES)
 
     def place(self) -> AbstractContextManager[None]:
-        """Hold a place among the served requests in the block. Raises Draining and QueueFull."""
+        """Hold a place among the served requests during the block. Raises Draining and QueueFull."""
         return self.limits.admission.admit(self.tenant.id)
 
     def turn(self, num_bytes: int) -> AbstractAsyncContextManager[None]:
-        """Work on *num_bytes* on the event loop in the block, in turn with others; the block must not wait."""
+        """Wait for a turn to work on *num_bytes* on the event loop in the block, which must not wait."""
         return self.limits.admission.turn(num_bytes)
 
     async def pixels(self, num_bytes: int) -> AbstractContextManager[object]:
-        """Wait for room, and hold *num_bytes* of pixels in the block. Raises QueueFull."""
+        """Wait for room, and hold *num_bytes* of pixels during the block. Raises QueueFull."""
         if not num_bytes:
             return contextlib.nullcontext()
         return await self.limits.pixels.enter(self.client, num_bytes, self.tenant.priority)
 
     def count_waiting(self, num_bytes: int) -> bool:
-        """Count *num_bytes* more, or fewer if negative, that wait for the client. Return whether there is room."""
+        """Add *num_bytes*, perhaps negative, to the bytes that wait for the client. Return whether there is room."""
         self.lifetime_memory.count(num_bytes)
         return not self.lifetime_memory.is_over
 
     def reservation(self) -> Reservation:
-        """Return another reservation, for bytes with another lifetime."""
+        """Return another reservation, for bytes with a different lifetime."""
         return self.limits.memory.reservation(self.client)

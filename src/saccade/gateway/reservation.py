@@ -1,20 +1,23 @@
-"""The bytes of one request in a budget of all."""
+"""Reserves one request's bytes in a budget for all requests."""
 
 from collections.abc import Hashable
 from typing import Protocol, Self
 
 
 class Budget(Protocol):
-    """What reservations take bytes of."""
+    """The budget that reservations take bytes from."""
 
     async def reserve(self, client: Hashable, nbytes: int, num_own: int) -> None:
-        """Wait for room, and take *nbytes* more for a request that has *num_own*. Raises QueueFull and BodyTooLarge."""
+        """Wait for room, and take *nbytes* more for a request that already has *num_own*.
+
+        Raises QueueFull and BodyTooLarge.
+        """
 
     def claim(self, client: Hashable, nbytes: int) -> None:
         """Take *nbytes* without waiting. Raises QueueFull and BodyTooLarge."""
 
     def is_over(self, client: Hashable) -> bool:
-        """Whether *client*, or all clients together, hold more than they may."""
+        """Whether *client* or all clients together hold more than allowed."""
 
     def take_bytes(self, client: Hashable, nbytes: int) -> None:
         """Count *nbytes* at once, even if there is no room."""
@@ -24,7 +27,7 @@ class Budget(Protocol):
 
 
 class Reservation:
-    """The bytes of one request. A context manager that releases all bytes at its end."""
+    """One request's bytes. As a context manager, it releases them all at the end of the block."""
 
     def __init__(self, budget: Budget, client: Hashable) -> None:
         self.num_bytes = 0
@@ -58,7 +61,7 @@ class Reservation:
         self.num_bytes += nbytes
 
     def count(self, nbytes: int) -> None:
-        """Count *nbytes* more that are already in memory, or fewer if negative."""
+        """Count *nbytes*, perhaps negative, that are already in memory."""
         if nbytes > 0:
             self.take_bytes(nbytes)
         else:

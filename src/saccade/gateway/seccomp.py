@@ -1,15 +1,16 @@
 """The system-call filter of a confined process. It allows listed calls only, some of them by their arguments.
 
-A list of refused calls forgets: the kernel gets new calls, and old ones take new commands. So calls are allowed by
-name. DECODING has the calls that decoders make once they are loaded, IMPORTING those by which Python and the loader of
-libraries read more of their files. `strace -f` shows the calls of a new release of a library. To allow one more, add it
-with its numbers on both architectures (arch/x86/entry/syscalls and asm-generic/unistd.h in the kernel's sources).
+A list of refused calls would become incomplete, because kernels add calls and give old calls new commands. So the
+filter lists the allowed calls. DECODING has the calls that loaded decoders make; IMPORTING has the calls with which
+Python and the dynamic loader read more files. `strace -f` shows the calls of a new release of a library. To allow one
+more, add it with its numbers on both architectures (arch/x86/entry/syscalls and asm-generic/unistd.h in the kernel's
+sources).
 
 A call that is not allowed returns an error and does not end the process, because libraries try calls and fall back:
 
 - EPERM is the answer for a call that the list leaves out.
 - ENOSYS, as on an older kernel, is the answer for the calls in PROBED and for calls newer than this list. A C library
-  takes EPERM for these as the result, but after ENOSYS makes an older call, which the filter judges by itself.
+  takes EPERM as final for these calls. After ENOSYS it makes an older call, which the filter judges separately.
 
 The filter is a BPF program (seccomp(2), linux/filter.h).
 """
@@ -81,7 +82,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 @dataclass(frozen=True)
 class Architecture:
-    """*audit* is the kernel's constant for the architecture of a call; *column* is its place in Numbers."""
+    """A CPU architecture. *audit* is the kernel's constant for it; *column* is its place in Numbers."""
 
     audit: int
     column: int
@@ -91,7 +92,7 @@ ARCHITECTURES = {"x86_64": Architecture(0xC000003E, 0), "aarch64": Architecture(
 
 
 class Instruction(NamedTuple):
-    """struct sock_filter: a jump skips *if_true* or *if_false* instructions."""
+    """A BPF instruction (struct sock_filter); a jump skips *if_true* or *if_false* instructions."""
 
     code: int
     if_true: int
@@ -101,14 +102,17 @@ class Instruction(NamedTuple):
 
 @dataclass(frozen=True)
 class Among:
-    """One half of a call's argument is among *values*. The kernel reads 32-bit numbers from the lower half."""
+    """Requires one half of a call's argument to be among *values*.
+
+    The kernel reads 32-bit numbers from the lower half.
+    """
 
     argument: int
     values: tuple[int, ...]
     is_upper: bool = False
 
     def instructions(self) -> list[Instruction]:
-        """Return the instructions that refuse the call if this does not hold."""
+        """Return the instructions that refuse the call if the condition does not hold."""
         count = len(self.values)
         tests = [Instruction(JUMP_IF_EQUAL, count - index, 0, value) for index, value in enumerate(self.values)]
         return [_argument(self.argument, self.is_upper), *tests, _failing(errno.EPERM)]
@@ -116,18 +120,18 @@ class Among:
 
 @dataclass(frozen=True)
 class Without:
-    """None of *bits* is set in the lower half of an argument."""
+    """Requires that none of *bits* is set in the lower half of an argument."""
 
     argument: int
     bits: int
 
     def instructions(self) -> list[Instruction]:
-        """Return the instructions that refuse the call if this does not hold."""
+        """Return the instructions that refuse the call if the condition does not hold."""
         return [_argument(self.argument), *_if(JUMP_IF_ANY_BIT, self.bits, [_failing(errno.EPERM)])]
 
 
 def conditions(process: int, may_import: bool) -> Mapping[str, tuple[Among | Without, ...]]:
-    """Return what must hold of the arguments of calls by *process*, the id of the process itself."""
+    """Return the conditions on the arguments of calls by *process*, the id of the process itself."""
     no_code = () if may_import else (Without(2, mmap.PROT_EXEC),)
     return {
         "fcntl": (Among(1, FILE_COMMANDS),),
@@ -144,7 +148,7 @@ def conditions(process: int, may_import: bool) -> Mapping[str, tuple[Among | Wit
 
 
 class _Program(ctypes.Structure):
-    """struct sock_fprog."""
+    """A BPF program (struct sock_fprog)."""
 
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
@@ -152,7 +156,7 @@ class _Program(ctypes.Structure):
 def restrict(may_import: bool = False) -> bool:
     """Install the filter in this process for good; return whether the kernel took it.
 
-    The process must have no_new_privs, and one thread.
+    The process must have no_new_privs set and only one thread.
     """
     architecture = ARCHITECTURES.get(platform.machine())
     if architecture is None:

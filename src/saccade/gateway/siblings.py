@@ -1,7 +1,7 @@
-"""Queries between the gateway processes that share a port, so that each answers for all, and their common indexer.
+"""Queries between the gateway processes that share a port, so that each can answer for all, and their common indexer.
 
-On their page of metrics every sample has the label `gateway_process`, and nothing is summed. A process that does not
-answer is missing from the page; a sum would fall and rise again, which Prometheus would treat as a restart.
+On their metrics page, every sample has the label `gateway_process`, and nothing is summed. A process that does not
+answer is missing from the page. A sum would fall and rise again then, which Prometheus would treat as a restart.
 """
 
 import asyncio
@@ -66,9 +66,9 @@ def families(registry: CollectorRegistry) -> list[MetricFamily]:
 
 
 class _Together(Collector):
-    """The families of several processes, by the process's name, and the metrics of *shared* without that label.
+    """Merges the metric families of several processes, labelled by process.
 
-    *shared* has the metrics that are equal in all processes.
+    *shared* has the metrics that are equal in all processes; these get no such label.
     """
 
     def __init__(self, by_process: Mapping[str, Sequence[MetricFamily]], shared: CollectorRegistry) -> None:
@@ -87,7 +87,7 @@ class _Together(Collector):
 
 
 class _WithoutTenants(Collector):
-    """The metrics of *all_metrics* without the families whose samples name tenants."""
+    """*all_metrics* without the families whose samples name tenants."""
 
     def __init__(self, all_metrics: Collector) -> None:
         self._all = all_metrics
@@ -99,11 +99,11 @@ class _WithoutTenants(Collector):
 
 
 class Siblings:
-    """Answers a process's siblings, and queries them. One that does not answer in time is left out.
+    """Answers a process's siblings, and queries them. A sibling that does not answer in time is left out.
 
-    - member: this process's number; a process that is alone has none, and answers for itself.
-    - work, forget_media, usages (by tenant): this process's own.
-    - registry: its metrics.
+    - member: this process's number; a single process has none, and answers only for itself.
+    - work, forget_media, usages (by tenant): callbacks for this process's own state.
+    - registry: this process's metrics.
     - shared: metrics that are equal in every process, such as the engines' reports.
     """
 
@@ -162,7 +162,7 @@ class Siblings:
                 return msgspec.msgpack.encode(None)
 
     async def metrics(self, *, with_tenants: bool = True) -> bytes:
-        """Return the metrics of all processes, in Prometheus' text format; those with a tenant's name if asked."""
+        """Return the metrics of all processes in Prometheus' text format; on request, also those that name tenants."""
         if self._member is None:
             return generate_latest(self._registry if with_tenants else _WithoutTenants(self._registry))
         pages = await self._answers(self._clients | self._indexer, ShowMetrics(), list[MetricFamily])
@@ -175,12 +175,12 @@ class Siblings:
         return [self._work(), *(await self._answers(self._clients, ShowWork(), Work)).values()]
 
     async def usages(self) -> list[dict[str, TenantUsage]]:
-        """Return the usage of tenants at every process, by the tenant's name, this process first."""
+        """Return each process's usage by tenant name, this process first."""
         others = await self._answers(self._clients, ShowUsage(), dict[str, TenantUsage])
         return [self._usages(), *others.values()]
 
     async def forget_media(self) -> list[str]:
-        """Empty the caches of images and URLs of all processes; return the names of those that did not answer."""
+        """Empty the image and URL caches of all processes; return the names of the processes that did not answer."""
         self._forget_media()
         answers = await self._answers(self._clients, ForgetMedia(), type(None))
         return sorted(set(self._clients) - set(answers))
@@ -203,7 +203,7 @@ class Siblings:
 
 
 class Indexer:
-    """Answers gateway processes at the Unix socket *path*, from an index of the pool's caches with *index_bytes*."""
+    """Answers gateway processes at the Unix socket *path*, from an index of *index_bytes* over the pool's caches."""
 
     def __init__(
         self, worker_pool: WorkerPool, path: Path, index_bytes: int = RoutingSettings.routing_index_bytes
@@ -251,7 +251,7 @@ class Indexer:
 async def serve_index(
     worker_pool: WorkerPool, path: Path, urls: Sequence[str], sources: SourceConfig, index_bytes: int
 ) -> None:
-    """Run an indexer until SIGTERM or SIGINT, for the workers at *urls* and of *sources*. Raises StartupError."""
+    """Run an indexer for the workers at *urls* and from *sources* until SIGTERM or SIGINT. Raises StartupError."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:

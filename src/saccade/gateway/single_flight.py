@@ -1,4 +1,4 @@
-"""Work that several requests share, such as a fetch."""
+"""Lets several requests share the same work, such as a fetch."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -12,14 +12,14 @@ Ts = TypeVarTuple("Ts")
 
 @dataclass
 class _Flight(Generic[T]):
-    """Work under way, and how many requests wait for it."""
+    """Work in progress, and how many requests wait for it."""
 
     task: asyncio.Task[T]
     num_waiting: int = 0
 
 
 class SingleFlight(Generic[K, T]):
-    """Work under way, by key. When the last request that waits for it leaves, the work is cancelled."""
+    """Work in progress, by key. When the last request that waits for it leaves, the work is cancelled."""
 
     def __init__(self) -> None:
         self._flights: dict[K, _Flight[T]] = {}

@@ -1,10 +1,10 @@
-"""Fields of a body that no struct reads: they are ignored, and named with their paths.
+"""Finds fields of a body that no struct reads. They are ignored, and a warning names their paths.
 
-A struct may say more than its fields in class variables:
+A struct may say more about its fields in class variables:
 
-- *of_types* maps each value of its `type`, "" for none, to the fields that only such types have. Objects of other types
-  are refused or left out as a whole, so nothing in them is named.
-- *without_effect* names fields that clients send and that change no answer. An empty one is not reported.
+- *of_types* maps each value of `type`, "" if missing, to the fields that only this type has. Objects of other types are
+  refused or left out as a whole, so none of their fields are named.
+- *without_effect* names fields that clients send but that change no answer. Empty ones are not reported.
 """
 
 from collections.abc import Iterator, Mapping
@@ -52,7 +52,7 @@ _ARRAY: Final = msgspec.json.Decoder(list[Raw])
 
 @dataclass(frozen=True)
 class Shape:
-    """The fields of a struct: *known* ones by the JSON of the object's type, and the structs that fields hold."""
+    """A struct's fields: the *known* ones by the JSON of the object's `type`, and the structs that fields hold."""
 
     fields: frozenset[str]
     known: Mapping[bytes, frozenset[str]] | None
@@ -78,7 +78,7 @@ class Shape:
 
 
 def _struct_in(annotation: Any) -> type[Struct] | None:
-    """Return the struct that a field of *annotation* holds, alone, or in a list or a union; None if it holds none."""
+    """Return the struct that a field with *annotation* holds, also in a list or a union; None if there is none."""
     if isinstance(annotation, type) and issubclass(annotation, Struct):
         return annotation
     if isinstance(annotation, Meta):
@@ -102,7 +102,7 @@ class UnknownFields:
                 pending += self._shapes[one].structs.values()
 
     def within(self, raw: bytes | Raw, kind: type[Struct] | None = None, path: str = "") -> Iterator[tuple[str, str]]:
-        """Yield (path of its object, unknown field) for those in *raw*: a body, or a value of *kind* at *path*."""
+        """Yield (path of the object, unknown field) for *raw*, which is a body, or a value of *kind* at *path*."""
         match bytes(memoryview(raw)[:1]):
             case b"[" if path.count("[") < MAX_DEPTH:
                 for index, inner in enumerate(_ARRAY.decode(raw)):

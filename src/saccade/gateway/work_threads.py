@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class WorkThreads:
-    """Runs long work in threads, and short work on the event loop in a turn of *admission*."""
+    """Runs long work in threads, and short work on the event loop, in turns of *admission*."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -29,7 +29,7 @@ class WorkThreads:
     async def run_work(self, is_long: bool, num_bytes: int, work: Callable[[], T]) -> T:
         """Run *work* in a thread if it *is_long*, else on the event loop in a turn. Return its result.
 
-        *num_bytes*, the size of its input, decides whose turns it shares.
+        *num_bytes*, the input's size, decides which turns the work shares.
         """
         if is_long:
             return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
@@ -38,11 +38,11 @@ class WorkThreads:
 
     @staticmethod
     def takes(body: bytes | bytearray) -> bool:
-        """Return whether *body* is parsed in a thread."""
+        """Whether to parse *body* in a thread."""
         return len(body) > LONG_BODY_BYTES
 
     async def parse(self, body: bytes | bytearray, parse: Callable[[bytes | bytearray], T]) -> T:
-        """Return what *parse* makes of *body*: in a thread if that may take long, else on the event loop."""
+        """Return *parse* of *body*, run in a thread if that may take long, else on the event loop."""
         if not self.takes(body):
             return parse(body)
         parsing = asyncio.get_running_loop().run_in_executor(self._parsers, copy_context().run, parse, body)

@@ -1,1 +1,1 @@
-"""Grammars that answers must match: which parts of a JSON schema they enforce, and how they are compiled."""
+"""Grammars that answers must match: which parts of a JSON schema they enforce, and how to compile them."""

@@ -1,8 +1,8 @@
-"""Compile a grammar with llguidance, within limits that bound its time and memory.
+"""Compiles a grammar with llguidance, within limits on time and memory.
 
-Compiling releases the interpreter's lock, so it belongs on a thread. A thread cannot be stopped: the limits bound the
-lexer's and the parser's work, but not every regular expression, so grammars of clients are first tried in a child
-process (gateway.structured_output).
+Compilation releases the GIL, so it belongs on a thread. But a thread cannot be stopped, and the limits bound the
+lexer's and the parser's work but not every regular expression. So clients' grammars are first tried in a child process
+(gateway.structured_output).
 """
 
 import time
@@ -59,12 +59,12 @@ DIVIDED_CHARACTERS: Final = 256
 
 
 class Vocabulary:
-    """The bytes of a model's tokens, in the form from which llguidance builds its tokenizer.
+    """The bytes of a model's tokens, from which llguidance builds its tokenizer.
 
     *tokens* has the bytes of each token id, empty if an answer never has the token. *special_token_ids* are never part
-    of a grammar's text. *encode* divides a text into tokens as the model does: if a grammar allows one text only, such
-    as a property's name, an answer has these tokens; without *encode*, one for each byte. Building the LLTokenizer of
-    150,000 tokens takes 0.7 seconds and holds the interpreter's lock.
+    of a grammar's text. *encode* splits a text into tokens as the model does. If a grammar allows only one text, such
+    as a property's name, an answer has these tokens. Without *encode*, it has one for each byte. The LLTokenizer for
+    150,000 tokens takes 0.7 seconds to build, and holds the GIL meanwhile.
     """
 
     is_tokenizer_wrapper = True
@@ -87,7 +87,7 @@ class Vocabulary:
         self._id_of_byte = {token[0]: token_id for token_id, token in enumerate(tokens) if len(token) == 1}
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Return ids whose bytes are *text*, or its beginning: for a mask only the first token counts."""
+        """Return ids whose bytes are *text* or its beginning, since only the first token counts for a mask."""
         beginning = text[:DIVIDED_CHARACTERS]
         content = beginning.encode() if isinstance(beginning, str) else beginning
         # A tokenizer may add a token or a space at the start of a text; it adds none after a line break.
@@ -98,7 +98,7 @@ class Vocabulary:
         return [self._id_of_byte[byte] for byte in content if byte in self._id_of_byte]
 
     def _last(self, token_ids: Sequence[int], content: bytes) -> list[int]:
-        """Return the last of *token_ids* whose bytes are *content*, none if there is no such end."""
+        """Return the last of *token_ids* whose joined bytes are *content*, none if they do not end that way."""
         ids, left = list[int](), len(content)
         for token_id in reversed(token_ids):
             if left <= 0:
@@ -114,7 +114,7 @@ class Vocabulary:
 
 
 def byte_vocabulary() -> LLTokenizer:
-    """Return a vocabulary of the 256 bytes, an end and tags, for trying grammars without a model."""
+    """Return a vocabulary of the 256 bytes, an end and tags, to try grammars without a model."""
     special = range(256, FIRST_TAG_ID + NUM_TAGS)
     names = (b"<special %d>" % token_id for token_id in special)
     return Vocabulary([*(bytes([byte]) for byte in range(256)), *names], special, [256]).build()
@@ -123,7 +123,7 @@ def byte_vocabulary() -> LLTokenizer:
 def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
     """Return a matcher at the start of *grammar*; copies of it match answers.
 
-    Raises InvalidValue, without a field, if the grammar is wrong or too large, or a token's mask takes too long.
+    Raises InvalidValue without a field if the grammar is wrong or too large, or if a token's mask takes too long.
     """
     matcher = LLMatcher(vocabulary, source(grammar), limits=LIMITS, log_level=0)
     if not matcher.is_error():
@@ -134,9 +134,9 @@ def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
 
 
 def compile_again(vocabulary: LLTokenizer, grammar: Grammar, max_lexer_states: int) -> LLMatcher:
-    """Return a matcher at the start of a compiled *grammar*, with a lexer of its own.
+    """Return a matcher at the start of a compiled *grammar*, with its own lexer.
 
-    Its masks may take some times as long as LIMITS allow, because an answer has begun.
+    Its masks may take several times as long as LIMITS allow, because an answer has already begun.
     """
     limits = LLParserLimits(
         max_items_in_row=LIMITS.max_items_in_row,
@@ -151,7 +151,7 @@ def compile_again(vocabulary: LLTokenizer, grammar: Grammar, max_lexer_states: i
 
 
 def follow(matcher: LLMatcher, token_ids: Sequence[int]) -> None:
-    """Advance *matcher* by an answer's tokens, as far as it can.
+    """Advance *matcher* by an answer's tokens, as far as possible.
 
     A mask renews the lexer's fuel, so a long answer asks for masks on the way.
     """
@@ -162,7 +162,7 @@ def follow(matcher: LLMatcher, token_ids: Sequence[int]) -> None:
 
 
 def _walk(matcher: LLMatcher) -> None:
-    """Follow the beginning of one match, which also builds states of the lexer that copies share.
+    """Follow the beginning of one match. This also builds lexer states that copies share.
 
     Raises InvalidValue. The limits do not bound every mask: nested counted repetitions take seconds.
     """
@@ -181,7 +181,7 @@ def _walk(matcher: LLMatcher) -> None:
 
 
 def source(grammar: Grammar) -> str:
-    """Return *grammar* in llguidance's own form. Raises InvalidValue for a structural tag, or a schema that is none."""
+    """Return *grammar* in llguidance's own form. Raises InvalidValue for a structural tag, or for an invalid schema."""
     if grammar.kind == "structural_tag":
         raise InvalidValue("A structural tag is for workers of other engines.")
     if grammar.kind == "regex":

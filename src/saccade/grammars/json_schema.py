@@ -1,8 +1,8 @@
-"""Which parts of a JSON schema a grammar enforces: other keywords are refused, or dropped and named.
+"""Decides which parts of a JSON schema a grammar enforces. Other keywords are refused, or dropped and named.
 
-llguidance enforces what can be decided from left to right. `not`, `uniqueItems` and similar keywords need the whole
-value, so a strict schema that has one is refused; of another schema the keyword is dropped. A dropped keyword only
-makes the grammar wider, except `else` and the like, which mean nothing without `if` and are dropped with it.
+llguidance enforces keywords that can be decided from left to right. `not`, `uniqueItems` and similar keywords need the
+whole value. So a strict schema with such a keyword is refused, and any other schema loses the keyword. This only widens
+the grammar, except for `else` and the like, which mean nothing without `if` and are dropped with it.
 """
 
 import json
@@ -70,7 +70,7 @@ UNREACHED: Final = 2**31
 
 @dataclass
 class SupportedSchema:
-    """A schema that answers match. *dropped* are the places of the client's keywords that it lacks."""
+    """A schema for answers. *dropped* are the places of the client's keywords that it lacks."""
 
     schema: Schema
     dropped: list[str] = field(default_factory=list)
@@ -78,14 +78,14 @@ class SupportedSchema:
 
 @dataclass(frozen=True)
 class SchemaReader:
-    """Reads the schemas of one field of a request, *param*. *compiles* tells whether a grammar can enforce it."""
+    """Reads the schemas in *param*, a field of a request. *compiles* tells whether a grammar can enforce a schema."""
 
     param: str
     strict: bool
     compiles: Callable[[Schema], bool]
 
     def read_schema(self, text: str) -> SupportedSchema:
-        """Return the schema in *text*, all keywords of which a grammar enforces.
+        """Return the schema in *text*, reduced to keywords that a grammar enforces.
 
         Raises InvalidValue and UnsupportedParameter, which name the keyword's place.
         """
@@ -113,7 +113,7 @@ class SchemaReader:
         return schema
 
     def _clean(self, result: SupportedSchema, schemas: list[tuple[str, Schema]]) -> None:
-        """Refuse or drop what no grammar enforces."""
+        """Refuse or drop keywords that no grammar enforces."""
         for path, schema in schemas:
             _normalise(schema)
             unheld = [keyword for keyword in schema if keyword in NOT_HELD]
@@ -145,7 +145,7 @@ class SchemaReader:
 
 
 def _as_written(error: InvalidValue, dropped: Sequence[str]) -> InvalidValue:
-    """Return *error* with `oneOf`, as the client has it, for each `anyOf` that replaced one."""
+    """Return *error* with the client's `oneOf` in place of each `anyOf` that replaced one."""
     message, param = error.message, error.param or ""
     for place in dropped:  # outer places before inner ones
         if place.endswith(".oneOf"):
@@ -156,7 +156,7 @@ def _as_written(error: InvalidValue, dropped: Sequence[str]) -> InvalidValue:
 
 
 def _normalise(schema: Schema) -> None:
-    """Write what means the same in one form: sizes as whole numbers, and no keyword that has no effect here."""
+    """Normalise equivalent spellings: sizes become integers, and keywords without effect are removed."""
     if not isinstance(schema.get("items"), list):
         # It is about what follows a list in `items`. The library ignores `prefixItems` if it is there.
         schema.pop("additionalItems", None)

@@ -1,4 +1,4 @@
-"""Arguments that a model writes as bare text, typed by the JSON schema of their function."""
+"""Types the arguments that a model writes as bare text, by their function's JSON schema."""
 
 from collections.abc import Iterable, Mapping, Set
 from typing import Any, Final
@@ -29,14 +29,14 @@ _WORDS: Final[Mapping[str, object]] = {"True": True, "False": False, "None": Non
 def typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
     """Return *text* as the value of the property *name* of *schema*.
 
-    A text stays a text if it is no value of the property's types, or none of these is known. If a property may be a
-    text and something else, what reads as the other is the other.
+    A text stays a text if it is not a value of the property's types, or if the types are unknown. If a property may be
+    a text or another type, a text that reads as the other type becomes that type.
     """
     return typed_as(text, property_types(name, schema))
 
 
 def typed_as(text: str, types: Set[str]) -> Any:
-    """Return *text* as a value of one of *types*, by the rules of typed()."""
+    """Return *text* as a value of one of *types*, with the rules of typed()."""
     if not types - {"string"}:
         return text
     stripped = text.strip()
@@ -50,7 +50,7 @@ def typed_as(text: str, types: Set[str]) -> Any:
 
 
 def _decoded(text: str) -> Any:
-    """Return the JSON value in *text*, whose quotes may be escaped as within a string. Raises errors of msgspec."""
+    """Return the JSON value in *text*, whose quotes may be escaped as in a string. Raises msgspec's errors."""
     if text[:1] in ("{", "[") and '\\"' in text:
         try:
             return msgspec.json.decode(text)
@@ -71,7 +71,7 @@ def schema_types(declared: Any, root: Mapping[str, Any]) -> set[str]:
 
 
 def schema_below(declared: Any, key: str | None, root: Mapping[str, Any], num_left: int = MAX_REFERENCES) -> Any:
-    """Return the schema of the property *key* of the schema *declared*, of an item without a key; None if unknown."""
+    """Return the schema of property *key* in the schema *declared*, or of an item without a key; None if unknown."""
     if not isinstance(declared, dict) or not num_left:
         return None
     if isinstance(reference := declared.get("$ref"), str):
@@ -105,7 +105,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """Return the schema that *reference*, such as `#/$defs/City`, means within *root*; None if there is none."""
+    """Return the schema in *root* that *reference*, such as `#/$defs/City`, points to; None if there is none."""
     return pointed_at(reference[1:], root) if reference.startswith("#/") else None
 
 

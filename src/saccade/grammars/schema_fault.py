@@ -1,7 +1,7 @@
-"""Find why a JSON schema cannot be enforced: the keyword at fault, and those that it contradicts.
+"""Finds why a JSON schema cannot be enforced: the keyword at fault, and the keywords that it contradicts.
 
-A compiler says only that it failed, and a part that fails may do no harm, such as an optional property without a value.
-So the fault is the part that must go for the rest to compile.
+A compiler says only that it failed, and some parts fail harmlessly, such as an optional property without a possible
+value. So the fault is the part whose removal lets the rest compile.
 """
 
 import re
@@ -81,7 +81,7 @@ def find_fault(root: Schema, param: str, compiles: Callable[[Schema], bool]) -> 
 
 
 class _Trials:
-    """Compiles parts of *root*. When the trials are used up, everything counts as compiled."""
+    """Compiles parts of *root*. When the trials are used up, every part counts as compiled."""
 
     def __init__(self, root: Schema, param: str, compiles: Callable[[Schema], bool]) -> None:
         self.root = _self_contained(root)
@@ -102,7 +102,10 @@ class _Trials:
         return not self.are_used_up and not self._compiles({**schema, **self._definitions})
 
     def broken_definition(self) -> tuple[Schema, str] | None:
-        """Return the definition at fault with its place, None if none is. Broken ones allow anything from then on."""
+        """Return the definition at fault with its place, None if there is none.
+
+        Later, broken definitions allow anything.
+        """
         named = [(word, name, one) for word in self._definitions for name, one in self._definitions[word].items()]
         broken = [(word, name, one) for word, name, one in named if isinstance(one, dict) and self._fails(one)]
         for word, name, _ in broken:
@@ -120,7 +123,7 @@ class _Trials:
         return fault[2], place_of(_pointer_of(fault[0], fault[1]), self._param)
 
     def part_at_fault(self, schema: Schema, place: str) -> tuple[Subschema | None, Schema]:
-        """Return the part of *schema* that is at fault, None if none is; and *schema* without other parts that fail."""
+        """Return the part of *schema* at fault, None if there is none, and *schema* without other failing parts."""
         inside = (part for part in parts(schema, place) if part.keyword not in DEFINITIONS)
         failing = [part for part in inside if self._fails(part.schema)]
         without = _without(schema, failing)
@@ -132,14 +135,14 @@ class _Trials:
         return failing[0], without
 
     def keywords(self, schema: Schema, place: str) -> list[_Unit]:
-        """Return the keywords of *schema*, and of what it refers to and combines if they fail together as it does."""
+        """Return the keywords of *schema*, and those of schemas that it refers to and combines if they fail like it."""
         units = [*self._units(schema, place, MAX_EXPANSIONS)]
         if self._fail_together(units):
             return units
         return [_Unit(place, keyword, value) for keyword, value in schema.items() if keyword not in DEFINITIONS]
 
     def fewest(self, units: list[_Unit]) -> list[_Unit]:
-        """Return those of *units* that fail together, and not without any one of them."""
+        """Return a smallest set of *units* that fail together: without any one of them, the rest compiles."""
         for unit in list(units):
             rest = [other for other in units if other is not unit]
             if self._fail_together(rest):
@@ -159,7 +162,7 @@ class _Trials:
         return self._fails({"allOf": list(origins.values())})
 
     def _units(self, schema: Schema, place: str, num_left: int) -> Iterator[_Unit]:
-        """Yield the keywords that hold if *schema* does: of alternatives, which all fail, those of the first."""
+        """Yield the keywords that hold if *schema* does. Of alternatives, which all fail, take the first."""
         for keyword, value in schema.items():
             if keyword in DEFINITIONS:
                 continue
@@ -178,7 +181,7 @@ class _Trials:
 
 
 def _without(schema: Schema, removed: Iterable[Subschema]) -> Schema:
-    """Return *schema* with anything allowed in the place of the *removed* parts."""
+    """Return *schema* with the *removed* parts replaced by schemas that allow anything."""
     result = dict(schema)
     for part in removed:
         if part.key is None:
@@ -191,7 +194,7 @@ def _without(schema: Schema, removed: Iterable[Subschema]) -> Schema:
 
 
 def _self_contained(root: Schema) -> Schema:
-    """Return a copy of *root* all of whose references lead to definitions, so that its parts compile alone."""
+    """Return a copy of *root* in which all references lead to definitions, so that its parts compile alone."""
     root = deepcopy(root)
     for word in DEFINITIONS:
         if not isinstance(root.get(word), dict):

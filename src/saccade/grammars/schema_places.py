@@ -1,4 +1,4 @@
-"""The schemas in a JSON schema, and their places."""
+"""Finds the schemas in a JSON schema, and their places."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -29,7 +29,7 @@ class Subschema(NamedTuple):
 
     @property
     def pointer(self) -> str:
-        """The way from its parent, as a JSON pointer (RFC 6901) in the fragment of a URI."""
+        """The path from its parent, as a JSON pointer (RFC 6901) in a URI fragment."""
         return pointer(self.keyword) + ("" if self.key is None else pointer(str(self.key)))
 
 
@@ -54,7 +54,7 @@ def pointer(key: str) -> str:
 
 
 def quote_pointer(text: str) -> str:
-    """Return the JSON pointer *text* with everything quoted that a URI cannot have, such as spaces."""
+    """Return the JSON pointer *text*, percent-encoded where a URI requires it."""
     return "".join(map(pointer, steps(text)))
 
 

@@ -1,7 +1,7 @@
-"""Turn the references within a JSON schema into JSON pointers from its root, so that nothing needs its identifiers.
+"""Turns the references in a JSON schema into JSON pointers from its root, so that its identifiers are not needed.
 
-`$id` gives a schema a URI, to which the references in it are relative. `$anchor` gives it a name (JSON Schema 2020-12,
-section 8.2). Draft 4 has `id` for both, drafts 6 and 7 have `$id`. No schema is fetched.
+`$id` gives a schema a URI, and the references in the schema are relative to it. `$anchor` gives it a name (JSON Schema
+2020-12, section 8.2). Draft 4 has `id` for both, drafts 6 and 7 have `$id`. No schema is fetched.
 """
 
 from typing import Any, Final, NamedTuple
@@ -24,7 +24,7 @@ SAY_NOTHING: Final = ("$schema", "$id", "$anchor", "$recursiveAnchor", "$vocabul
 
 
 class _Base(NamedTuple):
-    """What references are relative to: the URI of a schema, and the schema's pointer from the root."""
+    """The base of references: a schema's URI, and the schema's pointer from the root."""
 
     uri: str = ""
     pointer: str = ""
@@ -104,7 +104,7 @@ class _Document:
         return one
 
     def find(self, one: _Located) -> str:
-        """Return the pointer from the root to the schema that the `$ref` of *one* means."""
+        """Return the pointer from the root to the schema that the `$ref` of *one* refers to."""
         place, reference = f"{one.place}.$ref", one.schema["$ref"]
         if not isinstance(reference, str):
             raise InvalidValue(f"`{place}` must be a text.", place)
@@ -131,7 +131,7 @@ class _Document:
         return pointer
 
     def _meaning(self, reference: str, base: _Base) -> str | None:
-        """Return the pointer to the schema that *reference* means, relative to *base*; None if there is none."""
+        """Return the pointer to the schema that *reference*, relative to *base*, refers to; None if there is none."""
         uri, fragment = urldefrag(_joined(base.uri, reference))
         start = base.pointer if uri == base.uri else self._pointers.get(uri)
         if start is None:
@@ -147,7 +147,7 @@ class _Document:
 
 
 def _joined(base: str, reference: Any) -> str:
-    """Return the URI of *reference*, which is relative to *base*; *base* if it is no URI."""
+    """Resolve *reference* against *base*; return *base* if the reference is not a URI."""
     if not isinstance(reference, str):
         return base
     try:

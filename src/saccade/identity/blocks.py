@@ -1,4 +1,4 @@
-"""Keys of KV blocks, from token ids, content hashes and the tenant's salt (architecture, contract 1)."""
+"""Computes KV block keys from token ids, content hashes and the tenant's salt (architecture, contract 1)."""
 
 from array import array
 from collections import defaultdict
@@ -35,7 +35,7 @@ class MediaOverlap(NamedTuple):
 
 
 def media_in_block(runs: Sequence[MediaRun], start: int, stop: int) -> Iterator[MediaOverlap]:
-    """Yield the overlap of the block of prompt tokens [start, stop) with each of *runs* that overlaps it."""
+    """Yield the overlap of each of *runs* with the block that has the prompt's tokens [start, stop)."""
     for run in runs:
         first, last = max(start, run.start), min(stop, run.start + run.length)
         if first < last:
@@ -43,7 +43,7 @@ def media_in_block(runs: Sequence[MediaRun], start: int, stop: int) -> Iterator[
 
 
 def root_key(model_fingerprint: bytes, salt: bytes) -> bytes:
-    """Return the parent key of every first block of this model and tenant."""
+    """Return the key that is the parent of every first block for this model and tenant."""
     framed = b"".join(len(part).to_bytes(8, "little") + part for part in (b"saccade.root.1", model_fingerprint, salt))
     return blake3(framed).digest(KEY_BYTES)
 
@@ -93,7 +93,7 @@ def _packed(overlap: MediaOverlap) -> bytes:
 
 
 def _media_of_blocks(runs: Sequence[MediaRun], block_size: int) -> dict[int, bytes]:
-    """Return what the runs add to the keys of blocks, by block."""
+    """Return what the runs contribute to block keys, by block."""
     media: defaultdict[int, bytes] = defaultdict(bytes)
     for run in runs:
         for index in range(run.start // block_size, -(-(run.start + run.length) // block_size)):

@@ -1,4 +1,4 @@
-"""Content hash of a media item: encoded bytes and the processor's fingerprint (architecture, contract 1)."""
+"""Hashes a media item by its encoded bytes and the processor's fingerprint (architecture, contract 1)."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ HASH_BYTES = 32
 
 
 def _framed(parts: tuple[bytes, ...]) -> bytes:
-    """Return *parts* joined, each after its length, so that no two lists of parts have the same result."""
+    """Join *parts*, each after its length, so that no two lists of parts have the same result."""
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 

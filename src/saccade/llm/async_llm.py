@@ -1,6 +1,6 @@
-"""AsyncLLM: a gateway in the caller's event loop, and a worker with its engine as a child. Nothing listens.
+"""AsyncLLM: a gateway in the caller's event loop, and a worker with its engine as a child. It opens no port.
 
-The engine has its own processes, so it neither takes the caller down with it nor waits for the interpreter's lock.
+The engine has its own processes, so it neither takes the caller down with it nor waits for the caller's GIL.
 """
 
 import asyncio
@@ -251,7 +251,7 @@ class _TokenSink:
         return True
 
     async def flush(self) -> None:
-        """Let others run."""
+        """Let other tasks run."""
         await asyncio.sleep(0)
 
 

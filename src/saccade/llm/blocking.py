@@ -69,8 +69,9 @@ class LLM:
 
             results = llm.chat([conversation, other], SamplingParams(max_tokens=64))
 
-        *sampling_params* are for all, or a list with those of each. A conversation that fails has its error in its own
-        result. *progress* shows a bar on a terminal. Raises InvalidValue if a list is of another length.
+        *sampling_params* apply to all conversations, or are a list with one for each. A conversation that fails has its
+        error in its own result. *progress* shows a bar on a terminal. Raises InvalidValue if a list is of another
+        length.
         """
         is_one = bool(conversations) and isinstance(conversations[0], Mapping)
         several = [conversations] if is_one else conversations

@@ -1,4 +1,4 @@
-"""Images and videos that a conversation from Python holds as objects, not as URLs."""
+"""Reads images and videos that a conversation from Python holds as objects, not as URLs."""
 
 import io
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
 def read_messages(messages: Iterable[Any]) -> tuple[list[Any], dict[str, Source]]:
-    """Return *messages* with a name in place of each image that is no URL, and those images by name.
+    """Return *messages* with a name in place of each image that is not a URL, and those images by name.
 
     Raises InvalidValue for an object that cannot be an image.
     """
@@ -83,7 +83,7 @@ def _image_of(pixels: npt.NDArray[Any]) -> Image.Image:
 
 
 def num_bytes(source: Source) -> int:
-    """Return about how many bytes load() returns."""
+    """Return roughly how many bytes load() returns."""
     if isinstance(source, Image.Image):
         return source.width * source.height * len(source.getbands())
     if isinstance(source, bytes):

@@ -1,4 +1,4 @@
-"""What chats from Python return: a result for a whole answer, deltas for a streamed one."""
+"""The results of chats from Python: a ChatResult for a whole answer, Deltas for a streamed one."""
 
 import html
 import json
@@ -98,7 +98,7 @@ class ChatResult:
 
 @dataclass(frozen=True)
 class Delta:
-    """What a stream adds to a choice. The last delta has usage and warning, and nothing else."""
+    """A stream's addition to a choice. The last delta has only the usage and the warning."""
 
     text: str = ""
     reasoning: str = ""
@@ -111,14 +111,14 @@ class Delta:
 
 
 class Deltas:
-    """Makes deltas of the chunks of one answer. A call comes when it is whole."""
+    """Makes deltas from one answer's chunks. A call comes when it is complete."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, list[GeneratedCall]] = {}
         """Of the open call of each choice."""
 
     def delta_of(self, chunk: AnswerChunk) -> Delta:
-        """Return what *chunk* adds."""
+        """Return the deltas for *chunk*."""
         pieces = [*self._pieces.get(chunk.choice.index, ()), *chunk.calls]
         num_whole = max((place for place, piece in enumerate(pieces, 1) if piece.ends), default=0)
         self._pieces[chunk.choice.index] = pieces[num_whole:]

@@ -1,4 +1,4 @@
-"""How answers are sampled, and the other options of a chat from Python."""
+"""The sampling parameters and other options of a chat from Python."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from saccade.gateway.chat_request import AnswerFields
 
 
 class SamplingParams(AnswerFields, frozen=True, kw_only=True):
-    """How `n` answers are sampled. Names, bounds and defaults are those of the API; None is the default.
+    """How to sample `n` answers. Names, bounds and defaults are the API's; None means the default.
 
         SamplingParams(temperature=0, max_tokens=128, stop=["."])
 
@@ -35,7 +35,10 @@ class SamplingParams(AnswerFields, frozen=True, kw_only=True):
             raise InvalidValue("Sampling parameters are numbers, texts, booleans, lists, dicts and None.") from error
 
     def fields(self) -> dict[str, Any]:
-        """Return what is set, as fields of a request. Raises InvalidValue for a number that JSON lacks."""
+        """Return the parameters that are set, as fields of a request.
+
+        Raises InvalidValue for a number that JSON lacks.
+        """
         values = msgspec.structs.asdict(self).items()
         fields = {name: value for name, value in values if value is not None and value is not UNSET}
         for name, value in fields.items():
@@ -61,7 +64,7 @@ class ChatOptions(TypedDict, total=False):
 
 
 def response_format_of(kind: type) -> dict[str, Any]:
-    """Return the `response_format` of answers that are a *kind* in JSON.
+    """Return the `response_format` for answers that are a *kind* as JSON.
 
         response_format_of(Label)  # a model of pydantic, a dataclass, a TypedDict, a struct of msgspec
 

@@ -1,4 +1,4 @@
-"""Settings by name. The reader of the command line checks them, so names and rules are those of the flags."""
+"""Reads settings by name. The command line's parser checks them, so names and rules are the flags'."""
 
 import difflib
 import json

@@ -1,7 +1,7 @@
-"""Check the address of every connection that fetches an image, when its socket is created.
+"""Checks the address of every connection that fetches an image, at the moment its socket is created.
 
-A check of names or of a resolver's answer can be outdated when the connection is made. A socket is created for the
-address that it will connect to, whichever URL, redirect or DNS answer led there.
+An earlier check, of a name or of a resolver's answer, can be outdated when the connection is made. A socket is created
+for the very address that it will connect to, whichever URL, redirect or DNS answer led there.
 """
 
 import errno
@@ -47,14 +47,14 @@ _SPECIAL = tuple(ipaddress.ip_network(network) for network in (*_SPECIAL_IPV4, *
 
 
 def is_public(address: Address) -> bool:
-    """Return whether *address* is a public host and leads to no other host by translation or tunnel."""
+    """Return whether *address* is a public host's and does not lead elsewhere by address translation or a tunnel."""
     if isinstance(address, ipaddress.IPv6Address) and address not in _GLOBAL_IPV6:
         return False
     return not any(address in network for network in _SPECIAL)
 
 
 def parse_networks(networks: Iterable[str]) -> tuple[Network, ...]:
-    """Return CIDR *networks*, as `10.1.0.0/16`. Raises StartupError."""
+    """Parse CIDR *networks*, such as `10.1.0.0/16`. Raises StartupError."""
     try:
         return tuple(ipaddress.ip_network(network) for network in networks)
     except ValueError as error:
@@ -64,9 +64,9 @@ def parse_networks(networks: Iterable[str]) -> tuple[Network, ...]:
 
 
 class SocketGuard:
-    """Create a connector's sockets, for allowed addresses only.
+    """Creates a connector's sockets, only for allowed addresses.
 
-    Public hosts are allowed on ports 80 and 443; hosts of *allowed_networks* on every port. *num_refused* counts
+    Public hosts are allowed on ports 80 and 443, hosts in *allowed_networks* on every port. *num_refused* counts
     refused connections; *refusals* logs them.
     """
 
@@ -90,10 +90,10 @@ class SocketGuard:
         return port in PUBLIC_PORTS and is_public(address)
 
     def open_socket(self, address: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
-        """Return a socket for *address*, as getaddrinfo describes it. Raises PermissionError if it is not allowed, and
-        QueueFull if this process has no socket left.
+        """Return a socket for *address*, in the form of getaddrinfo().
 
-        This is the `socket_factory` of an aiohttp connector, which calls it before every connection.
+        An aiohttp connector has this as its `socket_factory`, and calls it before every connection. Raises
+        PermissionError if the address is not allowed, and QueueFull if this process has no socket left.
         """
         family, kind, protocol, _, target = address
         if family not in (socket.AF_INET, socket.AF_INET6) or not self.allows(target[0], target[1]):

@@ -1,7 +1,7 @@
-"""Dimensions and orientation of an AVIF image, from its boxes alone, and its Exif and XMP.
+"""Reads an AVIF image's dimensions, orientation, Exif and XMP from its boxes alone.
 
 Sources: ISO/IEC 14496-12 (boxes, pitm, iinf, iloc, iref), ISO/IEC 23008-12 (ispe, irot, imir, clap, ipma), AV1 Image
-File Format. An animation (brand avis) is read by its primary item, as a still image is; without one, the file is
+File Format. An animation (brand avis) is read through its primary item, like a still image; without one, the file is
 damaged.
 """
 
@@ -37,7 +37,7 @@ def is_avif(encoded: bytes) -> bool:
 
 
 def read(encoded: bytes) -> tuple[int, int, int]:
-    """Return stored width and height, and the orientation as Exif numbers it.
+    """Return the stored width and height, and the orientation as an Exif number.
 
     Raises InvalidImage, UnsupportedImageFormat if the image has a crop box, and struct.error if the bytes end early.
     """
@@ -89,7 +89,7 @@ def metadata(encoded: bytes) -> tuple[bytes, bytes]:
 
 
 def without_metadata(encoded: bytes) -> bytes:
-    """Return the image as a still one, with its Exif and XMP items marked as unknown; pixels do not change."""
+    """Return the image as a still image whose Exif and XMP items are marked as unknown. Pixels do not change."""
     _, start, end = _only(encoded, b"meta", 0, len(encoded))
     changed = bytearray(encoded)
     changed[8:12] = b"avif"
@@ -131,7 +131,7 @@ def _primary(encoded: bytes, start: int, _: int) -> int:
 
 
 def _items(encoded: bytes, start: int, end: int) -> Iterator[tuple[int, tuple[bytes, bytes]]]:
-    """Yield number, kind and content type of each item in the box iinf; other kinds than mime have no content type."""
+    """Yield each item's number, kind and content type from the box iinf. Only the kind mime has a content type."""
     for _, first, last in _boxes(encoded, start + (6 if encoded[start] == 0 else 8), end, MAX_PROPERTIES):
         number = ">H" if encoded[first] < 3 else ">I"
         (item,) = struct.unpack_from(number, encoded, first + 4)
@@ -144,7 +144,7 @@ def _items(encoded: bytes, start: int, end: int) -> Iterator[tuple[int, tuple[by
 
 
 def _describing(encoded: bytes, start: int, end: int, primary: int) -> Iterator[int]:
-    """Yield each item of which the box iref says that it describes *primary*."""
+    """Yield each item that describes *primary* according to the box iref."""
     number = "H" if encoded[start] == 0 else "I"
     head = struct.Struct(f">{number}H")
     for kind, first, _ in _boxes(encoded, start + 4, end, MAX_PROPERTIES):
@@ -155,9 +155,9 @@ def _describing(encoded: bytes, start: int, end: int, primary: int) -> Iterator[
 
 
 def _places(encoded: bytes, start: int, data: int) -> Iterator[tuple[int, int, int]]:
-    """Yield number, start and end of each item that the box iloc says to be of one piece.
+    """Yield the number, start and end of each item that is in one piece according to the box iloc.
 
-    *start* is that of the content of iloc, *data* that of the content of idat.
+    The content of iloc begins at *start*, that of idat at *data*.
     """
     version, sizes, more = encoded[start], encoded[start + 4], encoded[start + 5]
     long = 4 if version == 2 else 2
@@ -184,7 +184,7 @@ def _integers(encoded: bytes, position: int, widths: tuple[int, ...]) -> tuple[l
 
 
 def _associated(encoded: bytes, item: int, start: int, end: int) -> tuple[int, ...]:
-    """Return the indices, from 1, of the properties of *item*, without the bit that marks essential ones."""
+    """Return the indices, from 1, of *item*'s properties, without the bit that marks essential ones."""
     steps = 0
     for kind, position, _ in _boxes(encoded, start, end):
         if kind != b"ipma":

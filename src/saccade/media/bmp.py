@@ -1,8 +1,8 @@
-"""Decode BMP in runs (RLE). In decode processes.
+"""Decodes run-length encoded BMP (RLE). In decode processes.
 
-Pillow's decoder of runs takes a step for each pixel that a short row lacks: minutes for a file of kilobytes. This one
-takes a step for each code. When a file writes out an odd number of four-bit pixels, Pillow omits the last one; here it
-counts, as the format says. Other BMPs are left to Pillow.
+Pillow's RLE decoder takes a step for each pixel that a short row lacks, which is minutes for a file of kilobytes. This
+one takes a step for each code. If a literal run has an odd number of four-bit pixels, Pillow omits the last one; here
+it counts, as the format says. Other BMPs are left to Pillow.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ VALUES = bytes.maketrans(b"0123456789abcdef", bytes(range(16)))
 
 
 def decode(encoded: bytes) -> Image.Image | None:
-    """Return a BMP in runs as RGB; None to use Pillow. Pixels that the runs leave out have the first colour.
+    """Return a run-length encoded BMP as RGB; None to use Pillow. Pixels that the runs leave out have the first colour.
 
     Raises InvalidImage if the palette or the runs end early.
     """
@@ -36,7 +36,7 @@ def decode(encoded: bytes) -> Image.Image | None:
 
 
 def _expanded(encoded: bytes, header: BmpHeader) -> bytearray:
-    """Return the index of each pixel, rows in the order of the file. Codes beyond a row's end have no effect."""
+    """Return each pixel's palette index, with rows in the file's order. Codes beyond a row's end have no effect."""
     width, height, of_nibbles = header.width, header.height, header.coding == RLE4
     indices = bytearray(width * height)
     position, x, y = header.pixels, 0, 0

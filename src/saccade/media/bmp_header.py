@@ -1,7 +1,7 @@
-"""Dimensions and coding of a BMP, from its headers, and the kinds of coding that are decoded.
+"""Reads a BMP's dimensions and coding from its headers, and knows which codings are decoded.
 
 Sources: BITMAPFILEHEADER, BITMAPINFOHEADER, BITMAPV4HEADER and BITMAPV5HEADER (Windows GDI); Bitmap-File Formats of
-OS/2 2.0. If they leave something open, it is as in Pillow 12.3 (BmpImagePlugin).
+OS/2 2.0. If these are ambiguous, Pillow 12.3 decides (BmpImagePlugin).
 """
 
 import struct
@@ -46,13 +46,13 @@ MASKS: dict[int, frozenset[tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class BmpHeader:
-    """The content of the headers.
+    """The content of a BMP's headers.
 
     - height: positive.
-    - is_top_down: whether the first row is the upper one.
-    - palette: the palette's place, in bytes from the file's begin.
-    - colours, entry_bytes: how many entries it has, and how long each is.
-    - pixels: the place of the pixels, alike.
+    - is_top_down: whether the first row is the top one.
+    - palette: the palette's offset in the file, in bytes.
+    - colours, entry_bytes: the palette's number of entries, and the size of each in bytes.
+    - pixels: the pixels' offset in the file, in bytes.
     """
 
     width: int
@@ -67,7 +67,7 @@ class BmpHeader:
 
 
 def read(encoded: bytes) -> BmpHeader:
-    """Return what the headers of a BMP say.
+    """Read a BMP's headers.
 
     Raises InvalidImage if they are damaged or promise more pixels than follow, UnsupportedImageFormat for kinds of
     coding that are not decoded, and struct.error if the bytes end early.
@@ -107,7 +107,7 @@ def _check_coding(encoded: bytes, length: int, coding: int, bits: int) -> None:
 
 
 def _masks(encoded: bytes, length: int, bits: int) -> tuple[int, ...]:
-    """Return the masks of red, green and blue, and of 32 bits that of transparency, which a longer header has."""
+    """Return the masks for red, green and blue and, with 32 bits and a long header, for transparency."""
     masks = struct.unpack_from("<III", encoded, 54)
     if bits < 32:
         return masks
@@ -115,7 +115,7 @@ def _masks(encoded: bytes, length: int, bits: int) -> tuple[int, ...]:
 
 
 def _check_length(encoded: bytes, header: BmpHeader) -> None:
-    """Raise InvalidImage if there are fewer bytes than pixels; zeros that fill up the last row may be missing."""
+    """Raise InvalidImage if there are too few bytes for the pixels; padding after the last row may be missing."""
     row_bits = header.width * header.bits
     stride = (row_bits + 31 >> 5) * 4
     if header.pixels + stride * (header.height - 1) + (row_bits + 7 >> 3) > len(encoded):

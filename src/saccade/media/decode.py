@@ -1,9 +1,9 @@
-"""Decode images to upright RGB pixels, within limits. In decode processes: Pillow and faster decoders, no torch.
+"""Decodes images to upright RGB pixels, within limits. In decode processes: Pillow and faster decoders, no torch.
 
-Conversion to RGB is that of the reference processors (transformers 5.23, image_transforms.py, convert_to_rgb):
-transparency is composited on white, everything else is Pillow's convert("RGB"). One kind differs on purpose: of 16-bit
-greyscale the upper byte is kept, as Pillow does for 16-bit colour; convert() would turn all values above 255 white.
-The orientation is that of read_header(), so the decoded pixels always fit the tokens that were counted from the header.
+Images are converted to RGB like in the reference processors (transformers 5.23, image_transforms.py, convert_to_rgb):
+transparency is composited on white, everything else is Pillow's convert("RGB"). One kind differs on purpose: 16-bit
+greyscale keeps the upper byte, as Pillow does for 16-bit colour. convert() would turn all values above 255 white. The
+orientation comes from read_header(), so the decoded pixels always fit the tokens counted from the header.
 """
 
 import io
@@ -46,10 +46,10 @@ BROKEN = (
 
 
 def decode(encoded: bytes, limits: ImageLimits, keeps_alpha: bool = False) -> npt.NDArray[np.uint8]:
-    """Return the image, or its first frame, as RGB [height, width, 3], uint8, upright.
+    """Return the image, or its first frame, upright, as RGB uint8 [height, width, 3].
 
-    With *keeps_alpha* an image with transparency is RGBA instead, [height, width, 4].
-    Raises UnsupportedImageFormat, ImageTooLarge (also if an allocation fails) and InvalidImage (also if truncated).
+    With *keeps_alpha*, an image with transparency is RGBA [height, width, 4] instead. Raises UnsupportedImageFormat,
+    ImageTooLarge (also if an allocation fails) and InvalidImage (also if truncated).
     """
     header = read_header(encoded)
     limits.check_header(header, len(encoded))

@@ -1,9 +1,9 @@
-"""The reference processors' resize in numpy: exact for every size and on every processor, but not fast.
+"""The reference processors' resize in numpy: exact for every size and on every CPU, but not fast.
 
-Torch resizes uint8 with whole numbers: weights are computed in double precision, multiplied by a power of two and
-rounded, so that the largest one fits into 16 bits; a pass sums products and rounds to uint8 (torch 2.13,
+Torch resizes uint8 in integer arithmetic. It computes weights in double precision, multiplies them by a power of two
+and rounds them, so that the largest fits into 16 bits. A pass sums products and rounds to uint8 (torch 2.13,
 aten/src/ATen/native/cpu/UpSampleKernel.cpp and UpSampleKernelAVXAntialias.h). All such sums are exact in float32, or in
-float64 if many inputs count, in whatever order they are added. So a pass is a product of matrices.
+float64 for many inputs, in any order of addition. So a pass is a matrix product.
 """
 
 import math
@@ -31,10 +31,11 @@ BAND_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a pass: outputs from *start* on are weights times inputs.
+    """A part of a pass: the outputs from *start* on are weights times inputs.
 
-    - first: the first of the inputs.
-    - weights: float32 or float64 [outputs, inputs]."""
+    - first: the index of the first input.
+    - weights: float32 or float64 [outputs, inputs].
+    """
 
     start: int
     first: int
@@ -56,7 +57,7 @@ def resize_planes(image: npt.NDArray[np.uint8], height: int, width: int, mode: M
 
 
 def blocks(old: int, new: int, mode: Mode) -> tuple[Block, ...]:
-    """Return what makes *new* outputs of *old* inputs; nothing if the sizes are equal."""
+    """Return the blocks that turn *old* inputs into *new* outputs; none if the sizes are equal."""
     if old == new:
         return ()
     first, weights, precision = integer_weights(old, new, mode)
@@ -77,7 +78,7 @@ def blocks(old: int, new: int, mode: Mode) -> tuple[Block, ...]:
 def integer_weights(old: int, new: int, mode: Mode) -> tuple[npt.NDArray[np.int64], Numbers, int]:
     """Return each output's first input [new], the weights of its inputs [new, taps], and their precision in bits.
 
-    Weights are whole numbers; those of inputs that do not count are 0.
+    Weights are integers; inputs that do not count have weight 0.
     """
     curve, half = CURVES[mode]
     scale = old / new
@@ -119,12 +120,12 @@ def _resampled(source: npt.NDArray[np.uint8], new: int, products: tuple[Block, .
 
 
 def _bilinear(distance: Numbers) -> Numbers:
-    """Return the weights of a triangle."""
+    """Return the weights of the triangle filter."""
     return np.where(np.abs(distance) < 1, 1 - np.abs(distance), 0.0)
 
 
 def _bicubic(distance: Numbers) -> Numbers:
-    """Return the weights of a cubic convolution with a = -0.5."""
+    """Return the weights of the cubic convolution with a = -0.5."""
     a, x = -0.5, np.abs(distance)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
@@ -132,7 +133,7 @@ def _bicubic(distance: Numbers) -> Numbers:
 
 
 def _lanczos(distance: Numbers) -> Numbers:
-    """Return the weights of a sinc that a wider sinc, of three lobes, ends."""
+    """Return the weights of a sinc, windowed by a wider sinc with three lobes."""
     return np.where(np.abs(distance) < 3, np.sinc(distance) * np.sinc(distance / 3), 0.0)
 
 

@@ -1,8 +1,8 @@
-"""Fetch images by URL. This is the only module that connects to an address from a request.
+"""Fetches images by URL. This is the only module that connects to an address from a request.
 
-A request must not reach internal hosts. One parser reads the URL (image_url). The address of every connection is
-checked at its socket (addresses), after redirects and DNS. This module follows redirects and checks each like the first
-URL. It sends no proxy setting, cookie, password or referrer of this machine.
+A request must not reach internal hosts. A single parser reads the URL (image_url). The address of every connection is
+checked at its socket (addresses), after redirects and DNS. This module follows redirects itself, and checks each one
+like the first URL. It uses no proxy setting, cookie, password or referrer of this machine.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ _TROUBLES: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
 @FLAT
 @dataclass(frozen=True)
 class FetchConfig:
-    """Allowed hosts and files, and limits of a fetch."""
+    """The allowed hosts and files, and the limits of a fetch."""
 
     allowed_domains: Annotated[Many, Parameter(name="--allowed-media-domains")] = ()
     "A host that images may be fetched from, or *.suffix; may be given many times. Without any, every public host."
@@ -87,8 +87,9 @@ class FetchConfig:
 
 @dataclass(frozen=True)
 class Fetched:
-    """An encoded image, and how it may be reused. If *not_modified*, the image that is known stays valid, and *encoded*
-    is empty.
+    """An encoded image, and how it may be reused.
+
+    If *not_modified*, the known image stays valid, and *encoded* is empty.
     """
 
     encoded: bytes
@@ -97,11 +98,11 @@ class Fetched:
 
 
 async def _without_bound(nbytes: int) -> None:
-    """Hold any number of bytes."""
+    """Hold any number of bytes, without a limit."""
 
 
 class _Holding:
-    """The bytes that one fetch may keep. To get more it awaits *hold*, and pauses *deadline* meanwhile."""
+    """The bytes that one fetch may keep. To get more, it awaits *hold*, and pauses *deadline* meanwhile."""
 
     def __init__(self, hold: Callable[[int], Awaitable[None]], deadline: asyncio.Timeout) -> None:
         self._hold = hold
@@ -109,7 +110,7 @@ class _Holding:
         self._num_bytes = 0
 
     async def reach(self, num_bytes: int) -> None:
-        """Return once *num_bytes* in all are held."""
+        """Return once *num_bytes* in total are held."""
         missing = num_bytes - self._num_bytes
         if missing <= 0:
             return
@@ -124,10 +125,10 @@ class _Holding:
 
 
 class Fetcher:
-    """The fetcher of one gateway. *outcomes* counts fetches by outcome, *num_bytes* the fetched bytes.
+    """A gateway's fetcher. *outcomes* counts fetches by outcome, *num_bytes* counts the fetched bytes.
 
-    close() also closes a given *resolver*; its addresses are checked like all others. Raises StartupError if a network
-    or domain of *config* is malformed.
+    close() also closes *resolver*, if one is passed; its addresses are checked like all others. Raises StartupError if
+    a network or domain of *config* is malformed.
     """
 
     def __init__(self, config: FetchConfig, resolver: AbstractResolver | None = None) -> None:
@@ -185,11 +186,11 @@ class Fetcher:
         client: Hashable = None,
         hold: Callable[[int], Awaitable[None]] = _without_bound,
     ) -> Fetched:
-        """Return the image at *url*, or that the *known* one is still valid.
+        """Return the image at *url*, or say that the *known* one is still valid.
 
-        The fetch waits for a turn of *client*. *hold* is awaited before bytes are read, with the number of bytes in
-        addition to earlier calls. It may wait, which does not count towards the time limit, and it may raise. The
-        caller releases the held bytes, also if the fetch fails.
+        The fetch waits for a turn of *client*. Before it reads bytes, it awaits *hold* with their number, in addition
+        to earlier calls. *hold* may wait, which does not count towards the time limit, and it may raise. The caller
+        releases the held bytes, even if the fetch fails.
 
         Raises InvalidImageUrl, with one message for all hosts that are forbidden or do not answer; ImageTooLarge; and
         QueueFull if too many fetches are running.
@@ -246,7 +247,7 @@ class Fetcher:
         raise InvalidImageUrl(f"The URL redirects more than {self._config.max_redirects} times.")
 
     async def _ask(self, url: URL, known: Reuse | None, holding: _Holding) -> Fetched | tuple[str, float]:
-        """Return the image at *url*, or the target of its redirect and how long the redirect is fresh."""
+        """Return the image at *url*, or its redirect's target and how long the redirect is fresh."""
         if self._session is None:
             raise RuntimeError("start() comes before fetch().")
         started = time.monotonic()
@@ -279,7 +280,7 @@ class Fetcher:
         return Fetched(await self._body(response, holding), reuse)
 
     async def _body(self, response: aiohttp.ClientResponse, holding: _Holding) -> bytes:
-        """Return the body; read only as many bytes as are held, and no more than the limit."""
+        """Return the body. Read only as many bytes as are held, and no more than the limit."""
         limit_bytes = self._config.max_bytes
         length = read_whole_number(response.headers.get("content-length", ""), sys.maxsize)
         body = io.BytesIO()  # getvalue() does not copy

@@ -1,4 +1,4 @@
-"""How long the answer of a web server may be reused: RFC 9111 for a private cache."""
+"""Decides how long a web server's answer may be reused: RFC 9111 for a private cache."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ HEADERS = (*_TIMES, "etag", "last-modified", "vary")
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """The lifetime in an answer's headers."""
+    """The lifetime that an answer's headers state."""
 
     max_age_seconds: float | None = None
     """Overrides *expires*."""
@@ -44,11 +44,11 @@ class Reuse:
 
     @property
     def is_storable(self) -> bool:
-        """Whether the answer may be kept and can be used later."""
+        """Whether the answer may be stored and is of any use later."""
         return not self.is_forbidden and (self.fresh_seconds > 0 or self.validator is not None)
 
     def at_most(self, seconds: float) -> "Reuse":
-        """Return the reuse of an answer after a redirect that is fresh for *seconds*."""
+        """Return the reuse allowed after a redirect that is fresh for *seconds*."""
         return replace(self, fresh_seconds=min(self.fresh_seconds, seconds))
 
     @property
@@ -60,10 +60,10 @@ class Reuse:
 def reuse_of(
     url: str, headers: Mapping[str, str], now: float, delay_seconds: float, known: Reuse | None = None
 ) -> Reuse:
-    """Return the reuse that *headers* of an answer from *url* allow; a 304 updates *known* with its own headers.
+    """Return the reuse that the *headers* of an answer from *url* allow. A 304 updates *known* with its headers.
 
-    The answer arrived at *now*, in Unix seconds, *delay_seconds* after the request. An answer without an explicit
-    lifetime has none: with a guess from its age, an image that the server has replaced could be used.
+    The answer arrived at *now*, in Unix seconds, *delay_seconds* after the request. Without an explicit lifetime, the
+    lifetime is 0, since a guess from the age could reuse an image that the server has replaced.
     """
     is_too_long = any(len(headers.get(name, "")) > MAX_HEADER_CHARACTERS for name in _TIMES)
     if is_too_long or "*" in headers.get("vary", ""):
@@ -102,7 +102,7 @@ def _directives(cache_control: str) -> dict[str, list[str]]:
 
 
 def _lifetime(headers: Mapping[str, str], directives: Mapping[str, list[str]], now: float, known: Lifetime) -> Lifetime:
-    """Return the lifetime in *headers*; that of *known* for absent headers."""
+    """Return the lifetime in *headers*; absent headers default to the lifetime of *known*."""
     if "cache-control" in headers:
         ages = [_seconds(value) for value in directives.get("max-age", ())]
         known = replace(known, max_age_seconds=min(ages, default=None), is_asked_for="no-cache" in directives)
@@ -112,7 +112,10 @@ def _lifetime(headers: Mapping[str, str], directives: Mapping[str, list[str]], n
 
 
 def _lifetime_seconds(lifetime: Lifetime, headers: Mapping[str, str], now: float) -> float:
-    """Section 4.2.1: max-age, else Expires; a malformed value counts as expired. s-maxage is for shared caches."""
+    """Return max-age, else Expires (section 4.2.1).
+
+    A malformed value counts as expired. s-maxage is for shared caches.
+    """
     if lifetime.is_asked_for:
         return 0.0
     if lifetime.max_age_seconds is not None:
@@ -124,7 +127,10 @@ def _lifetime_seconds(lifetime: Lifetime, headers: Mapping[str, str], now: float
 
 
 def _validator(headers: Mapping[str, str], known: tuple[str, str] | None) -> tuple[str, str] | None:
-    """Return the ETag, else Last-Modified. Other than ASCII is refused: it has more bytes than characters."""
+    """Return the ETag, else Last-Modified.
+
+    Text that is not ASCII is refused, since it has more bytes than characters.
+    """
     if known is not None and known[0] == "If-None-Match" and "etag" not in headers:
         return known
     for name, condition in _VALIDATORS:
@@ -135,7 +141,7 @@ def _validator(headers: Mapping[str, str], known: tuple[str, str] | None) -> tup
 
 
 def _age_seconds(headers: Mapping[str, str], now: float, delay_seconds: float = 0.0) -> float:
-    """Section 4.2.3: the time since the origin made the answer, by its clock or by the caches in between."""
+    """Return the time since the origin made the answer, by its clock or by the caches in between (section 4.2.3)."""
     date = _timestamp(headers.get("date", ""))
     apparent = max(0.0, now - date) if date is not None else 0.0
     return max(apparent, _seconds(headers.get("age", "0")) + delay_seconds)

@@ -1,8 +1,8 @@
-"""Read format, dimensions and orientation from an image's bytes, without decoding and without an image library.
+"""Reads format, dimensions and orientation from an image's bytes, without an image library or any decoder.
 
-Sources: PNG third edition; WebP container RFC 9649; VP8 RFC 6386 section 9.1; GIF89a; those of JPEG, AVIF, BMP and
-Exif in saccade.media.jpeg_header, .avif, .bmp_header and .orientation. The work is bounded because it is done on the
-event loop: at most MAX_STEPS segments, chunks or blocks are visited, and at most MAX_EXIF_BYTES are copied.
+Sources: PNG third edition; WebP container RFC 9649; VP8 RFC 6386 section 9.1; GIF89a. saccade.media.jpeg_header, .avif,
+.bmp_header and .orientation name the sources for JPEG, AVIF, BMP and Exif. The work is bounded because it runs on the
+event loop. At most MAX_STEPS segments, chunks or blocks are visited, and at most MAX_EXIF_BYTES are copied.
 """
 
 import json
@@ -76,7 +76,7 @@ SERVED_VIDEOS = {"MP4 video": "video/mp4", "MOV video": "video/quicktime", "WebM
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """The header of an image."""
+    """An image's header."""
 
     format: str
     width: int
@@ -87,30 +87,30 @@ class ImageHeader:
 
     @property
     def upright(self) -> tuple[int, int]:
-        """Width and height after rotation by the orientation; 5 to 8 swap the sides."""
+        """Width and height in pixels after rotation by the orientation; orientations 5 to 8 swap the sides."""
         return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
 
     @property
     def decoded_bytes(self) -> int:
-        """Estimate of the bytes of memory that decoding takes."""
+        """An estimate of how many bytes of memory decoding takes."""
         return self.width * self.height * DECODED_BYTES_PER_PIXEL[self.format]
 
 
 @dataclass(frozen=True)
 class MediaLimits:
-    """The most images and the most videos of a request. Each video may occupy a decode process for half a minute."""
+    """How many images and videos a request may have. Each video may occupy a decode process for half a minute."""
 
     images: int = 16
     videos: int = 4
 
     def __str__(self) -> str:
-        """As vLLM's --limit-mm-per-prompt takes them."""
+        """The limits in the format of vLLM's --limit-mm-per-prompt."""
         return json.dumps({"image": self.images, "video": self.videos})
 
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """Limits of an image, checked against its header before it is decoded. Sides and areas are in pixels."""
+    """An image's limits, checked against its header before it is decoded. Sides and areas are in pixels."""
 
     max_pixels: int = 50_000_000
     max_side: int = 32_768
@@ -136,9 +136,9 @@ class ImageLimits:
 
 
 def read_header(encoded: bytes) -> ImageHeader:
-    """Return format, stored dimensions and orientation of an encoded image; its content determines the format.
+    """Return an encoded image's format, stored dimensions and orientation. Its content determines the format.
 
-    Raises UnsupportedImageFormat for other formats and InvalidImage for a damaged header or a side of 0.
+    Raises UnsupportedImageFormat for other formats, and InvalidImage for a damaged header or a side of 0.
     """
     try:
         header = _parse(encoded)
@@ -150,7 +150,7 @@ def read_header(encoded: bytes) -> ImageHeader:
 
 
 def image_format(encoded: bytes) -> str:
-    """Return which of the ACCEPTED formats an image has by its first bytes; empty if it is none."""
+    """Return which of the ACCEPTED formats an image's first bytes indicate; empty for any other."""
     if encoded.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if encoded.startswith(PNG_SIGNATURE):
@@ -165,7 +165,7 @@ def image_format(encoded: bytes) -> str:
 
 
 def other_format(encoded: bytes) -> str:
-    """Return the name of a format that is not accepted, by its first bytes; empty for unknown ones and images."""
+    """Return the name of a format that is not accepted, by its first bytes; empty for unknown formats and images."""
     start = encoded[:SIGNATURE_BYTES]
     if image_format(start):
         return ""
@@ -214,7 +214,7 @@ def _png(encoded: bytes) -> ImageHeader:
 
 
 def png_chunks(encoded: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield kind, start and end of each chunk, length and checksum included; the last end may exceed the bytes."""
+    """Yield each chunk's kind, start and end, including length and checksum; the last end may exceed the bytes."""
     position = len(PNG_SIGNATURE)
     while position + 8 <= len(encoded):
         (length,) = struct.unpack_from(">I", encoded, position)

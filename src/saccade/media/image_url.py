@@ -1,4 +1,4 @@
-"""Parse and check URLs of images. A URL is parsed once; the checked object is the one that is fetched.
+"""Parses and checks image URLs. A URL is parsed once, and the object that was checked is the one that is fetched.
 
 A URL that two parsers understand differently can bypass checks. URLs with backslashes, control characters, a user name,
 or a host that is neither a name nor a canonical address are therefore refused.
@@ -60,7 +60,7 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII | re.IGNORECASE)
 
 
 class UrlReader:
-    """Parse URLs of at most *max_characters* that name an allowed host.
+    """Parses URLs of at most *max_characters* that name an allowed host.
 
     *allowed_domains* are exact names or `*.suffix`, which does not include the suffix itself; an empty list allows all.
     *refusals* logs names that are not allowed. If the server *reads_files*, the error about a path says how to name a
@@ -116,9 +116,9 @@ class UrlReader:
 
 
 def _check_kind(text: str, no_scheme: str) -> None:
-    """Raise InvalidImageUrl if *text* is not a supported kind of URL, with a message for what it looks like.
+    """Raise InvalidImageUrl, with a message that fits what *text* looks like, unless it is a supported kind of URL.
 
-    The message, *no_scheme* for a path or a name, depends on the text alone, so that it reveals nothing about reachable
+    The message, *no_scheme* for a path or a name, depends only on the text, so it reveals nothing about reachable
     hosts.
     """
     start = text[:512].strip()
@@ -150,7 +150,7 @@ def _parse(text: str, is_relative: bool = False) -> URL:
 
 
 def _is_plain(host: str) -> bool:
-    """Return whether *host* is a name or an address in canonical form; 127.1 and 0x7f.1 are neither."""
+    """Return whether *host* is a name or a canonical address; 127.1 and 0x7f.1 are neither."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

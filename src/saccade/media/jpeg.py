@@ -1,7 +1,7 @@
-"""Decode JPEG with libjpeg-turbo directly, without the copies that Pillow makes. In decode processes.
+"""Decodes JPEG with libjpeg-turbo directly, without the copies that Pillow makes. In decode processes.
 
-Pillow uses the same library with the same settings (exact DCT, smooth upsampling), so the pixels are equal, which tests
-check. Other images than plain colour or grey, and damaged ones, are left to Pillow.
+Pillow uses the same library with the same settings (exact DCT, smooth upsampling). So the pixels are equal, as tests
+check. Damaged images, and images that are not plain colour or grey, are left to Pillow.
 """
 
 import numpy as np

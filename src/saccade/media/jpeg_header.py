@@ -1,4 +1,4 @@
-"""Dimensions and orientation of a JPEG, from the segments before its pixels, and the kinds of coding that are decoded.
+"""Reads a JPEG's dimensions, orientation and coding from the segments before its pixels.
 
 Sources: ITU-T T.81 (annexes B and H), T.87 (JPEG-LS), T.871 (JFIF); Adobe's technical note 5116.
 """
@@ -32,10 +32,10 @@ JPEG_XMP = b"http://ns.adobe.com/xap/1.0/\0"
 
 
 def read(encoded: bytes) -> tuple[int, int, int]:
-    """Return stored width and height, and the orientation as Exif numbers it.
+    """Return the stored width and height, and the orientation as an Exif number.
 
-    Raises InvalidImage if no image data follows the header, UnsupportedImageFormat for kinds of coding that are not
-    decoded, and struct.error or IndexError if the bytes end early.
+    Raises InvalidImage if no image data follows the header, and UnsupportedImageFormat for a coding that is not
+    decoded. Raises struct.error or IndexError if the bytes end early.
     """
     size, exif, exif_bytes, xmp, colours = (0, 0), list[bytes](), 0, b"", frozenset[int]()
     for marker, start, end in jpeg_segments(encoded):
@@ -56,9 +56,9 @@ def read(encoded: bytes) -> tuple[int, int, int]:
 
 
 def _check_frame(marker: int, bits: int, components: int, colours: frozenset[int]) -> None:
-    """Raise UnsupportedImageFormat for kinds of coding that libjpeg-turbo 3 or Pillow 12.3 do not decode.
+    """Raise UnsupportedImageFormat for codings that libjpeg-turbo 3 or Pillow 12.3 does not decode.
 
-    *colours* are the markers of JFIF and Adobe if these say that the components are not RGB or CMYK.
+    *colours* holds the JFIF and Adobe markers if these say that the components are not RGB or CMYK.
     """
     lossless = "lossless, " if marker == JPEG_LOSSLESS else ""
     if marker in JPEG_UNSUPPORTED:
@@ -78,10 +78,11 @@ def _check_frame(marker: int, bits: int, components: int, colours: frozenset[int
 
 
 def jpeg_segments(encoded: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield marker, start and end of each segment's content; the last one is the first scan, with start as its end.
+    """Yield the marker of each segment, and its content's start and end.
 
-    Bytes between segments are skipped, as by libjpeg (jdmarker.c, next_marker), up to MAX_JPEG_GAP_BYTES of them.
-    Raises InvalidImage if there is no scan, struct.error or IndexError if the bytes end early.
+    The last is the first scan; its end is its start. Bytes between segments are skipped, as by libjpeg (jdmarker.c,
+    next_marker), up to MAX_JPEG_GAP_BYTES of them. Raises InvalidImage if there is no scan, struct.error or IndexError
+    if the bytes end early.
     """
     position, gaps = 2, 0
     for _ in range(MAX_STEPS):

@@ -1,4 +1,4 @@
-"""Read images from local files, below a folder that the operator allows."""
+"""Reads images from local files below a folder that the operator allows."""
 
 import os
 import stat
@@ -17,13 +17,13 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a 
 
 
 def is_inside(url: URL, root: Path) -> bool:
-    """Return whether file: *url* names a path below *root* after links are resolved."""
+    """Return whether the file: URL *url* names a path below *root* after links are resolved."""
     path = "" if "\0" in url.path else url.path
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
 
 
 def local_file_size(url: URL, root: Path, max_bytes: int) -> int:
-    """Return the number of bytes of file: *url*, a regular file below *root* after links are resolved.
+    """Return the size in bytes of the file at *url*, a regular file below *root* after links are resolved.
 
     Raises InvalidImageUrl, with one message for missing and forbidden files, and ImageTooLarge.
     """
@@ -35,16 +35,16 @@ def local_file_size(url: URL, root: Path, max_bytes: int) -> int:
 
 
 def read_local_file(url: URL, root: Path, num_bytes: int) -> bytes:
-    """Return the first *num_bytes* of file: *url*. Raises InvalidImageUrl."""
+    """Return the first *num_bytes* of the file at *url*. Raises InvalidImageUrl."""
     with _open(url, root) as file:
         return file.read(num_bytes)
 
 
 @contextmanager
 def _open(url: URL, root: Path) -> Iterator[BinaryIO]:
-    """Open file: *url* under *root*.
+    """Open the file at *url* below *root*.
 
-    Links are resolved first. Then every folder of the path is opened without following links, so that no folder can be
+    Links are resolved first. Then every folder in the path is opened without following links, so that no folder can be
     replaced in between.
     """
     if url.raw_host not in (None, "", "localhost") or "\0" in url.path:

@@ -1,4 +1,4 @@
-"""Remove from an encoded image everything that does not determine its pixels.
+"""Removes everything from an encoded image that does not determine its pixels.
 
 Image libraries parse some metadata (Exif, colour profiles, comments, frames after the first) in time that grows with
 the square of its length. Decoders therefore get images without metadata; this module bounds the rest. The pixels are
@@ -26,10 +26,11 @@ PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 
 
 def without_metadata(encoded: bytes, kind: str) -> bytes:
-    """Return *encoded*, an image of the header's format *kind*, without data that does not determine its pixels.
+    """Return *encoded*, an image in the format *kind*, without data that does not determine its pixels.
 
-    WebP and GIF are returned unchanged: parsing them is linear, and read_header() bounds the blocks before a GIF's
-    frame. Raises InvalidImage for too many segments, scans or chunks, and the exceptions of saccade.media.header.
+    WebP and GIF are returned unchanged, since they are parsed in linear time and read_header() bounds the blocks before
+    a GIF's frame. Raises InvalidImage for too many segments, scans or chunks, and the exceptions of
+    saccade.media.header.
     """
     if kind == "JPEG":
         return _jpeg(encoded)
@@ -41,7 +42,7 @@ def without_metadata(encoded: bytes, kind: str) -> bytes:
 
 
 def _jpeg(encoded: bytes) -> bytes:
-    """Return the segments that define the pixels, without the bytes between them, and all from the first scan on."""
+    """Return the segments that define the pixels, without bytes in between, and everything from the first scan on."""
     pieces, num_bytes, scan, single = [encoded[:2]], 2, 0, False
     for marker, start, end in jpeg_segments(encoded):
         scan = start

@@ -1,4 +1,4 @@
-"""Render pages of PDFs, from memory alone. In decode processes: PDFium by its C functions, with one thread.
+"""Renders PDF pages, from memory alone. In decode processes: PDFium through its C functions, with one thread.
 
 This build of PDFium runs no JavaScript, and fetches and opens nothing. A page shows its form fields as a viewer draws
 them (ISO 32000-1, 12.7), but runs no action of the document or a field: no FORM_Do function is called, and the form's
@@ -48,7 +48,7 @@ LARGEST_SIDE = 1 << 24
 
 
 class Renderer:
-    """Starts PDFium, with *fonts* for text whose own font is not in the file. A process has one at a time."""
+    """Starts PDFium, with *fonts* for text whose own font is not in the file. A process has one renderer at a time."""
 
     def __init__(self, fonts: Sequence[Font] = ()) -> None:
         no_folders = (ctypes.POINTER(ctypes.c_char) * 1)()
@@ -64,7 +64,10 @@ class Renderer:
         pdfium.FPDF_DestroyLibrary()
 
     def read_pages(self, encoded: bytes, limits: PdfLimits) -> list[PdfPage]:
-        """Return the pages of an encoded PDF; none is drawn. Raises InvalidImage, ImageTooLarge and TooManyImages."""
+        """Return the pages of an encoded PDF without drawing them.
+
+        Raises InvalidImage, ImageTooLarge and TooManyImages.
+        """
         limits.check_bytes(len(encoded))
         with _opened(encoded) as document:
             if pdfium.FPDF_GetFormType(document) == pdfium.FORMTYPE_XFA_FULL:
@@ -81,7 +84,8 @@ class Renderer:
     def render(self, encoded: bytes, page: PdfPage, *, allows_gaps: bool = False) -> "Drawing":
         """Return *page* on white, with its annotations and fields. Raises InvalidImage and ImageTooLarge.
 
-        A page with letters that no font has is refused, or drawn without them if the operator *allows_gaps*.
+        If no font has some of the page's letters, the page is refused or, if the operator *allows_gaps*, drawn without
+        them.
         """
         image, text, lost = self._draw(encoded, page, PageFonts())
         survey = NO_TEXT
@@ -98,7 +102,7 @@ class Renderer:
     def _draw(
         self, encoded: bytes, page: PdfPage, fonts: PageFonts
     ) -> tuple[npt.NDArray[np.uint8], PageText, Set[int]]:
-        """Return the page, its text, and the letters of values that it lacks."""
+        """Return the page, its text, and the letters of field values that it lacks."""
         self._substitutes.page = fonts
         with _opened(encoded) as document, _form(document) as form:
             with _loaded(document, page.number) as loaded:
@@ -118,7 +122,7 @@ class Renderer:
         return image, text, _lost(encoded, page.number, values) if values else frozenset()
 
     def _gap(self, text: PageText, survey: PageText, lost: Set[int]) -> tuple[str, Mapping[str, Set[int]]]:
-        """Return what a page lacks and what to do, "" for nothing; and the letters that each font must have."""
+        """Return what a page lacks and what to do, "" for nothing, and the letters that each font must have."""
         by_font = text.completed(survey).by_font if text.has_flat_text else text.by_font
         reason = (
             f"the fonts of this server do not draw {_some(lost)} in a field or a free text. {ADVICE}" if lost else ""
@@ -152,7 +156,7 @@ def _some(letters: Set[int]) -> str:
 
 
 def _lost(encoded: bytes, number: int, values: Sequence[Value]) -> Set[int]:
-    """Return the letters of *values* on page *number* that PDFium does not write, whether they are in sight or not."""
+    """Return the letters of *values* on page *number* that PDFium does not write, even if they would not be visible."""
     with _opened(encoded) as document, _form(document) as form:
         with _loaded(document, number) as loaded:
             first = pdfium.FPDFPage_CountObjects(loaded)
@@ -220,7 +224,7 @@ def _loaded(document: pdfium.FPDF_DOCUMENT, number: int) -> Iterator[pdfium.FPDF
 
 
 def _size(document: pdfium.FPDF_DOCUMENT, number: int, dots_per_inch: int) -> tuple[int, int]:
-    """Return width and height of a page in pixels, as it is turned; 0 for a damaged one."""
+    """Return the width and height of a page in pixels after its rotation; 0 for a damaged page."""
     size = pdfium.FS_SIZEF()
     if not pdfium.FPDF_GetPageSizeByIndexF(document, number, size):
         return 0, 0

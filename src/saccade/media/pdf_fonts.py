@@ -1,6 +1,6 @@
-"""Fonts for a PDF's text whose own font is not in the file: from the extra `fonts`, and from a folder of the operator.
+"""Fonts for PDF text whose own font is not in the file: from the extra `fonts`, and from an operator's folder.
 
-A page must look the same on every machine, so the machine's own fonts are never used. Source of the tables that are
+A page must look the same on every machine, so the machine's own fonts are never used. Source for the tables that are
 read here: OpenType 1.9.1, "Organization of an OpenType Font", "cmap" and "name".
 """
 
@@ -71,17 +71,21 @@ class PdfFontSettings(msgspec.Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """What the settings and all fonts change of pages: a part of every page's identity. Raises StartupError."""
+        """Identifies what the settings and fonts change in pages; a part of every page's identity.
+
+        Raises StartupError.
+        """
         return f"{_digest(self.folder).hex()}-{'gaps' if self.allows_gaps else 'whole'}"
 
 
 @dataclass(frozen=True)
 class Font:
-    """A face in an OpenType file.
+    """A font face in an OpenType file.
 
-    - data: the file's bytes, perhaps of several faces.
-    - offset: the face's place in them.
-    - letters: the code points that it can draw."""
+    - data: the file's bytes, which may contain several faces.
+    - offset: the face's position in the bytes.
+    - letters: the code points that the face can draw.
+    """
 
     family: str
     data: bytes
@@ -91,7 +95,7 @@ class Font:
 
 
 def installed_fonts(folder: str | None) -> tuple[Font, ...]:
-    """Return the fonts of *folder*, in the order of their names, and those of the extra. Raises StartupError."""
+    """Return the fonts in *folder*, in the order of their names, and those of the extra. Raises StartupError."""
     return tuple(read_font(*file) for file in _files(folder))
 
 
@@ -101,7 +105,7 @@ def _digest(folder: str | None) -> bytes:
 
 
 def _files(folder: str | None) -> Iterator[tuple[str, bytes, frozenset[int] | None]]:
-    """Yield name, content and character sets of each font file; the sets of an operator's depend on its letters."""
+    """Yield each font file's name, content and character sets. An operator's font has sets that its letters decide."""
     for path in _operators(Path(folder)) if folder is not None else ():
         yield path.name, _content(path), None
     for packaged in EXTRA:
@@ -154,7 +158,7 @@ def covering(fonts: Sequence[Font], letters: Iterable[int]) -> Font | None:
 
 
 def _as_collection(content: bytes) -> bytes:
-    """Return a collection of the one font in *content*: its tables are counted from the beginning of the file."""
+    """Return a collection that has only the font in *content*. Table offsets count from the beginning of the file."""
     data = bytearray(COLLECTION_HEAD + content)
     for number in range(struct.unpack_from(">H", content, 4)[0]):
         place = len(COLLECTION_HEAD) + 12 + 16 * number + 8

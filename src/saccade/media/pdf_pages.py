@@ -1,6 +1,6 @@
-"""PDFs in the gateway, which runs no renderer: how one is recognised, its limits, and its pages as images.
+"""The gateway's side of PDFs, without a renderer: how to recognise a PDF, its limits, and its pages as images.
 
-A PDF is as hostile as an image, and reading it takes a library in C: media.pdf does it in decode processes.
+A PDF can be as hostile as an image, and only a C library reads it. So media.pdf does that in decode processes.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ BYTES_PER_PIXEL = 16
 def read_image_header(encoded: bytes, source: str) -> ImageHeader | None:
     """Return the header of the image *encoded*, or None if it is a PDF.
 
-    *source* is its URL or filename. Raises InvalidImage and UnsupportedImageFormat; if *source* calls it a PDF, the
-    error of bytes that are neither speaks of PDFs.
+    *source* is its URL or filename. Raises InvalidImage and UnsupportedImageFormat. For bytes that are neither, the
+    error speaks of PDFs if *source* does.
     """
     if other_format(encoded) == "PDF":
         return None
@@ -67,7 +67,7 @@ class PdfPage(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class PdfLimits:
-    """Limits of a PDF. *image* limits the pixels of each page, drawn at *dots_per_inch*, and the bytes of the file."""
+    """A PDF's limits. *image* limits the pixels of each page, drawn at *dots_per_inch*, and the bytes of the file."""
 
     image: ImageLimits
     max_pages: int = 20
@@ -79,7 +79,7 @@ class PdfLimits:
             raise ImageTooLarge(f"The PDF has {num_bytes} bytes; at most {self.image.max_encoded_bytes} are accepted.")
 
     def check_count(self, num_pages: int) -> None:
-        """Raise TooManyImages, or InvalidImage for no pages."""
+        """Raise TooManyImages for too many pages, InvalidImage for none."""
         if num_pages < 1:
             raise InvalidImage("The PDF has no pages.")
         if num_pages > self.max_pages:
@@ -88,7 +88,7 @@ class PdfLimits:
             )
 
     def check_pages(self, pages: Sequence[PdfPage]) -> None:
-        """Raise ImageTooLarge or InvalidImage for a wrong page, and as check_count() does."""
+        """Raise ImageTooLarge or InvalidImage for a wrong page, and the errors of check_count()."""
         self.check_count(len(pages))
         for number, page in enumerate(pages):
             if page.number != number or min(page.width, page.height) < 1:

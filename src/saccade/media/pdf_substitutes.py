@@ -1,7 +1,7 @@
-"""Fonts for PDFium when a text's font is not in the file: from memory, never the machine's.
+"""Gives PDFium fonts for text whose font is not in the file: from memory, never from the machine.
 
 At first PDFium gets none, and draws with its own fonts, which have Latin letters and symbols. A page with other letters
-is drawn again with fonts that have them.
+is drawn again with fonts that have those.
 """
 
 import ctypes
@@ -32,8 +32,8 @@ CALLBACKS = dict(pdfium.FPDF_SYSFONTINFO._fields_)
 class PageFonts:
     """The fonts that PDFium gets on one page.
 
-    - fonts: none at first; a survey has one.
-    - needed: letters by the plain name of their font, without those that PDFium's own font draws.
+    - fonts: none at first; a survey uses one.
+    - needed: letters by their font's plain name, without letters that PDFium's own font draws.
     """
 
     fonts: Sequence[Font] = ()
@@ -66,7 +66,7 @@ class PageFonts:
 
 
 class Substitutes:
-    """Answers PDFium with *fonts*, as *page* chooses them. Must live as long as PDFium is used."""
+    """Answers PDFium with *fonts*, as *page* chooses them. It must live as long as PDFium is used."""
 
     def __init__(self, fonts: Sequence[Font]) -> None:
         self.fonts = tuple(fonts)
@@ -89,7 +89,7 @@ class Substitutes:
         return None if font is None else self.every.index(font) + 1
 
     def _copy(self, _: object, number: int, table: int, buffer: object, num_bytes: int) -> int:
-        """Copy a font to *buffer*, if it has room; return the length of the font."""
+        """Copy a font to *buffer* if there is room; return the font's length in bytes."""
         font = self.every[number - 1]
         if table not in (COLLECTION_TAG, WHOLE_FONT):
             return 0
@@ -107,13 +107,13 @@ class Substitutes:
 
 
 def plain_name(name: str) -> str:
-    """Return the *name* of a font without the mark of a subset, style and blanks; one name for all standard ones."""
+    """Return a font's *name* without subset mark, style and blanks; all standard fonts share one name."""
     plain = re.split(r"[,-]", SUBSET.sub("", name).replace(" ", ""), maxsplit=1)[0].lower()
     return next((alias for pattern, alias in ALIASES if pattern.match(plain)), plain)
 
 
 def needed_letters(by_font: Mapping[str, Letters], lost: Set[int]) -> dict[str, Set[int]]:
-    """Return the letters that fonts by plain name must have: those *by_font*, and *lost* ones of fields."""
+    """Return which letters fonts must have, by plain name: letters *by_font*, and *lost* letters of fields."""
     needed: dict[str, Set[int]] = {VALUES: lost}
     for name, letters in by_font.items():
         more = letters.drawn | letters.missing if letters.missing else set[int]()

@@ -1,7 +1,7 @@
-"""A font that shows every letter as a square: with it PDFium tells which letters a page has.
+"""Makes a font that shows every letter as a square, so that PDFium reports all letters on a page.
 
-PDFium's list of a page's letters leaves out text without extent, such as one letter that its font lacks. Source of the
-tables: OpenType 1.9.1.
+PDFium's list of a page's letters leaves out text without extent, such as a single letter that its font lacks. Source of
+the tables: OpenType 1.9.1.
 """
 
 import struct
@@ -18,7 +18,7 @@ SQUARE = struct.pack(">hhhhhHH4B8h", 1, 0, 0, EM, EM, 3, 0, 1, 1, 1, 1, 0, EM, 0
 
 @cache
 def survey_font() -> Font:
-    """Return the font, for text of every character set."""
+    """Return the font for text in every character set."""
     return read_font("the survey", _file(), frozenset(SAMPLES))
 
 
@@ -44,7 +44,7 @@ def _file() -> bytes:
 
 
 def _letters() -> bytes:
-    """Return a table, in form 4, of letters that all have the glyph 1; its segments share one list of glyphs."""
+    """Return a cmap table in format 4 in which all letters have glyph 1; its segments share one list of glyphs."""
     firsts = [*range(FIRST_LETTER, LAST_LETTER, SEGMENT), 0xFFFF]
     lasts = [*(min(first + SEGMENT - 1, LAST_LETTER) for first in firsts[:-1]), 0xFFFF]
     number = len(firsts)

@@ -1,4 +1,4 @@
-"""Find the letters on a PDF's page that PDFium cannot draw: neither the file nor another font has them."""
+"""Finds the letters on a PDF page that PDFium cannot draw, because neither the file nor another font has them."""
 
 import ctypes
 import sys
@@ -40,8 +40,9 @@ UNSEEN = pdfium.FPDF_ANNOT_FLAG_HIDDEN | pdfium.FPDF_ANNOT_FLAG_NOVIEW
 
 @dataclass
 class Letters:
-    """A page's letters in one font that is not in the file, as code points. If it *has_unnamed*, some have only
-    numbers.
+    """A page's letters, as code points, in one font that is not in the file.
+
+    With *has_unnamed*, some letters have only numbers.
     """
 
     drawn: set[int] = field(default_factory=set)
@@ -50,21 +51,22 @@ class Letters:
 
     @property
     def is_unnamed(self) -> bool:
-        """Whether nothing says what the letters are. Codes without a letter in an encoding mean nothing."""
+        """Whether it is unknown what the letters are. Codes without a letter in an encoding mean nothing."""
         return self.has_unnamed and not self.drawn and not self.missing
 
 
 @dataclass(frozen=True)
 class PageText:
-    """A page's visible letters whose fonts are not in the file, *by_font*. If it *has_flat_text*, text without extent,
-    some letters are left out.
+    """A page's visible letters whose fonts are not in the file, *by_font*.
+
+    With *has_flat_text*, which is text without extent, some letters are left out.
     """
 
     by_font: Mapping[str, Letters]
     has_flat_text: bool
 
     def completed(self, survey: "PageText") -> "PageText":
-        """Return the text with those letters as missing that only the *survey* shows."""
+        """Return the text, with the letters that only the *survey* shows as missing."""
         by_font = dict(self.by_font)
         for name, every in survey.by_font.items():
             # The fonts that PDFium makes for the values of fields are named after those that it gets.
@@ -116,14 +118,17 @@ def read_text(page: pdfium.FPDF_PAGE, fonts: Sequence[Font]) -> PageText:
 
 
 class _Reader:
-    """Reads the letters of a page, maybe a great many: nothing is allocated for most of them."""
+    """Reads a page's letters, perhaps very many, so most of them cause no allocation."""
 
     def __init__(self, text: pdfium.FPDF_TEXTPAGE) -> None:
         self._text = text
         self._sides = tuple(ctypes.c_double() for _ in range(4))
 
     def letter(self, index: int) -> tuple[int, bool]:
-        """Return a letter, and whether its font does not draw it: then it is flat. Flat parts of a ligature are one."""
+        """Return a letter, and whether it is flat, so that its font does not draw it.
+
+        Flat parts of a ligature count as one.
+        """
         letter, (left, right, bottom, top) = self._code(index), self._box(index)
         is_small = right - left < SMALL_EXTENT or top - bottom < SMALL_EXTENT
         if not is_small or is_blank(letter) or not self._is_flat(index, right - left, top - bottom):
@@ -146,7 +151,7 @@ class _Reader:
         return is_part and float(pdfium.FPDFText_GetFontSize(self._text, index)) >= LEAST_FONT_SIZE
 
     def _code(self, index: int) -> int:
-        """Return the code point of a letter; PDFium tells the halves of a pair, of which each returns the letter."""
+        """Return a letter's code point. PDFium reports the halves of a surrogate pair; each half returns the letter."""
         letter: int = pdfium.FPDFText_GetUnicode(self._text, index)
         if letter not in HIGH_HALVES and letter not in LOW_HALVES:
             return min(letter, sys.maxunicode)
@@ -157,7 +162,7 @@ class _Reader:
         return letter
 
     def _box(self, index: int) -> tuple[float, float, float, float]:
-        """Return left, right, bottom and top of a letter's outline; zeros beyond the first and the last one."""
+        """Return the left, right, bottom and top of a letter's outline, or zeros if there is no such letter."""
         left, right, bottom, top = self._sides
         if index < 0 or not pdfium.FPDFText_GetCharBox(self._text, index, left, right, bottom, top):
             return 0, 0, 0, 0
@@ -170,7 +175,10 @@ def _ligatures() -> Mapping[str, int]:
 
 
 def _is_lost(font: pdfium.FPDF_FONT, letter: int, is_flat: bool) -> bool:
-    """Whether PDFium does not draw *letter*. It draws some flat ones in yet another font, but none beyond 16 bits."""
+    """Whether PDFium does not draw *letter*.
+
+    It draws some flat letters in yet another font, but none beyond 16 bits.
+    """
     return (is_flat and letter >= FIRST_OF_PAIRS) or not _has_outline(font, letter)
 
 
@@ -180,7 +188,7 @@ def _has_outline(font: pdfium.FPDF_FONT, letter: int) -> bool:
 
 @cache
 def _forms() -> Mapping[int, Sequence[int]]:
-    """Return the ligatures and joined forms of letters: PDFium tells the letters, and finds glyphs by the forms."""
+    """Return the ligatures and joined forms of letters. PDFium reports the letters, but finds glyphs by these forms."""
     forms: dict[int, list[int]] = {}
     for form in (*range(0xFB00, 0xFE00), *range(0xFE70, 0xFEFF)):
         for letter in unicodedata.normalize("NFKC", chr(form)):
@@ -213,9 +221,9 @@ def _texts(item: pdfium.FPDF_PAGEOBJECT, depth: int = 0) -> Iterator[pdfium.FPDF
 
 
 def letters_from(page: pdfium.FPDF_PAGE, first: int) -> tuple[set[int], set[int]]:
-    """Return the letters, by code points, in the texts of the objects of *page* from number *first* on.
+    """Return the letters in the texts of *page*'s objects from number *first* on, and the flat ones, as code points.
 
-    The second ones have no outline in their font, which may be in the file.
+    Flat letters have no outline in their font, which may be in the file.
     """
     objects = (pdfium.FPDFPage_GetObject(page, index) for index in range(first, pdfium.FPDFPage_CountObjects(page)))
     texts = {ctypes.addressof(text.contents) for item in objects for text in _texts(item)}
@@ -232,7 +240,7 @@ def letters_from(page: pdfium.FPDF_PAGE, first: int) -> tuple[set[int], set[int]
 
 
 def remove_unseen(page: pdfium.FPDF_PAGE) -> None:
-    """Remove the annotations of *page* that are not visible."""
+    """Remove the invisible annotations on *page*."""
     for index in reversed(range(pdfium.FPDFPage_GetAnnotCount(page))):
         with annotation(page, index) as one:
             is_unseen = bool(pdfium.FPDFAnnot_GetFlags(one) & UNSEEN)

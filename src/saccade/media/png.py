@@ -1,8 +1,8 @@
-"""Decode PNG with Rust's png crate, in 35 to 57 % of Pillow's time. In decode processes.
+"""Decodes PNG with Rust's png crate, in 35 to 57 % of Pillow's time. In decode processes.
 
-PNG is lossless, so the pixels are equal to Pillow's, which tests check. Other images than plain colour with or without
-transparency, and damaged ones, are left to Pillow. The chunks' checksums are verified; the checksum of the zlib stream
-inside them is not.
+PNG is lossless, so the pixels equal Pillow's, as tests check. Damaged images, and images that are not plain colour with
+or without transparency, are left to Pillow. The chunks' checksums are verified; the checksum of the zlib stream inside
+them is not.
 """
 
 import kornia_rs
@@ -18,7 +18,7 @@ SPARE_BYTES = 4 << 20
 
 
 def decode(encoded: bytes, height: int, width: int, mode: str = "RGB") -> npt.NDArray[np.uint8] | None:
-    """Return a PNG without metadata, *height* x *width*, as [height, width, 3], uint8; None to use Pillow.
+    """Decode a PNG without metadata of *height* x *width* to uint8 [height, width, 3]; None to use Pillow.
 
     The result is [height, width, 4] if *mode* is RGBA instead of RGB. The file must have that mode.
     Raises MemoryError if an allocation fails.

@@ -1,4 +1,4 @@
-"""Log which setting refuses image URLs, without data of clients and without a line for each refusal."""
+"""Logs which setting refuses image URLs, without any client's data and without a line for each refusal."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class Refusals:
-    """Count refusals by reason; log the first, the tenth, the hundredth and so on for each reason."""
+    """Counts refusals by reason; logs the first, the tenth, the hundredth and so on for each reason."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

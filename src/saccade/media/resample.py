@@ -12,9 +12,9 @@ def resample(image: npt.NDArray[np.uint8], height: int, width: int, kernel: Imag
 
     With a fourth channel, alpha, the colours are weighted by it, as Pillow does.
 
-    The horizontal pass is first, then the vertical one, each rounded to uint8. They are two calls because Pillow 13
-    chooses the order itself in a single call, and the reference processors were written for the older, fixed order.
-    Without a change of size *image* itself is returned. Raises MemoryError if an allocation fails.
+    The horizontal pass comes first, then the vertical one, each rounded to uint8. These are two calls because in a
+    single call Pillow 13 chooses the order itself, while the reference processors rely on the older, fixed order. If
+    the size does not change, *image* itself is returned. Raises MemoryError if an allocation fails.
     """
     old_height, old_width, channels = image.shape
     if (old_height, old_width) == (height, width):

@@ -1,8 +1,8 @@
-"""Resolve host names on the event loop. A lookup ends with its fetch, so slow name servers occupy no threads.
+"""Resolves host names on the event loop. A lookup ends with its fetch, so slow name servers occupy no threads.
 
 Each lookup has a separate c-ares channel. A `getaddrinfo` in a thread cannot be cancelled, and a shared channel can
 neither cancel a single lookup nor bound its cache of answers. c-ares reads /etc/hosts, /etc/resolv.conf with its search
-domains, and the line `hosts` of /etc/nsswitch.conf, of which it supports files and dns.
+domains, and the `hosts` line of /etc/nsswitch.conf, where it supports files and dns.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Records:
 
 
 class DnsResolver(AbstractResolver):
-    """Asks the system's name servers, or *servers*, each as `127.0.0.1:53`."""
+    """Asks the system's name servers, or *servers*, each written like `127.0.0.1:53`."""
 
     def __init__(self, servers: Iterable[str] = ()) -> None:
         self._servers = tuple(servers)

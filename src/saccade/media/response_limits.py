@@ -1,7 +1,7 @@
-"""Bound what a server may send in addition to a body: interim answers, headers, the framing of chunks.
+"""Limits what a server may send in addition to a body: interim answers, headers, the framing of chunks.
 
-aiohttp bounds single headers and their number. Without bounds on the rest, a server that sends nothing but
-`100 Continue` keeps the event loop busy for seconds.
+aiohttp limits single headers and their number. Without limits on the rest, a server that sends nothing but `100
+Continue` keeps the event loop busy for seconds.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ _PIECE_BYTES = 1 << 12
 
 
 def limit_responses(connector: aiohttp.TCPConnector) -> None:
-    """Apply the bounds to all answers on connections of *connector*, which belongs to the running event loop."""
+    """Apply the limits to all answers on connections of *connector*, which belongs to the running event loop."""
     loop = asyncio.get_running_loop()
     connector._factory = partial(_LimitedResponse, loop=loop)  # type: ignore[assignment]  # there is no public setting
 
 
 class _LimitedResponse(ResponseHandler):
-    """aiohttp's protocol of one connection, with the bounds of this module."""
+    """aiohttp's protocol for one connection, with this module's limits."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -44,7 +44,7 @@ class _LimitedResponse(ResponseHandler):
         self._is_in_head = True
 
     def set_response_params(self, **settings: Any) -> None:
-        """Reset the counts for the answer of the next request."""
+        """Reset the counts for the next request's answer."""
         self._begin()
         super().set_response_params(**settings)
 
@@ -59,7 +59,7 @@ class _LimitedResponse(ResponseHandler):
         super().feed_data(data, size)
 
     def data_received(self, data: bytes) -> None:
-        """Parse *data* in small pieces, so that little is parsed beyond a bound."""
+        """Parse *data* in small pieces, so that little is parsed beyond a limit."""
         if not data:
             super().data_received(data)
         for start in range(0, len(data), _PIECE_BYTES):

@@ -1,7 +1,7 @@
 """Images in four bytes per pixel: red, green, blue and an unused one. numpy, no torch.
 
-Pillow stores RGB in this form. decode() returns a view of the first three bytes of each pixel. With the fourth byte a
-pixel is one machine word, which is copied, split and resampled faster than three bytes.
+Pillow stores RGB in this form. decode() returns a view of each pixel's first three bytes. With the fourth byte, a pixel
+is one machine word, which is faster to copy, split and resample than three bytes.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ def empty(height: int, width: int) -> npt.NDArray[np.uint8]:
 
 
 def words(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
-    """Return the memory [height, width, 4] of which *image* [height, width, 3] is a view; None if there is none."""
+    """Return the memory [height, width, 4] that *image* [height, width, 3] is a view of; None if there is none."""
     memory = image.base
     if not isinstance(memory, np.ndarray) or not memory.flags.c_contiguous:
         return None

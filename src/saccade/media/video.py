@@ -1,10 +1,9 @@
-"""Read headers and frames of videos, from memory alone. In decode processes: FFmpeg by PyAV, with one thread.
+"""Reads videos' headers and frames from memory alone. In decode processes: FFmpeg through PyAV, with one thread.
 
-FFmpeg gets the bytes through a Python object, a container that names no other files, and a list of decoders: there is
-no path, no protocol and no playlist in it. A container's statements are not believed: frames are counted by their
-packets, except those of frames that are not shown, and the size is that of the first decoded frame. A video whose
-frames change their size is refused. The rate is that of the packets' times, unless a container's table has counted all
-frames.
+FFmpeg gets the bytes through a Python object, only container formats that name no other files, and a list of decoders.
+So no path, protocol or playlist is involved. A container's statements are not trusted. Frames are counted by their
+packets, without packets of hidden frames, and the size is that of the first decoded frame. A video whose frames change
+their size is refused. The rate comes from the packets' times, unless a container's table has counted all frames.
 """
 
 import errno
@@ -42,7 +41,7 @@ BROKEN = (av.FFmpegError, ValueError, TypeError, LookupError, ArithmeticError, O
 
 
 def read_header(encoded: bytes, limits: VideoLimits) -> VideoHeader:
-    """Return the header of an encoded video. Decodes its first frame and visits every packet.
+    """Return an encoded video's header. Decodes the first frame and visits every packet.
 
     Raises UnsupportedVideoFormat, VideoTooLarge and InvalidVideo.
     """
@@ -69,9 +68,9 @@ def read_header(encoded: bytes, limits: VideoLimits) -> VideoHeader:
 def read_frames(
     encoded: bytes, header: VideoHeader, indices: Sequence[int], limits: VideoLimits
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield the frames of ascending *indices* as RGB [height, width, 3], uint8, upright.
+    """Yield the frames at ascending *indices*, upright, as RGB uint8 [height, width, 3].
 
-    Raises what read_header() does; also InvalidVideo if the video has fewer frames, or frames of another size.
+    Raises the errors of read_header(), and InvalidVideo if the video has fewer frames, or frames of another size.
     """
     with _opened(encoded, limits) as (container, stream):
         pending = iter(indices)
@@ -89,7 +88,7 @@ def read_frames(
 
 @contextmanager
 def _opened(encoded: bytes, limits: VideoLimits) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open a video; within the block FFmpeg's errors become the request's."""
+    """Open a video. In the block, FFmpeg's errors become request errors."""
     limits.check_bytes(len(encoded))
     name = demuxer(encoded)
     # FFmpeg uses no protocol here: it opens nothing except the bytes.
@@ -123,18 +122,18 @@ def _stream(container: InputContainer, limits: VideoLimits) -> VideoStream:
 def _packets(container: InputContainer, stream: VideoStream) -> "Iterator[Packet[VideoStream]]":
     """Yield the packets, and finally the one that makes a decoder return the frames that it still holds.
 
-    A packet that a truncated file cuts is left out: the frames before it are served.
+    A packet that is cut off in a truncated file is left out, so that the frames before it are served.
     """
     return (packet for packet in container.demux(stream) if not packet.is_corrupt)
 
 
 def _is_shown(packet: "Packet[VideoStream]", codec: str) -> bool:
-    """Whether a packet's frame is shown: encoders of VP8 store others too, to predict later frames from them."""
+    """Whether a packet's frame is shown. VP8 encoders also store hidden frames, to predict later frames from them."""
     return codec != "vp8" or bool(memoryview(packet)[0] & VP8_SHOWN)
 
 
 def _measured_rate(stream: VideoStream, times: Sequence[int | None]) -> Fraction | None:
-    """Return the rate of the packets' *times*, in units of the stream; None if they do not say one."""
+    """Return the rate that the packets' *times* imply, in units of the stream; None if they imply none."""
     known = [time for time in times if time is not None]
     if len(known) < max(2, len(times)) or stream.time_base is None:
         return None
@@ -143,10 +142,10 @@ def _measured_rate(stream: VideoStream, times: Sequence[int | None]) -> Fraction
 
 
 def _rate(stream: VideoStream, num_frames: int, measured: Fraction | None) -> float:
-    """Return the average rate, frames a second.
+    """Return the average rate in frames per second.
 
-    MP4 and GIF have a table or delays of all frames, whose average FFmpeg computes. Matroska, and MP4 in fragments,
-    may state a nominal rate, the codec's, that of the first frames, or none: such a rate must agree with *measured*.
+    MP4 and GIF have a table or the delays of all frames, whose average FFmpeg computes. Matroska and fragmented MP4 may
+    state a nominal rate, the codec's, the first frames' or none. Such a rate must agree with *measured*.
     """
     stated = stream.average_rate
     if measured is None or (stated and stream.frames >= num_frames):

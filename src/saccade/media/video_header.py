@@ -1,6 +1,6 @@
-"""The kinds of videos that are read, and their limits: for the gateway, which runs no decoder.
+"""The supported kinds of videos, and their limits, for the gateway, which runs no decoder.
 
-A container is as hostile as an image, and reading it takes a library in C: media.video does it in decode processes.
+A container can be as hostile as an image, and only a C library reads it. So media.video does that in decode processes.
 """
 
 import re
@@ -36,7 +36,7 @@ reference frames; a decoder may hold 16 of those, of 1.5 bytes per pixel."""
 
 @dataclass(frozen=True)
 class VideoLimits:
-    """Limits of a video. *max_pixels* and *max_side* are those of a frame, *max_frames* those of the container."""
+    """A video's limits. *max_pixels* and *max_side* apply to a frame, *max_frames* to the container."""
 
     max_pixels: int = 4096 * 2304
     max_side: int = 8192
@@ -49,7 +49,7 @@ class VideoLimits:
             raise VideoTooLarge(f"The video has {num_bytes} bytes; at most {self.max_encoded_bytes} are accepted.")
 
     def check_size(self, width: int, height: int) -> None:
-        """Raise VideoTooLarge for frames over a limit, InvalidVideo for frames without pixels."""
+        """Raise VideoTooLarge for frames over a limit, and InvalidVideo for frames without pixels."""
         size = f"The video's frames have {width} x {height} pixels"
         if min(width, height) < 1:
             raise InvalidVideo(f"{size}.")
@@ -65,9 +65,9 @@ class VideoLimits:
 
 
 def demuxer(encoded: bytes) -> str:
-    """Return FFmpeg's name of the container, which its content determines.
+    """Return FFmpeg's name for the container, which the content determines.
 
-    Raises UnsupportedVideoFormat, which says how to send an image or a document.
+    Raises UnsupportedVideoFormat that says how to send an image or a document.
     """
     # AVIF and HEIC begin like MP4.
     image, other = image_format(encoded), other_format(encoded)
@@ -88,5 +88,5 @@ def demuxer(encoded: bytes) -> str:
 
 
 def decoded_bytes(header: VideoHeader) -> int:
-    """Return an estimate of the bytes of memory that decoding takes; it holds one frame at a time."""
+    """Return an estimate of how many bytes of memory decoding takes, one frame at a time."""
     return header.width * header.height * BYTES_PER_PIXEL

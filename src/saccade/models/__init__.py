@@ -16,7 +16,7 @@ SHARED = frozenset({"backbones", "preprocessing", "tool_formats"})
 
 @cache
 def _declared() -> dict[str, tuple[str, Family]]:
-    """Return each family's folder and declaration: one of FAMILIES of the folder, or one with the folder's name.
+    """Return each family's folder and declaration: one of the folder's FAMILIES, or one with the folder's name.
 
     The result is kept, because confined processes cannot list folders.
     """
@@ -59,7 +59,7 @@ def find(architecture: str) -> str:
 
 
 def family_of(config: Mapping[str, Any]) -> str:
-    """Return the family of a parsed config.json: by its architecture, else by its model_type. Raises StartupError."""
+    """Return the family of a parsed config.json, by its architecture or else by its model_type. Raises StartupError."""
     match config.get("architectures"):
         case [str(name)]:
             return find(name)
@@ -83,17 +83,17 @@ def find_by_type(model_type: str) -> str:
 
 
 def load_layout(name: str) -> type[Layout]:
-    """Return the part of the family that runs in the gateway. No torch."""
+    """Return the family's part that runs in the gateway. No torch."""
     return _part(name, "layout", "Layout")  # type: ignore[no-any-return]
 
 
 def load_pixels(name: str) -> type[Pixels]:
-    """Return the part of the family that runs in a decode process."""
+    """Return the family's part that runs in a decode process."""
     return _part(name, "pixels", "Pixels")  # type: ignore[no-any-return]
 
 
 def takes_images(name: str) -> bool:
-    """Return whether the family *name* takes images, and not text alone."""
+    """Return whether the family *name* takes images, not only text."""
     return families()[name].takes_images
 
 
@@ -103,12 +103,12 @@ def takes_videos(name: str) -> bool:
 
 
 def load_video_layout(name: str) -> type[VideoLayout]:
-    """Return the part for videos that runs in the gateway, of a family that takes them. No torch."""
+    """Return the video part that runs in the gateway, for a family that takes videos. No torch."""
     return _part(name, "video", "VideoLayout")  # type: ignore[no-any-return]
 
 
 def load_video_pixels(name: str) -> type[VideoPixels]:
-    """Return the part for videos that runs in a decode process, of a family that takes them."""
+    """Return the video part that runs in a decode process, for a family that takes videos."""
     return _part(name, "pixels", "VideoPixels")  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""What the model that ships with Saccade can do: said wherever it answers."""
+"""A note on what the model that ships with Saccade can do, shown wherever it answers."""
 
 from saccade.models.family import PageForm
 

@@ -1,4 +1,4 @@
-"""The tokens that end an answer: each place where a release can name one counts."""
+"""Finds the tokens that end an answer, in every place where a release can name one."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -27,11 +27,11 @@ OF_CLASS: Final[Mapping[str, str | None]] = MappingProxyType(
 
 
 def end_token_ids(model_files: ModelFiles, family: Family) -> tuple[int, ...]:
-    """Return the ids of all tokens that end an answer, each once; those of generation_config.json come first.
+    """Return the ids of all tokens that end an answer, each once, with generation_config.json's ids first.
 
-    Others are in config.json, its sections of the text network, and tokenizer_config.json. A tokenizer's token without
-    an id in its files does not count, because no model draws it. If there is none, that of the text network's class
-    counts. Raises StartupError.
+    Others are in config.json, its sections for the text network, and tokenizer_config.json. A tokenizer's token without
+    an id in its files does not count, because no model draws it. If no file names one, the default of the text
+    network's class counts. Raises StartupError.
     """
     config = files.parse_json(model_files, CONFIG)
     ids = [*_stated(GENERATION_CONFIG, files.parse_json(model_files, GENERATION_CONFIG)), *_stated(CONFIG, config)]

@@ -1,4 +1,4 @@
-"""The interface of a model family: its declaration, its part in the gateway, its part in decode processes."""
+"""The interface of a model family: its declaration, and its parts in the gateway and in decode processes."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -49,17 +49,15 @@ class Family:
     """The declaration of a family.
 
     *architectures* are strings of config.json that identify the family; each belongs to exactly one family.
-    *model_types* identify it if config.json has no architecture. *placeholder* is the token for an image in a prompt;
-    its id is that of the first of *placeholder_keys* in config.json, else the tokenizer's. It is empty for models that
-    read text only. *template_mark* is the special token that templates write for an image, if it is another one;
-    layouts then write the placeholders.
-    *image_tag* is the text for the image with the given {number} in templates that take only strings; by default the
-    placeholder and a line break.
-    *video_placeholder* is the token that is repeated for a video; None if videos are not served. With *split_at_images*
-    every stretch of text between images is tokenised separately, each with a BOS.
+    *model_types* identify it if config.json has no architecture. *placeholder* is the token for an image in a prompt.
+    The first of *placeholder_keys* in config.json has its id, else the tokenizer has. It is empty for models that read
+    only text. *template_mark* is the special token that templates write for an image, if it differs; layouts then write
+    the placeholders. *image_tag* is the text for image {number} in templates that take only strings; by default the
+    placeholder and a line break. *video_placeholder* is the token that is repeated for a video; None if videos are not
+    served. With *split_at_images* every stretch of text between images is tokenised separately, each with a BOS.
     *tiktoken_pattern* splits text before a tiktoken.model encodes it. *text_end* is the `eos_token` of the releases'
     class of tokenizers, for files that name none. *text_end_id* is the `eos_token_id` of their class of text networks,
-    for folders of which no file names an end. *template_switches* are the `chat_template_kwargs` of the releases'
+    for folders in which no file names one. *template_switches* are the `chat_template_kwargs` of the releases'
     templates. *tool_format* names the form of the releases' tool calls, one of models.tool_formats; None if they were
     not trained for any. *reasoning* has the tokens around an answer's reasoning, and what the models write before it
     and nobody needs to see. *external_grid* is the name of an image's grid on external wires; without it images cannot
@@ -100,7 +98,7 @@ class Family:
 
     @property
     def takes_images(self) -> bool:
-        """Whether the models take images, and not text alone."""
+        """Whether the models take images, not only text."""
         return bool(self.placeholder)
 
     def placeholder_token_id(self, config: Mapping[str, Any]) -> int | None:
@@ -130,10 +128,10 @@ class Family:
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """Options of a request for its images: OpenAI's `detail`, vLLM's `mm_processor_kwargs`.
+    """A request's options for its images: OpenAI's `detail`, vLLM's `mm_processor_kwargs`.
 
-    *max_soft_tokens* is one of the family's budgets. The image counts as one of *resized_height* x *resized_width*
-    pixels if these are set.
+    *max_soft_tokens* is one of the family's budgets. If *resized_height* and *resized_width* are set, the image counts
+    as one of that size in pixels.
     """
 
     detail: Detail = "auto"
@@ -145,7 +143,7 @@ class ImageOptions:
 
 
 class Layout(Protocol):
-    """The part in the gateway: grids and token counts from dimensions alone. No torch.
+    """The family's part in the gateway: grids and token counts from dimensions alone. No torch.
 
     Created from the checkpoint's parsed files, `Layout(config, preprocessor)`; raises StartupError if they are wrong.
     """
@@ -169,7 +167,7 @@ class Layout(Protocol):
 
 
 class Pixels(Protocol):
-    """The part in decode processes: an upright RGB image to the patches of the wire."""
+    """The family's part in decode processes, which turns an upright RGB image into the wire's patches."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None: ...
 
@@ -187,7 +185,7 @@ class Pixels(Protocol):
 
 @dataclass(frozen=True)
 class FrameTimes:
-    """The places of frames that a client has sampled: *indices* in a video of *num_frames*, at *fps*."""
+    """Which frames a client has sampled: *indices* in a video of *num_frames*, at *fps*."""
 
     indices: tuple[int, ...] = ()
     num_frames: int | None = None
@@ -199,12 +197,12 @@ NO_TIMES = FrameTimes()
 
 @dataclass(frozen=True)
 class VideoOptions:
-    """Options of a request for its videos: vLLM's `media_io_kwargs` and `mm_processor_kwargs`.
+    """A request's options for its videos: vLLM's `media_io_kwargs` and `mm_processor_kwargs`.
 
-    *num_frames* are sampled, or *fps* of each second; limits are numbers of pixels or tokens as for images.
-    Of the frames that *fps* asks for there are *min_frames* to *max_frames*; all together have *total_pixels* at most.
-    *times* are for frames that the client has sampled. *of_frame* names those of `min_pixels` and `max_pixels` that
-    hold for each frame, whatever the release's processor counts.
+    *num_frames* are sampled, or *fps* per second; limits are numbers of pixels or tokens, as for images. *fps* yields
+    from *min_frames* to *max_frames* frames; all together have at most *total_pixels*. *times* are for frames that the
+    client has sampled. If *of_frame* names `min_pixels` or `max_pixels`, that limit holds for each frame, whatever the
+    release's processor counts.
     """
 
     num_frames: int | None = None
@@ -222,7 +220,7 @@ class VideoOptions:
 
 
 class VideoLayout(Protocol):
-    """The part in the gateway of a family that takes videos: which frames, their grid and token count. No torch.
+    """The video part in the gateway: which frames to take, their grid and token count. No torch.
 
     Created from the checkpoint's parsed files, `VideoLayout(config, preprocessor, video_preprocessor)`; raises
     StartupError if they are wrong.
@@ -247,11 +245,11 @@ class VideoLayout(Protocol):
 
 
 class VideoPixels(Protocol):
-    """The part in decode processes of a family that takes videos: upright RGB frames to the patches of the wire."""
+    """The video part in decode processes, which turns upright RGB frames into the wire's patches."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None: ...
 
     def write_pixels(
         self, frames: Iterable[npt.NDArray[np.uint8]], layout: ImageLayout, out: npt.NDArray[np.uint8]
     ) -> None:
-        """Write the patches of *frames*, those of layout.frames, into *out*, which has layout.pixel_shape."""
+        """Write the patches of *frames*, the frames at layout.frames, into *out*, which has layout.pixel_shape."""

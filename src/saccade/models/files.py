@@ -1,4 +1,4 @@
-"""A checkpoint's files without weights: the worker reads and sends them, the gateway parses them."""
+"""A checkpoint's files, apart from weights: the worker reads and sends them, and the gateway parses them."""
 
 import json
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ def read_model_files(folder: Path) -> ModelFiles:
 
 
 def read_chat_template(template: str | None) -> bytes | None:
-    """Return what --chat-template names: a file's content, or the text itself if it looks like a template, as in vLLM.
+    """Return --chat-template's template: a file's content, or the text itself if it looks like one, as in vLLM.
 
     Raises StartupError.
     """
@@ -62,7 +62,7 @@ def read_chat_template(template: str | None) -> bytes | None:
 
 
 def with_chat_template(files: ModelFiles, template: bytes | None) -> ModelFiles:
-    """Return *files* with *template* instead of the model's own; None keeps that."""
+    """Return *files* with *template* instead of the model's own; None keeps the model's."""
     return files if template is None else ModelFiles(files={**files.files, CHAT_TEMPLATE_JINJA: template})
 
 
@@ -71,9 +71,9 @@ def with_overrides(
 ) -> ModelFiles:
     """Return *files* with values of --hf-overrides in config.json, and of --override-generation-config in its file.
 
-    With the *defaults* "vllm" (--generation-config) that file keeps the ids of tokens only, such as that of the end.
-    Both are JSON objects. An object in an object changes the values that it names, and no others. `rope_scaling` and
-    `rope_theta` go where the text network has its own. Raises StartupError.
+    With *defaults* "vllm" (--generation-config), that file keeps only token ids, such as the end token's. Both are JSON
+    objects. A nested object changes only the values that it names. `rope_scaling` and `rope_theta` go to where the text
+    network has them. Raises StartupError.
     """
     if defaults == "vllm" and GENERATION_CONFIG in files.files:
         values = parse_json(files, GENERATION_CONFIG)
@@ -88,7 +88,7 @@ def with_overrides(
 
 
 def _with_rope_in_place(config: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *override* with its top-level keys of RoPE where *config* keeps them: rope_parameters, text_config."""
+    """Return *override* with its top-level RoPE keys moved to where *config* has them: rope_parameters, text_config."""
     placed = dict(override)
     rope = {key: placed.pop(key) for key in ROPE_KEYS if key in override and key not in config}
     text = config.get("text_config")
@@ -163,9 +163,9 @@ def engine_config(
 ) -> Mapping[str, Any]:
     """Return config.json with three more keys for the engine, which some networks need. Raises StartupError.
 
-    `placeholder_token_id` is the id of the family's placeholder: that in config.json, else that in the tokenizer's
-    files, else None. `max_model_len` is the length of the longest sequence to serve, None if it is the model's. With
-    `drafts`, the network has the model's own draft layer.
+    `placeholder_token_id` is the id of the family's placeholder, from config.json, else from the tokenizer's files,
+    else None. `max_model_len` is the length of the longest sequence to serve, None if it is the model's. With `drafts`,
+    the network has the model's own draft layer.
     """
     config = parse_json(files, CONFIG)
     token_id = family.placeholder_token_id(config)

@@ -1,4 +1,4 @@
-"""Sampling parameters of requests that set none, from generation_config.json."""
+"""Reads default sampling parameters from generation_config.json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Sampling parameters of requests that set none; *eos_token_ids* end every answer.
+    """Sampling parameters for requests that set none; *eos_token_ids* end every answer.
 
     Without *max_new_tokens*, an answer may be as long as the context.
     """
@@ -42,7 +42,7 @@ class GenerationDefaults:
     eos_token_ids: tuple[int, ...] = ()
 
     def max_tokens(self, room: int) -> int:
-        """Return the most tokens of an answer without a limit of its own; the context has *room*."""
+        """Return the token limit for an answer whose request sets none; the context has *room*."""
         return room if self.max_new_tokens is None else min(room, self.max_new_tokens)
 
 

@@ -1,4 +1,4 @@
-"""Network: the interface of the engine to a family's network. The model's spec is in models.spec, without torch."""
+"""Network: the engine's interface to a family's network. The model's spec is in models.spec, without torch."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -11,10 +11,10 @@ from saccade.nn.layerwise import Layerwise
 
 
 class Target(NamedTuple):
-    """The place of a checkpoint tensor in the network.
+    """Where a checkpoint tensor goes in the network.
 
-    It fills *partition* of the parameter, or all partitions in order if that is None; with *expert*, only the rows of
-    that expert. *transposed*: the checkpoint stores the last two dimensions in the other order.
+    It fills *partition* of the parameter, or all partitions in order if *partition* is None; with *expert*, only that
+    expert's rows. *transposed*: the checkpoint stores the last two dimensions in the other order.
     """
 
     parameter: str
@@ -24,7 +24,7 @@ class Target(NamedTuple):
 
 
 class Derived(NamedTuple):
-    """A checkpoint tensor that the network computes itself. It must have one of *values*, else it is refused.
+    """A checkpoint tensor that the network computes itself. It must equal one of *values*, or it is refused.
 
     *words* say where the network's values come from.
     """
@@ -52,10 +52,10 @@ class Network(Protocol):
 
     @property
     def is_tied(self) -> bool:
-        """Whether the embedding is also the matrix of the logits, so that a head fills the embedding."""
+        """Whether the embedding is also the logits matrix, so that a head fills the embedding."""
 
     def untie(self) -> None:
-        """Take a head of its own, still empty. Call before loading."""
+        """Give the network a separate head, still empty. Call before loading."""
 
     def is_head(self, name: str) -> bool:
         """Return whether the checkpoint's tensor *name* belongs to the matrix of the logits."""
@@ -64,7 +64,7 @@ class Network(Protocol):
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
 
     def finish(self) -> None:
-        """Compute the values derived from loaded weights and their device. Call once, after loading."""
+        """Compute the values that derive from loaded weights and their device. Call once, after loading."""
 
     def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> Any:
         """Return the metadata of *items*, all of one modality, for `encode`. Runs on the host."""
@@ -100,4 +100,4 @@ class Network(Protocol):
         """
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, V] in float32 on rank 0. All ranks must call; others get anything."""
+        """Return logits [R, V] in float32 on rank 0. All ranks must call; on the others the result is undefined."""

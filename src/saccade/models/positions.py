@@ -14,7 +14,7 @@ import numpy.typing as npt
 class GridSpan(NamedTuple):
     """Tokens from *start* on show a grid of (time, height, width) tokens.
 
-    On the axis of time, grid points are *time_step* apart, rounded down.
+    On the time axis, grid points are *time_step* apart, rounded down.
     """
 
     start: int
@@ -28,7 +28,7 @@ class GridSpan(NamedTuple):
 
     @property
     def times(self) -> npt.NDArray[np.int64]:
-        """Positions [time] on the axis of time, from 0. They are computed in float32, as in the reference."""
+        """Positions [time] on the time axis, from 0, computed in float32 as in the reference."""
         return (np.arange(self.grid[0], dtype=np.float32) * np.float32(self.time_step)).astype(np.int64)
 
     @property

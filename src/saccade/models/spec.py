@@ -1,4 +1,4 @@
-"""The spec of a model for the engine's core: counts, sizes, positions, kinds of state. No torch."""
+"""A model's spec for the engine's core: counts, sizes, positions, kinds of state. No torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,8 +33,8 @@ class MediaShape(NamedTuple):
 class Paged:
     """A layer's state is a key and a value for each token and head, in blocks.
 
-    With *window*, tokens see as many tokens, themselves included, and those of an image also the rest of it: the state
-    of earlier ones is given up. All layers of a model that have a window have the same.
+    With *window*, a token sees that many tokens, including itself, and image tokens also see the rest of their image.
+    The state of earlier tokens is given up. All sliding-window layers of a model have the same window.
     """
 
     num_kv_heads: int
@@ -44,11 +44,11 @@ class Paged:
 
     @property
     def token_values(self) -> int:
-        """Number of values per token."""
+        """The number of values per token."""
         return self.num_kv_heads * (self.key_width + self.value_width)
 
     def num_kept(self, num_tokens: int) -> int:
-        """Return of how many of *num_tokens* the state is kept."""
+        """Return for how many of *num_tokens* the state is kept."""
         return num_tokens if self.window is None else min(num_tokens, self.window)
 
 
@@ -62,11 +62,11 @@ class Latent:
 
     @property
     def token_values(self) -> int:
-        """Number of values per token."""
+        """The number of values per token."""
         return self.width + self.rope_width
 
     def num_kept(self, num_tokens: int) -> int:
-        """Return of how many of *num_tokens* the state is kept: all."""
+        """Return for how many of *num_tokens* the state is kept, which is all of them."""
         return num_tokens
 
 
@@ -81,8 +81,8 @@ class HeadCut(NamedTuple):
 class Recurrent:
     """A layer's state has the same size for every sequence: tensors of these shapes and torch dtypes, by name.
 
-    The dtype NETWORK_DTYPE is that of the network.
-    Dimension cuts[i].dim of tensor i consists of heads, which ranks share.
+    NETWORK_DTYPE stands for the network's dtype. Dimension cuts[i].dim of tensor i consists of heads, which ranks
+    share.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -90,7 +90,7 @@ class Recurrent:
     cuts: tuple[HeadCut, ...] = ()
 
     def of_rank(self, share: Callable[[int], int]) -> "Recurrent":
-        """Return the state on one rank; *share* maps a number of heads to that of a rank."""
+        """Return the state on one rank; *share* maps a number of heads to the number on a rank."""
         if not self.cuts:
             return self
         shapes = [list(shape) for shape in self.shapes]
@@ -108,19 +108,19 @@ def has_states(kv_specs: Sequence[KvSpec]) -> bool:
 
 
 def window_of(kv_specs: Sequence[KvSpec]) -> int | None:
-    """Return the window of the layers that have one; None without any."""
+    """Return the window of the sliding-window layers, None if there are none."""
     return next((one.window for one in kv_specs if isinstance(one, Paged) and one.window is not None), None)
 
 
 def blocks_seen(window: int, block_size: int) -> int:
-    """Return how many blocks before a block boundary are seen by the token after it."""
+    """Return how many blocks before a block boundary the token after it sees."""
     return -(-(window - 1) // block_size)
 
 
 def most_window_blocks(window: int, block_size: int, longest_whole: int) -> int:
-    """Return the most blocks that a sequence needs at once in layers with a window.
+    """Return how many blocks a sequence needs at most at once in sliding-window layers.
 
-    They are those of the window, and of a token or of *longest_whole* tokens that are computed in one step.
+    They are the blocks of the window, and of the one token or *longest_whole* tokens that one step computes.
     """
     return blocks_seen(window, block_size) + 2 + -(-max(longest_whole, 1) // block_size)
 
@@ -159,10 +159,10 @@ class TextHalf(Protocol):
 class ModelSpec:
     """A model's spec, from its configuration.
 
-    A family gives *text* and *placeholder_of*, the token id of each modality, and the first methods below if it takes
-    media; of the others, it overrides those whose values differ. Grids are (frames, rows, columns) in patches; of a
-    video, frames are groups of those that share patches. Original sizes are (height, width) of the image before
-    resizing, if the wire carries them.
+    A family supplies *text* and *placeholder_of*, the token id of each modality. If it takes media, it also supplies
+    the first methods below, and overrides the others if their values differ. Grids are (frames, rows, columns) in
+    patches; a video's frames are counted in groups that share patches. Original sizes are (height, width) of the image
+    before resizing, if the wire carries them.
     """
 
     text: TextHalf
@@ -170,9 +170,9 @@ class ModelSpec:
 
     @property
     def longest_whole(self) -> int:
-        """The most tokens of a run of placeholders that a step computes whole, because they see each other; 0 for none.
+        """The longest placeholder run that a step must compute whole, since its tokens see each other; 0 for none.
 
-        In a model with such runs, layers with `looks_ahead` see each run to its end.
+        In such a model, layers with `looks_ahead` see each run to its end.
         """
         return 0
 
@@ -213,7 +213,7 @@ class ModelSpec:
         return [(min(length, frames - first), rows, columns) for first in range(0, frames, length)]
 
     def padding_grid(self, num_patches: int) -> Grid | None:
-        """Return the grid of an image of exactly *num_patches* patches, a multiple of the smallest image's.
+        """Return the grid of an image with exactly *num_patches* patches, a multiple of the smallest image's.
 
         None if the family has no such images for every multiple.
         """
@@ -229,7 +229,7 @@ class ModelSpec:
 
     @property
     def takes_more_tokens(self) -> bool:
-        """Whether a sequence may have more tokens than positions, since an image takes fewer positions than tokens."""
+        """Whether a sequence may have more tokens than positions, since images take fewer positions."""
         return False
 
     @property
@@ -243,7 +243,7 @@ class ModelSpec:
 
     @property
     def kv_specs(self) -> tuple[KvSpec, ...]:
-        """What each layer keeps of a sequence."""
+        """The kind of state that each layer keeps of a sequence."""
         return self.text.kv_specs
 
     @property
@@ -268,7 +268,7 @@ class ModelSpec:
 
     @property
     def takes_media(self) -> bool:
-        """Whether the model takes media, and not text alone; without them, no method on grids is called."""
+        """Whether the model takes media, not only text. If not, no method on grids is called."""
         return bool(self.placeholder_of)
 
     @property

@@ -7,9 +7,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """The messages of a request, as chat templates take them, and its images, encoded as they came.
+    """A request's messages, as chat templates take them, and its images, encoded as they arrived.
 
-    - images: entry i belongs to the i-th part that is no text, like media[i] of the EngineRequest.
+    - images: entry i belongs to the i-th part that is not text, like media[i] of the EngineRequest.
     - switches: the template's variables that the request sets.
     """
 

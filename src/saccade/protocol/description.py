@@ -1,4 +1,4 @@
-"""Description: a worker's answer to Describe. It has the model's files, so a gateway needs none."""
+"""Description: a worker's answer to Describe. It contains the model's files, so a gateway needs none of its own."""
 
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
-    """A checkpoint's small files by name (config.json, tokenizer.json, ...), as bytes; weights never travel."""
+    """A checkpoint's small files by name (config.json, tokenizer.json, ...), as bytes; weights are never sent."""
 
     files: dict[str, bytes]
 

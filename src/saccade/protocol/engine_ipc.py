@@ -7,7 +7,7 @@ from saccade.protocol.engine_load import Load
 
 
 class Forward(msgspec.Struct, frozen=True, array_like=True, tag="forward"):
-    """A gateway's command, still encoded: *command* is one msgpack GatewayCommand that came over *connection*."""
+    """A gateway's command, still encoded: *command* is one msgpack GatewayCommand from *connection*."""
 
     connection: int
     command: bytes
@@ -34,7 +34,7 @@ class Unwatch(msgspec.Struct, frozen=True, array_like=True, tag="unwatch"):
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
-    """No request follows. From now on every Load has *draining* set; the first is sent at once."""
+    """No more requests follow. From now on every Load has *draining* set; the first is sent at once."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
@@ -52,7 +52,7 @@ class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class EngineProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
-    """Loading goes on: *done* of *total* units of the *stage*, a phrase; 0 of 0 if it cannot be counted."""
+    """Loading progress: *done* of *total* units in the *stage*, a phrase; 0 of 0 if it cannot be counted."""
 
     stage: str
     done: int = 0
@@ -68,7 +68,7 @@ class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 class EngineStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """A step's encoded StepFrames, by connection. The engine sends one at least once a second, even when idle.
 
-    *iteration* counts the loop's iterations, idle ones too. An engine hangs if it stands still.
+    *iteration* counts the loop's iterations, including idle ones. If it stops growing, the engine hangs.
     """
 
     iteration: int

@@ -1,6 +1,6 @@
-"""Load: how busy an engine is and its work so far; sent with deltas, at most a few times a second.
+"""Load: how busy an engine is, and its work so far; sent with deltas, at most a few times a second.
 
-A field is written down once: with it stand the metrics that show it.
+Each field declares, once, the metrics that show it.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 
 
 class EngineMetric(NamedTuple):
-    """A metric that shows a field: its kind, its name, and what it says."""
+    """A metric that shows a field: its kind, name and description."""
 
     kind: Literal["gauge", "counter"]
     name: str
@@ -21,7 +21,7 @@ class EngineMetric(NamedTuple):
 
 
 class Sums(msgspec.Struct, kw_only=True):
-    """What an engine has done since its start.
+    """Sums of an engine's work since its start.
 
     Names end in _total; *_seconds_total* are wall-clock sums. A step's wall time = schedule + batch + network +
     postprocess; *encode* is the vision part of network.
@@ -79,10 +79,10 @@ class Load(Sums, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec fr
     """A snapshot of an engine.
 
     *draining*: the worker finishes its requests and takes no new ones. *evicted_blocks_total* counts cached KV blocks
-    that made room for others. Prompt tokens in cached blocks are computed again between two states of recurrent layers
-    (*between_states_tokens_total*), and if a state, or a block of a window, was evicted or had no room
-    (*evicted_state_tokens_total*, *evicted_window_tokens_total*). *steps_by_tokens* counts steps by their number of
-    tokens: one count for each of STEP_TOKEN_BOUNDS, and one for more.
+    that made room for others. Prompt tokens in cached blocks are recomputed if they lie between two recurrent states
+    (*between_states_tokens_total*). They also are if a state or a window's block was evicted or had no room
+    (*evicted_state_tokens_total*, *evicted_window_tokens_total*). *steps_by_tokens* is a histogram of steps by tokens:
+    one count for each of STEP_TOKEN_BOUNDS, and one for more.
     """
 
     num_running: Annotated[

@@ -1,4 +1,4 @@
-"""How exactly a gateway can know which parts of a prompt a worker's KV cache holds."""
+"""How exactly a gateway knows which parts of a prompt a worker's KV cache holds."""
 
 from typing import Literal
 
@@ -11,10 +11,10 @@ LEVELS: tuple[Level, ...] = ("NONE", "TEXT_PREFIX", "DEGRADED", "EXACT")
 
 
 class Exactness(msgspec.Struct, frozen=True):
-    """Which blocks of a prompt a gateway knows, and why not all.
+    """Which cached blocks of a prompt a gateway knows of, and why not all.
 
     - EXACT: every block.
-    - DEGRADED: reported blocks for certain. The worker may hold more, or reuse less.
+    - DEGRADED: the reported blocks. The worker may hold more, or reuse less.
     - TEXT_PREFIX: blocks before the first image.
     - NONE: no block.
 

@@ -1,4 +1,4 @@
-"""Requests between the processes of one gateway: each has a tag, and one type of answer."""
+"""Requests between one gateway's processes: each has a tag, and one type of answer."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -24,7 +24,7 @@ class FindOverlaps(msgspec.Struct, frozen=True, array_like=True, tag="find-overl
 
 
 class FeedState(msgspec.Struct):
-    """What is known of a worker's caches."""
+    """A gateway's knowledge of a worker's caches."""
 
     reason: str = ""
     """Why it is nothing; "" while the worker's feed is followed."""
@@ -54,7 +54,7 @@ class KnownWorkers(msgspec.Struct, frozen=True):
 
 
 class ShowMetrics(msgspec.Struct, frozen=True, array_like=True, tag="show-metrics"):
-    """The metrics of the process. Answered by a list of MetricFamily."""
+    """Report the process's metrics. Answered by a list of MetricFamily."""
 
 
 class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
@@ -73,7 +73,8 @@ class ShowWork(msgspec.Struct, frozen=True, array_like=True, tag="show-work"):
 class Booked(msgspec.Struct, frozen=True, kw_only=True):
     """The unfinished work that a gateway has sent to a worker.
 
-    *prefill_tokens* are left to compute before first tokens; *decode_blocks* belong to prompts that have theirs.
+    *prefill_tokens* must still be computed before first tokens; *decode_blocks* belong to prompts past their first
+    token.
     """
 
     requests: int = 0
@@ -112,7 +113,7 @@ class RequestError(msgspec.Struct, frozen=True, kw_only=True):
 class Work(msgspec.Struct, frozen=True):
     """The requests that a process is serving, and its bookings by the worker's URL.
 
-    *num_waiting* requests wait because every worker has all that it may have. *errors* are the last ones, newest first.
+    *num_waiting* requests wait because every worker is at its limit. *errors* are the latest errors, newest first.
     """
 
     num_requests: int
@@ -122,7 +123,7 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class ForgetMedia(msgspec.Struct, frozen=True, array_like=True, tag="forget-media"):
-    """Empty the caches of images and URLs. Answered by nothing."""
+    """Empty the caches of images and URLs. The answer is empty."""
 
 
 class ShowUsage(msgspec.Struct, frozen=True, array_like=True, tag="show-usage"):

@@ -1,4 +1,4 @@
-"""The contents of a worker's caches, as a snapshot and numbered increments: KV blocks, states and encoded images.
+"""A worker's cache contents, as a snapshot and numbered increments: KV blocks, states and encoded images.
 
 The garbage collector does not track events: a message has about a thousand, and they refer to nothing in a cycle.
 """
@@ -45,9 +45,10 @@ class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
 class StateStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="state-stored"):
     """The worker holds what a prompt needs, besides its blocks, to resume after block *key*.
 
-    In a model with recurrent layers (Description.resumes_at_states) it is their states after the block: a prompt can
-    resume only at such a key. In a model of layers with a window (Description.window) it is the block of those layers:
-    a prompt can resume only if the last window's blocks are held. In both, the blocks up to the key must be stored too.
+    In a model with recurrent layers (Description.resumes_at_states), it is their states after the block; a prompt can
+    resume only at such a key. In a model with sliding-window layers (Description.window), it is those layers' block; a
+    prompt can resume only if the last window's blocks are held. In both cases the blocks up to the key must be stored
+    too.
     """
 
     key: Digest
@@ -80,7 +81,7 @@ KvEvent = BlockStored | BlockRemoved | StateStored | StateRemoved | ImageStored 
 class KvEvents(msgspec.Struct, frozen=True, array_like=True):
     """One message of the feed. The first is a snapshot, parents before children; each next *number* is one more.
 
-    A gap in the numbers means that events were lost: ask again. Several snapshots' messages may share one number;
+    A gap in the numbers means that events were lost, so watch again. Several snapshots' messages may share one number;
     *last* is set on the final one.
     """
 

@@ -1,8 +1,8 @@
-"""Transfer KV state from a prefill worker to a decode worker: the fields of requests, and the messages between both.
+"""KV transfers from a prefill worker to a decode worker: the fields of requests, and the messages between both workers.
 
 The gateway makes a *key* of 32 random bytes for every transfer and hands it to both workers with their requests. The
-decode worker connects to the prefill worker. Both prove that they know the key, and every message has a code that is
-computed with it (saccade.transport.kv_transfer).
+decode worker connects to the prefill worker. Both prove that they know the key, and every message has an authentication
+code computed with it (saccade.transport.kv_transfer).
 """
 
 import msgspec
@@ -27,9 +27,9 @@ class ReceiveKv(msgspec.Struct, frozen=True, array_like=True, tag="receive"):
 
 
 class KvForm(msgspec.Struct, frozen=True, array_like=True):
-    """These fields must be equal at both ends: the model, and the layout of its caches.
+    """The model and its cache layout, which must be equal at both ends.
 
-    A block has *window_nbytes* in addition in layers with a window, of which only the end of a prompt is sent.
+    A block has *window_nbytes* more in sliding-window layers, for which only the end of a prompt is sent.
     """
 
     fingerprint: bytes
@@ -50,7 +50,7 @@ class KvForm(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pull(msgspec.Struct, frozen=True, array_like=True, tag="pull"):
-    """The decode worker asks for the prompt's blocks from number *first_block* on, and the recurrent states.
+    """The decode worker asks for the prompt's blocks, starting at *first_block*, and the recurrent states.
 
     It has reserved room for them, and holds the blocks before them. *shm_namespace* is its Description's.
     """
@@ -100,11 +100,11 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
 
 
 class PieceAck(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
-    """The decode worker has used a piece: another may follow."""
+    """The decode worker has used a piece, so another may follow."""
 
 
 class StateAck(msgspec.Struct, frozen=True, array_like=True, tag="received"):
-    """The decode worker has the whole state: the prefill worker need not keep it."""
+    """The decode worker has the whole state, so the prefill worker need not keep it."""
 
 
 FromSource = Waiting | PullRefused | Prefilled | Piece

@@ -1,4 +1,4 @@
-"""MediaItem: an image for the engine, and the values that describe it on the way there."""
+"""MediaItem: an image for the engine, and the values that describe it."""
 
 import math
 
@@ -43,7 +43,7 @@ class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_pixel_bytes(self) -> int:
-        """Bytes of the patches on the wire."""
+        """Size in bytes of the patches on the wire."""
         return math.prod(self.pixel_shape) * BYTES_PER_VALUE[self.pixel_dtype]
 
 
@@ -61,7 +61,7 @@ class VideoHeader(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SlotRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A place of pixels in shared memory."""
+    """Where pixels are in shared memory."""
 
     name: str
     """The segment's."""

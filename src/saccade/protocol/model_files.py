@@ -1,4 +1,4 @@
-"""The names of a checkpoint's small files, how large they may be, and which folders are whole models."""
+"""Names and limits for a checkpoint's small files, and checks that a folder is a whole model."""
 
 from pathlib import Path
 

@@ -8,7 +8,7 @@ from saccade.protocol.engine_load import Load
 
 
 class FinishReason(enum.StrEnum):
-    """Why a sequence ended. STOP covers stop ids; LENGTH max_tokens and the context; ABORT a client that went away."""
+    """Why a sequence ended: STOP for stop ids, LENGTH for max_tokens and the context, ABORT if the client left."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -52,7 +52,7 @@ class SampleTimes(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def by_stage(self) -> dict[str, float]:
-        """The same by the names of the stages."""
+        """The times by stage name."""
         return {
             "queue": self.queue_seconds,
             "encode": self.encode_seconds,
@@ -84,7 +84,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
 
 
 class PixelsWanted(msgspec.Struct, frozen=True, array_like=True):
-    """Media whose encoder outputs the engine does not hold after all; the request waits for SupplyPixels."""
+    """Media whose encoder outputs the engine lacks after all; the request waits for SupplyPixels."""
 
     request_id: str
     media: list[int]

@@ -16,9 +16,9 @@ MAX_PRIORITY = 2**63 - 1
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """A form that the whole answer must match.
+    """A grammar that the whole answer must match.
 
-    An answer cut by max_tokens, or by stop ids of the client, is the beginning of a match.
+    An answer that max_tokens or the client's stop ids cut off is the beginning of a match.
     """
 
     kind: Literal["json_schema", "regex", "lark", "structural_tag"]
@@ -30,7 +30,7 @@ class Grammar(msgspec.Struct, frozen=True):
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True):
-    """A bound of an answer's reasoning."""
+    """A limit on an answer's reasoning."""
 
     num_tokens: int
     """The most tokens of reasoning."""
@@ -41,7 +41,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the answer is drawn. Stop strings are text, so the gateway looks for them; the engine knows ids only."""
+    """How to sample the answer. Stop strings are text, so the gateway looks for them; the engine knows only ids."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -117,7 +117,7 @@ class MediaPixels(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SupplyPixels(msgspec.Struct, frozen=True, kw_only=True, tag="pixels"):
-    """The answer to PixelsWanted: pixels of a request that went out without them."""
+    """The answer to PixelsWanted: the pixels for a request that was sent without them."""
 
     request_id: str
     media: tuple[MediaPixels, ...]
@@ -131,7 +131,7 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
 
 
 class ResetCaches(msgspec.Struct, frozen=True, kw_only=True, tag="reset"):
-    """Forget what no request uses: KV blocks that could be reused, encoded images.
+    """Drop reusable KV blocks and encoded images that no request uses.
 
     Send it only to workers whose Description has *takes_resets*; another worker would end the stream.
     """

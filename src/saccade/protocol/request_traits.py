@@ -1,4 +1,4 @@
-"""RequestTraits: what decides whether a worker can serve a request, before a worker is chosen."""
+"""RequestTraits: the traits of a request that decide which workers can serve it."""
 
 from dataclasses import dataclass
 from enum import IntFlag
@@ -22,7 +22,7 @@ class Need(IntFlag):
 
 @dataclass(frozen=True)
 class RequestTraits:
-    """What decides whether a worker can serve a request."""
+    """The traits of a request that decide whether a worker can serve it."""
 
     num_tokens: int
     """Of the prompt."""
@@ -62,5 +62,5 @@ class RequestTraits:
 
     @classmethod
     def of_request(cls, request: EngineRequest) -> "RequestTraits":
-        """Return the traits of *request*, which goes as token ids."""
+        """Return the traits of *request*, which is sent as token ids."""
         return cls(len(request.token_ids), request.sampling, request.num_samples, bool(request.media), request.salt)

@@ -1,4 +1,4 @@
-"""Find a model's files: a local folder, or a hub id fetched once, before any engine starts."""
+"""Finds a model's files: a local folder, or a hub id that is fetched once, before any engine starts."""
 
 import os
 import re
@@ -19,10 +19,9 @@ def resolve_model(
 ) -> Path:
     """Return the folder of the model *name*: a local folder with config.json, or a hub id `owner/name[@revision]`.
 
-    *revision* is another way to give the revision, and *download_dir* replaces the hub's cache.
-    A name that is a path of this machine is never looked up on the hub. HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN are
-    honoured. Code and pickled weights are never fetched, other weights only with *weights*. Raises StartupError that
-    names repository, file and cause.
+    *revision* is another way to give the revision, and *download_dir* replaces the hub's cache. A name that is a local
+    path is never looked up on the hub. HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN are honoured. Code and pickled weights
+    are never fetched, other weights only with *weights*. Raises StartupError that names repository, file and cause.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():

@@ -1,4 +1,4 @@
-"""Workers on the nodes of a Ray cluster. Ray places them and restarts them; requests and images never pass Ray.
+"""Runs workers on the nodes of a Ray cluster. Ray places and restarts them; requests and images never go through Ray.
 
 A replica is an actor in its own placement group. The actor runs `saccade worker` as a child process and ends with it,
 and Ray starts the actor again, on another node if its node is gone. Only strings pass between the nodes.
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ReplicaSpec:
-    """A replica: the words after `saccade worker`, without its address, and the resources of its node that it needs.
+    """A replica: the arguments of `saccade worker` without an address, and the resources that it needs on its node.
 
     It is killed *stop_seconds* after SIGTERM.
     """
@@ -94,7 +94,7 @@ def _free_port(host: str) -> int:
 
 
 def _address(answer: object) -> str | None:
-    """Return *answer* if it is the address of a worker, which fits on a line of the file; otherwise None."""
+    """Return *answer* if it is a worker's address and fits on a line of the file; otherwise None."""
     if not isinstance(answer, str) or not answer.startswith(SCHEME) or not answer.isprintable() or " " in answer:
         logger.error("a replica does not report an address of a worker")
         return None
@@ -149,7 +149,7 @@ class RayFleet:
         self._replicas = [_Replica(spec) for _ in range(num_replicas)]
 
     def urls(self) -> tuple[str, ...]:
-        """Return the addresses of the workers that have one now; some may still be starting."""
+        """Return the current addresses of the workers; some may still be starting."""
         for replica in self._replicas:
             replica.look()
         return tuple(replica.url for replica in self._replicas if replica.url is not None)

@@ -1,4 +1,4 @@
-"""The process tree: which programs start, what follows a death, and in which order all end."""
+"""The process tree: which programs start, what happens when one dies, and in which order they end."""
 
 import asyncio
 import contextlib
@@ -95,9 +95,9 @@ class Child:
         return f"The {self.spec.name} {supervision.ending(self._code)}."
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kill *process* if it has answered once, and does so no more: it is stopped, or its event loop stands still.
+        """Kill *process* if it has answered once but no longer does, because it is stopped or its event loop hangs.
 
-        Answers are counted, so a pause of this process is one at most.
+        Missed answers are counted, so a pause of this process counts at most once.
         """
         if self.spec.beats_at is None:
             return
@@ -137,8 +137,8 @@ class Child:
 class Tree:
     """Runs the programs of *specs* until a signal comes, then ends them in the order of *specs*.
 
-    Until *until_ready* has returned, the death of any of them ends the start; afterwards each is restarted with
-    back-off and its death harms no other. After a signal, none is restarted; a second signal kills all at once. If this
+    Until *until_ready* has returned, the death of any program ends the start. Afterwards each is restarted with
+    back-off, without effect on the others. After a signal none is restarted; a second signal kills all at once. If this
     process dies, all get SIGTERM.
     """
 
@@ -219,8 +219,8 @@ async def until(check: Callable[[], Awaitable[bool]], every_seconds: float = 0.1
 async def answers_ready(host: str, port: int, *, uds: Path | None = None, over_tls: bool = False) -> bool:
     """Whether GET /ready at *host*:*port*, or at the socket *uds*, answers 200.
 
-    HTTP/1.0, by hand: the supervisor needs no HTTP client. A server that requires certificates answers nothing after
-    the handshake, which counts as ready.
+    It speaks HTTP/1.0 by hand, so that the supervisor needs no HTTP client. A server that requires certificates answers
+    nothing after the handshake, which counts as ready.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if over_tls else None
     if context is not None:  # its own child, under any name

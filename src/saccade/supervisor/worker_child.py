@@ -1,4 +1,4 @@
-"""The worker as a child on a private socket, for `saccade serve` and for callers in Python."""
+"""Runs the worker as a child on a private socket, for `saccade serve` and for callers in Python."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -16,7 +16,7 @@ def worker_child(
     shutdown_timeout_seconds: float = 0.0,
     error_codes: Collection[int] = (),
 ) -> ChildSpec:
-    """Return what starts a worker of *model*, None for the bundled one, that listens on *socket*.
+    """Return the ChildSpec of a worker for *model*, None for the bundled one, that listens on *socket*.
 
     It drains by itself for *shutdown_timeout_seconds* if a signal reaches all processes; after the end of its gateway
     it has no open requests.

@@ -1,6 +1,7 @@
-"""Render messages with the checkpoint's chat template.
+"""Renders messages with the checkpoint's chat template.
 
-To tell its text from the users', the chat is rendered again with the users' text in disguise (provenance.py).
+To distinguish the template's text from the users', the chat is rendered again with the users' text in disguise
+(provenance.py).
 """
 
 import json
@@ -42,11 +43,11 @@ class ChatTemplate:
 
     - special_tokens: strings that become single ids if the template writes them.
     - variables: bos_token and the like.
-    - image_tag: for a template that takes only strings; content becomes one string with a tag in place of each image.
-    - tool_variables: makes the variables for tools, by default `tools`.
+    - image_tag: for a template that takes only strings. Content becomes one string, with a tag for each image.
+    - tool_variables: returns the template's variables for tools, by default `tools`.
 
-    A template that takes only lists is detected, and gets strings as lists. Raises StartupError if the source is not a
-    template, or exceeds a rendering's limits for one short message.
+    A template that takes only lists is detected, and gets each string as a list. Raises StartupError if the source is
+    not a template, or exceeds a rendering's limits for one short message.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ChatTemplate:
 
     @cached_property
     def loses_result_images(self) -> bool:
-        """Whether the template refuses images in results of tools, or leaves them out."""
+        """Whether the template refuses images in tool results, or leaves them out."""
         tokens = self._special_texts({**_RESULT, "content": [*_text_part(_PROBE), {"type": "image"}]})
         return not tokens or tokens == self._special_texts(_RESULT)
 
@@ -99,9 +100,9 @@ class ChatTemplate:
     ) -> list[Segment]:
         """Return the prompt in segments; image tags count as special.
 
-        If the prompt *continues*, it ends after the text of the last message. *switches* are additional variables that
-        the family declares: numbers, strings, true, false or null. *tools* are passed on as they are. Raises
-        InvalidValue if the template refuses the messages.
+        If the prompt *continues* the last message, it ends after that message's text. *switches* are additional
+        variables that the family declares: numbers, strings, true, false or null. *tools* are passed on unchanged.
+        Raises InvalidValue if the template refuses the messages.
         """
         user_variables = switches or {}
         for name, value in user_variables.items():
@@ -127,10 +128,10 @@ class ChatTemplate:
         return self._provenance.split(render)
 
     def tagged(self, messages: Sequence[Message]) -> list[Message]:
-        """Return *messages* with one text each, in which tags stand for the images, before the parts of the images.
+        """Return *messages* with one text each, in which tags stand for the images; the image parts follow the text.
 
-        A server that renders the chat this way keeps images and text in their order. Without an *image_tag* the
-        messages are returned as they are.
+        A server that renders this chat keeps the order of images and text. Without an *image_tag* the messages are
+        returned unchanged.
         """
         if self._tag is None:
             return list(messages)
@@ -158,7 +159,7 @@ class ChatTemplate:
         return "".join(segment.text for segment in self.render(messages, tools=tools))
 
     def _loses(self, messages: Sequence[Message], probes: Sequence[str]) -> bool:
-        """Return whether the template accepts *messages*, and does not write all of *probes*."""
+        """Return whether the template accepts *messages* but does not write all of *probes*."""
         try:
             text = self._prompt_of((), messages)
         except InvalidValue:
@@ -174,7 +175,7 @@ class ChatTemplate:
         return [segment.text for segment in segments if segment.is_special]
 
     def _rewrite(self, messages: Sequence[Message], encode: Callable[[str], str]) -> list[dict[str, Any]]:
-        """Return a new copy of the messages for each rendering, because a template may keep what it gets."""
+        """Return a new copy of the messages for each rendering, because a template may keep its input."""
         copies = []
         numbers = count(1)
         for message in messages:
@@ -218,7 +219,7 @@ def _last_text(messages: Sequence[Message]) -> str:
 def _cut(prompt: str, mark: str, text: str) -> str:
     """Return *prompt* up to the *mark* after *text*; the rule is that of transformers (chat_template_utils.py).
 
-    The mark ends in a space. If the template removed it, it removes white space at the end of the message.
+    The mark ends in a space. If the template removed the space, it strips white space at the end of the message.
     """
     place = prompt.rfind(mark.strip())
     if place < 0 or text.strip() not in prompt:
@@ -266,7 +267,10 @@ def _read_json(content: bytes) -> object:
 
 
 def _map_strings(value: Any, encode: Callable[[str], str], known: Collection[str], levels: int = 2) -> Any:
-    """Return a copy of the JSON *value*, its strings passed through *encode*, except *known* keys of outer levels."""
+    """Return a copy of the JSON *value* with its strings passed through *encode*.
+
+    The *known* keys at outer levels stay.
+    """
     match value:
         case str():
             return encode(value)

@@ -1,4 +1,4 @@
-"""Token ids to text, one delta at a time, with the same result as decoding the whole sequence.
+"""Turns token ids into text, one delta at a time, with the same result as for the whole sequence at once.
 
 Text is held back while its last character is incomplete, and while its last characters may still become a stop string.
 Both checks take constant time per byte, however the text is split into tokens.
@@ -12,7 +12,7 @@ from saccade.tokenization.tokenizer import Tokenizer
 
 
 class StopString:
-    """The text of a stop string, and its prefix function as far as any answer of the request has needed it."""
+    """A stop string's text, and its prefix function as far as any answer to the request has needed it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -46,7 +46,7 @@ class StopMatch:
         self._stop = stop
 
     def advance(self, character: str) -> bool:
-        """Take the next character; return whether it completes the stop string. Then the search starts again."""
+        """Take the next character; return whether it completes the stop string. If so, the search starts again."""
         while self.num_matched and self.text[self.num_matched] != character:
             self.num_matched = self._stop.fallback(self.num_matched)
         self.num_matched += self.text[self.num_matched] == character
@@ -58,11 +58,11 @@ class StopMatch:
 
 @dataclass(frozen=True)
 class TextRules:
-    """Which part of an answer is shown.
+    """Rules for which part of an answer is shown.
 
     - stop: strings that end it, once it has more than *min_tokens* tokens.
     - shows_stop: whether the stop string itself is shown.
-    - shows_special: whether special tokens are.
+    - shows_special: whether special tokens are shown.
     """
 
     stop: tuple[str, ...] = ()
@@ -72,7 +72,10 @@ class TextRules:
 
     @cached_property
     def stop_strings(self) -> tuple[StopString, ...]:
-        """Those of *stop*, which all answers with these rules share: each grows as answers match it."""
+        """The StopStrings of *stop*.
+
+        All answers with these rules share them, since each one grows as answers match it.
+        """
         return tuple(map(StopString, self.stop))
 
 
@@ -80,10 +83,10 @@ PLAIN = TextRules()
 
 
 class Detokenizer:
-    """The growing text of one answer. It ends at the stop string that is complete first; the longer one in a tie.
+    """The growing text of one answer. It ends at the first stop string that is complete, in a tie at the longest.
 
-    *num_tokens* counts the tokens of this text, *num_others* tokens of the answer that do not belong to it. The text
-    may *continue* that of the prompt.
+    *num_tokens* counts this text's tokens, *num_others* the answer's tokens that do not belong to the text. The text
+    may *continue* the prompt's text.
     """
 
     def __init__(self, tokenizer: Tokenizer, rules: TextRules = PLAIN, *, continues: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""How Kimi's releases split text before tiktoken encodes it."""
+"""The pattern with which Kimi's releases split text before tiktoken encodes it."""
 
 PATTERN = "|".join(
     (

@@ -1,4 +1,4 @@
-"""Tokenise every stretch of text between two images separately, as Phi-3-vision was trained.
+"""Tokenises every stretch of text between two images separately, as in Phi-3-vision's training.
 
 Source of the rules: the release's processing_phi3_v.py; for chats over vLLM _apply_prompt_updates in
 model_executor/models/phi3v.py of vLLM 0.32.
@@ -53,7 +53,7 @@ class ImagewiseTokenizer(JsonTokenizer):
         return token_ids + super().encode(stretch, pieces)
 
     def encode_as_vllm_chat(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
-        """Return the ids that vLLM makes of a chat with images, each as one placeholder.
+        """Return vLLM's ids for a chat with images, each image as one placeholder.
 
         vLLM encodes the prompt as a whole and decodes it, which loses white space next to special tokens, and only then
         encodes the text between images. Without images it adds no BOS. It treats special tokens in users' text as the

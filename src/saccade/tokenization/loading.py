@@ -1,4 +1,4 @@
-"""Load a checkpoint's tokenizer from its files."""
+"""Loads a checkpoint's tokenizer from its files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class TokenizerNeeds:
     """A family's requirements on its tokenizer.
 
     - placeholder_token_id, placeholder: the token for images, by its id, or by its text if the id is None. It is
-      special, even if the files do not say so. A model that reads text only has none.
+          special even if the files do not say so. A model that reads only text has none.
     - tiktoken_pattern: splits text before a tiktoken.model encodes it.
     - split_at_images: whether each stretch of text between two image tags is tokenised separately.
     - image_tag: what the template writes for an image.
@@ -32,14 +32,14 @@ class TokenizerNeeds:
 
     @property
     def protected(self) -> tuple[int | str, ...]:
-        """The token that is special, also if the files do not say so."""
+        """The token that is special even if the files do not say so."""
         if self.placeholder_token_id is not None:
             return (self.placeholder_token_id,)
         return (self.placeholder,) if self.placeholder else ()
 
 
 def load_tokenizer(files: Mapping[str, bytes], tokenizer_config: Mapping[str, Any], needs: TokenizerNeeds) -> Tokenizer:
-    """Return the tokenizer of a checkpoint whose *files* are given by name. Raises StartupError.
+    """Return the tokenizer of a checkpoint with *files* by name. Raises StartupError.
 
     A tiktoken.model takes precedence over a tokenizer.json, which is a conversion, if the family has a
     tiktoken_pattern. *tokenizer_config* is the parsed tokenizer_config.json, {} if there is none.

@@ -1,6 +1,6 @@
-"""Tags of several tokens in answers, `<|open|>NAME<|sep|>` and `<|close|>NAME<|sep|>`, each read as one id.
+"""Reads answer tags of several tokens, `<|open|>NAME<|sep|>` and `<|close|>NAME<|sep|>`, each as one id.
 
-Such an id is below 0. It is no token of a vocabulary, and has no text.
+Such an id is negative: it is not a token of any vocabulary, and has no text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ WITH_ATTRIBUTES: Final[Mapping[str, int]] = MappingProxyType({"call": CALL, "arg
 
 
 class Markup(NamedTuple):
-    """The token ids of which tags consist."""
+    """The token ids that tags consist of."""
 
     open_id: int
     close_id: int
@@ -50,7 +50,7 @@ class Markup(NamedTuple):
 class MarkupReader:
     """Reads the tags of one answer.
 
-    *num_tokens* says how many more tokens there were so far than ids that were returned for them.
+    *num_tokens* is how many more tokens have come so far than ids were returned for them.
     """
 
     def __init__(self, markup: Markup, tokenizer: Tokenizer) -> None:

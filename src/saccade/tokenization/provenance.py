@@ -1,11 +1,11 @@
-"""Separate a chat template's text in a rendered prompt from the users' text.
+"""Separates a chat template's text in a rendered prompt from the users' text.
 
-A template is a program, so the positions of users' text cannot be computed. Instead the chat is rendered twice: once
-unchanged, and once in disguise: characters of special tokens in users' text are replaced one for one by letters of an
-extinct script. If the second rendering equals the first after the replacement is undone, the template treated both
-texts alike, and every such character that is not disguised comes from the template. No operation on text (trim, split,
-concatenate, replace) can turn disguised characters into a special token. Tags that a template searches in text are
-disguised too (template_program.py).
+A template is a program, so the positions of users' text cannot be computed. Instead the chat is rendered twice, once
+unchanged and once in disguise. The disguise replaces characters of special tokens in users' text, one for one, by
+letters of an extinct script. If the second rendering equals the first after the replacement is undone, the template
+treated both texts alike, and every such character that is not disguised comes from the template. No text operation
+(trim, split, concatenate, replace) can turn disguised characters into a special token. Tags that a template searches
+for in text are disguised too (template_program.py).
 
 The words that a template looks for, such as a schema's `enum`, are not disguised unless they may be part of a token in
 the prompt. If a template looks for anything else in the text, a special token must survive two weaker disguises: a few
@@ -52,7 +52,7 @@ def _nothing(text: str) -> bool:
 
 
 class Disguise:
-    """Replaces *characters* in texts, except in those that it *leaves* alone, and in the tags that a template searches.
+    """Replaces *characters* in texts, except those that it *leaves* alone, and in tags that a template searches for.
 
     The replacements are random, so that users cannot guess them, and are not in *plain*, the text without disguise.
     """
@@ -71,7 +71,7 @@ class Disguise:
         return text if self._leaves(text) else _exchange(text, self._on)
 
     def searched(self, tag: str) -> str:
-        """Return a *tag* in the form in which a template finds it in users' text."""
+        """Return *tag* in the form in which a template finds it in users' text."""
         return tag if self._leaves_searched else _exchange(tag, self._on)
 
     def undo(self, text: str) -> str:
@@ -79,13 +79,13 @@ class Disguise:
         return _exchange(text, self._off)
 
     def in_case(self, text: str, change: Callable[[str], str]) -> str:
-        """Return *text* in the case that *change* gives it; the disguise of a letter becomes that of its other case."""
+        """Return *text* with its case changed by *change*; a letter's disguise becomes that of its other case."""
         other_cases = {old: self._on.get(change(letter), old) for letter, old in self._on.items()}
         return _exchange(change(text), {old: new for old, new in other_cases.items() if new != old})
 
 
 def _replacements(count: int, plain: str) -> list[str]:
-    """Return *count* letters from a random one on, none of them in *plain* as long as there are enough others."""
+    """Return *count* letters from a random start, none of which is in *plain* if there are enough others."""
     start = secrets.randbelow(len(TANGUT))
     letters = chain(TANGUT[start:], TANGUT[:start])
     used = frozenset[str]() if plain.isascii() else frozenset(plain)
@@ -100,7 +100,7 @@ Render = Callable[[Disguise], str]
 class Provenance:
     """Splits rendered prompts at the template's special tokens and the gateway's image tags.
 
-    *words* are those that the template looks for.
+    *words* are the words that the template looks for.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Provenance:
     def _survivors(
         self, render: Render, plain: str, characters: str, leaves: Leaves = _nothing, leaves_searched: bool = False
     ) -> Spans | None:
-        """Return the special tokens that a disguise leaves, None if the template does not render it like *plain*."""
+        """Return the special tokens that survive a disguise, None if the template does not render it like *plain*."""
         disguise = Disguise(characters, leaves, leaves_searched, plain)
         try:
             disguised = render(disguise)
@@ -222,7 +222,7 @@ def _segments(prompt: str, spans: Spans) -> list[Segment]:
 
 
 def critical_characters(tokens: Collection[str]) -> str:
-    """Return a small set of characters of which every one of *tokens* contains at least one.
+    """Return a small set of characters such that every one of *tokens* contains at least one of them.
 
     A text without these characters cannot contain a token. Letters and the characters of tags are chosen last, because
     templates search for those in text.

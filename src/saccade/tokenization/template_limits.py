@@ -1,15 +1,15 @@
-"""Jinja with a meter: it stops a template that loops for ever or builds a huge value.
+"""Jinja with a meter, which stops a template that loops forever or builds a huge value.
 
-A template is a program from the model's folder, and runs in the gateway. Every step that can repeat work or make a
-larger value passes the meter: an iteration of a loop, a call, a filter, an operator, a comparison, a literal, a slice,
-an output. The meter counts processor time and the bytes of all values made. If one step can multiply a value
+A template is a program from the model's folder that runs in the gateway. Every step that can repeat work or make a
+larger value goes through the meter. Such steps are loop iterations, calls, filters, operators, comparisons, literals,
+slices and outputs. The meter counts processor time and the bytes of all values made. If one step can multiply a value
 (`'x' * 10**9`, `center`, `replace`, a format's width), the meter computes the size before the value is made.
 
 The meter reads the clock every STEPS_BETWEEN_LOOKS steps, and at once after a step that may have read a long value:
 a comparison of two such values takes a hundredth of a second, and a template of 64 KiB has room for 20,000.
 
-A value that a template makes has at most MAX_VALUE_BYTES, with every part counted as often as it is reached. So nested
-lists that share their parts cannot make one comparison or one str() last for hours.
+A template's value has at most MAX_VALUE_BYTES, with every part counted as often as it is reached. So nested lists that
+share parts cannot make a single comparison or str() last for hours.
 """
 
 import contextlib
@@ -92,14 +92,14 @@ class Meter:
             self.look()
 
     def look(self) -> None:
-        """Check the time since the first look. A short rendering takes none: it is a system call."""
+        """Check the time since the first look. A short rendering never looks, since that is a system call."""
         now = time.thread_time()
         self._end = self._end or now + MAX_SECONDS
         if now > self._end:
             raise TooCostly(f"takes longer than {MAX_SECONDS:g} seconds")
 
     def read(self, *values: Any) -> None:
-        """Count a step that may read all of *values*, and makes nothing."""
+        """Count a step that may read all of *values* but makes nothing."""
         self._steps += 1
         if self._steps % STEPS_BETWEEN_LOOKS == 0 or not all(map(_is_short, values)):
             self.look()
@@ -125,7 +125,7 @@ class Meter:
 
 
 def _is_short(value: Any) -> bool:
-    """Return whether *value* is soon read: a number, or a short text."""
+    """Return whether *value* is quick to read: a number or a short text."""
     if isinstance(value, str | bytes):
         return len(value) <= LONG_BYTES
     return value is None or isinstance(value, int | float | jinja2.Undefined)
@@ -181,7 +181,7 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters.update(counting)
 
     def metered(self, render: Callable[[], Iterator[str]]) -> Iterator[str]:
-        """Yield the values of *render*, with a new meter. Renderings of one thread must not overlap."""
+        """Yield the values of *render*, with a new meter. Renderings in one thread must not overlap."""
         self._running.meter = Meter()
         yield from render()
 
@@ -241,7 +241,7 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return value
 
     def _count_compared(self, value: Any) -> Any:
-        """Count a value that is compared with another one, and return it."""
+        """Count a value that is compared with another, and return it."""
         self.meter.read(value)
         return value
 
@@ -301,7 +301,7 @@ def _printf(meter: Meter, args: list[Any], kwargs: dict[str, Any]) -> None:
 
 
 def _printf_options(meter: Meter, form: str) -> Iterator[str]:
-    """Yield flags, width and precision of each placeholder of *form*, which is read once from its start to its end."""
+    """Yield each placeholder's flags, width and precision in *form*, in one pass over it."""
     place = form.find("%")
     while place >= 0:
         place += 1

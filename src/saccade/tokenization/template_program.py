@@ -1,13 +1,13 @@
-"""Compile and render a chat template in the Jinja environment of `transformers`.
+"""Compiles and renders a chat template in the Jinja environment of `transformers`.
 
 The environment is that of transformers' utils/chat_template_utils.py: trimmed blocks, loop controls, `tojson` without
 escapes, `raise_exception` and `strftime_now`.
 
 Templates search for tags in text, as in `'</think>' in content`, and write the same tags themselves. The tags that they
 search for become variables, so that a rendering with disguised text (provenance.py) can disguise these tags too; the
-tags that they write do not change. Filters that sort texts or change their case do it as if there were no disguise.
+tags that they write do not change. Filters that sort texts or change their case ignore the disguise.
 
-A rendering is metered (template_limits): a template that loops for ever or builds a huge value fails a single request.
+A rendering is metered (template_limits): a template that loops forever or builds a huge value fails a single request.
 """
 
 import json
@@ -57,7 +57,7 @@ class _Refusal(jinja2.TemplateError):
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`, which marks answers for training; it has no effect here."""
+    """The tag `{% generation %}`, which marks answers for training and has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
 
@@ -93,7 +93,7 @@ class TemplateProgram:
         self._environment = environment
 
     def render(self, disguise: Disguise, variables: Mapping[str, Any]) -> str:
-        """Return the template's text for *variables*, in which every string of a user was passed through *disguise*.
+        """Return the template's text for *variables*, whose strings from users have all been passed through *disguise*.
 
         Raises InvalidValue if the template refuses the variables, fails, exceeds the meter's limits, or writes more
         than MAX_RENDERED_CHARACTERS. These are errors of the request: the same request would fail again.
@@ -132,7 +132,7 @@ def _words(tree: jinja2.nodes.Template) -> Iterator[str]:
 
 
 class _LookedFor(jinja2.visitor.NodeTransformer):
-    """Replace the strings that a template searches in text by variables; *names* has their names and values."""
+    """Replaces the strings that a template searches for in text with variables; *names* has their names and values."""
 
     def __init__(self, special_tokens: Collection[str]) -> None:
         self.names: dict[str, str] = {}
@@ -239,7 +239,7 @@ def _sort(
 
 
 def _order(context: jinja2.runtime.Context, case_sensitive: bool) -> Callable[[Any], Any]:
-    """Return what gives the place of a value among others; jinja2's filters compare the same."""
+    """Return a sort key that orders values as jinja2's filters do."""
     undo = _disguise(context).undo
 
     def place(value: Any) -> Any:

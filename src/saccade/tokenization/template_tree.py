@@ -1,6 +1,6 @@
-"""Insert the meter into a parsed template: a filter around each expression that it must count.
+"""Inserts the meter into a parsed template: a filter around each expression that it must count.
 
-The filters are those of template_limits, whose names no template can write.
+The filters come from template_limits, and have names that no template can write.
 """
 
 import jinja2
@@ -16,7 +16,7 @@ def meter_tree(tree: jinja2.nodes.Template) -> None:
 
 
 class _Metering(jinja2.visitor.NodeTransformer):
-    """Insert the counting filters."""
+    """Inserts the counting filters."""
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
         num_bytes = _written_bytes(node.body)

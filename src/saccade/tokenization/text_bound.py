@@ -1,9 +1,9 @@
-"""A lower bound of a text's tokens from its bytes, so that a text that cannot fit the context is not tokenised.
+"""Computes a lower bound on a text's tokens from its bytes, so that no text that cannot fit is tokenised.
 
 A text has at least as many tokens as its bytes divided by the bytes of the longest token, if every byte of the text
 belongs to some token. A tokenizer.json can violate this in three ways. Its normalizer can shorten the text: the bound
-accounts for NFC; files with other normalizers have no bound. Added tokens can strip the white space next to them: white
-space then does not count. Unknown text can be dropped or become one token: such files have no bound.
+accounts for NFC, and files with other normalizers have no bound. Added tokens can strip the white space next to them;
+white space then does not count. Unknown text can be dropped or become a single token; such files have no bound.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -23,7 +23,7 @@ UNKNOWN: Final = TextBound(0)
 def read_bound(
     parsed: Mapping[str, Any], token_bytes: TokenBytes, vocab: Collection[str], added: Iterable[tokenizers.AddedToken]
 ) -> TextBound:
-    """Return the bound of a tokenizer.json that is *parsed*, with the *vocab* of its model and its *added* tokens."""
+    """Return the bound for a *parsed* tokenizer.json, with its model's *vocab* and its *added* tokens."""
     model, tokens = parsed["model"], list(added)
     shrinks = _shrinks(parsed.get("normalizer"))
     altered = any(model.get(key) for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"))

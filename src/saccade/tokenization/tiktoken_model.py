@@ -1,4 +1,4 @@
-"""The tokenizer of a tiktoken.model: byte pairs by rank, 256 reserved ids after them (Kimi's releases).
+"""The tokenizer of a tiktoken.model: byte pairs by rank, then 256 reserved ids (Kimi's releases).
 
 Source of the rules: the releases' tokenization_kimi.py. The tokenizer.json of some checkpoints is a conversion; the
 model was not trained with it.
@@ -43,10 +43,10 @@ _NEXT_LONG_RUN = re.compile(rf"{_SHORT}(\s+|\S+)?")
 class TiktokenTokenizer(Tokenizer):
     """Text to token ids and back, for one tiktoken.model.
 
-    *model* is the file's content, lines of a token in base64 and its rank; *pattern* splits text before it is encoded;
-    *tokenizer_config* names the reserved ids. All reserved ids are special tokens for templates and users; answers
-    omit them, except those with `special: false` in tokenizer_config.json that are not *protected*: tokens, by id or
-    content, that represent images. Raises StartupError if a file is wrong.
+    *model* is the file's content, one line per token with its base64 and its rank; *pattern* splits text before it is
+    encoded; *tokenizer_config* names the reserved ids. All reserved ids are special tokens for templates and users;
+    answers omit them, except those with `special: false` in tokenizer_config.json that are not *protected*: tokens, by
+    id or content, that represent images. Raises StartupError if a file is wrong.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class ByteStream:
-    """For byte-level vocabularies: the text is the concatenation of all tokens' bytes; incomplete characters wait."""
+    """Decodes byte-level vocabularies: the text is all tokens' bytes joined; incomplete characters wait."""
 
     def __init__(self, bytes_of: Mapping[int, bytes]) -> None:
         self._bytes_of = bytes_of
@@ -36,7 +36,7 @@ class ByteStream:
 
 
 class ByteFallbackStream:
-    """For vocabularies of text that encode other characters as one token per byte (SentencePiece).
+    """Decodes vocabularies of text that encode other characters as one token per byte (SentencePiece).
 
     Consecutive byte tokens are decoded together if they are valid UTF-8, else each becomes U+FFFD; so they are held
     back until another token follows. The first *num_stripped* spaces of the text are omitted, because the tokenizer
@@ -78,16 +78,16 @@ class ByteFallbackStream:
 
 
 class TokenBytes(Protocol):
-    """Conversion of a vocabulary's tokens to the bytes that they represent."""
+    """Converts a vocabulary's tokens to the bytes that they represent."""
 
     def to_bytes(self, token: str) -> bytes:
         """Return the bytes that *token* adds to a text."""
 
     def stream(self, bytes_of: Mapping[int, bytes], continues: bool) -> TextStream:
-        """Return a decoder of ids, given the bytes of each id; the ids may *continue* a text."""
+        """Return a decoder of ids, from the bytes of each id; the ids may *continue* a text."""
 
     def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
-        """Return the most bytes of text that a token of *vocab* represents, 0 if *vocab* cannot represent all text."""
+        """Return how many bytes a token of *vocab* represents at most, 0 if *vocab* cannot represent all text."""
 
 
 class ByteLevel:
@@ -104,7 +104,7 @@ class ByteLevel:
         return ByteStream(bytes_of)
 
     def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
-        """Return the most bytes that a token of *vocab* represents, 0 if a byte has no token."""
+        """Return how many bytes a token of *vocab* represents at most, 0 if a byte has no token."""
         return max(map(len, vocab)) if all(character in vocab for character in _BYTE_OF) else 0
 
 
@@ -123,7 +123,10 @@ class ByteFallback:
         return ByteFallbackStream(bytes_of, self._byte_token_ids, 0 if continues else self._num_stripped)
 
     def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
-        """Return the most bytes that a token of *vocab* represents; users may type the character for spaces, too."""
+        """Return how many bytes a token of *vocab* represents at most.
+
+        Users may also type the character that stands for spaces.
+        """
         if not byte_fallback or not all(f"<0x{byte:02X}>" in vocab for byte in range(0x100)):
             return 0
         return max(len(token.encode()) for token in vocab)

@@ -1,7 +1,7 @@
 """The interface of all tokenizers.
 
 Special tokens become ids only if the chat template wrote them. The same strings from a user stay text, and text without
-them gets exactly the ids of the reference.
+them gets exactly the reference's ids.
 """
 
 from abc import ABC, abstractmethod
@@ -34,9 +34,9 @@ class TextStream(Protocol):
 
 @dataclass(frozen=True)
 class TextBound:
-    """A bound: a token is at most *bytes_per_token* bytes of the normalised text; 0 means no bound.
+    """A token covers at most *bytes_per_token* bytes of the normalised text; 0 means no bound.
 
-    Normalisation divides the bytes of a text that is not ASCII by *shrinks* at most.
+    Normalisation shortens a text that is not ASCII at most by the factor *shrinks*.
     """
 
     bytes_per_token: int
@@ -44,7 +44,7 @@ class TextBound:
     swallows_space: bool = False
 
     def least_tokens(self, text: str) -> int:
-        """Return a lower bound of the number of tokens of *text*."""
+        """Return a lower bound on the number of tokens in *text*."""
         if not self.bytes_per_token:
             return 0
         num_bytes = len(text.encode())
@@ -61,7 +61,7 @@ class Segment(NamedTuple):
 
 
 class TokenTable(dict[int, bytes]):
-    """The bytes that each id adds to a text, read when they are first needed. An id that is no token adds none."""
+    """The bytes that each id adds to a text, read on first use. An id that is not a token adds none."""
 
     def __init__(self, read: Callable[[int], bytes], num_tokens: int) -> None:
         self._read = read
@@ -75,10 +75,10 @@ class TokenTable(dict[int, bytes]):
 
 
 class Tokenizer(ABC):
-    """Text to token ids and back, for one checkpoint.
+    """Turns text into token ids and back, for one checkpoint.
 
     *special_tokens* are the strings that become single ids if a template writes them, and only then; answers omit the
-    *hidden_ids*. *num_tokens* is one more than the highest id; *text_bound* is a lower bound of a text's tokens. A
+    *hidden_ids*. *num_tokens* is one more than the highest id; *text_bound* is a lower bound on a text's tokens. A
     character may need several tokens of *bytes_of*.
     """
 
@@ -92,12 +92,12 @@ class Tokenizer(ABC):
     def encode(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
         """Return the ids of a rendered prompt, with the checkpoint's BOS before the text.
 
-        The parts of a long prompt go through *pieces*, if given. Raises InvalidValue for more than
-        MAX_TEXT_BYTES, and if users' text would become a special token.
+        The parts of a long prompt go through *pieces* if set. Raises InvalidValue for more than MAX_TEXT_BYTES, and if
+        users' text would become a special token.
         """
 
     def encode_as_vllm_chat(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
-        """Return the ids that vLLM makes of the same prompt as a chat; by default those of encode()."""
+        """Return vLLM's ids for the same prompt as a chat; by default the ids from encode()."""
         return self.encode(segments, pieces)
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def stream(self, *, continues: bool = False) -> TextStream:
-        """Return a decoder for the ids of one answer, which may *continue* a text: a first space is then its own."""
+        """Return a decoder for one answer's ids. If the answer *continues* a text, its first space is kept."""
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of *text*; no part of it becomes a special token."""

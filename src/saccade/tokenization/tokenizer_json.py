@@ -1,10 +1,10 @@
 """The tokenizer of a tokenizer.json, run by the `tokenizers` library.
 
-Users cannot write special tokens: the library treats special tokens as text, and every special token gets a random
-alias, an added token that users cannot guess. A special token of the template is passed to the library as its alias;
-all other text is passed unchanged. Tags (TAG) that are added tokens are treated likewise, but answers show them, as the
-reference does. One call encodes the whole prompt, so pre-tokenisation is the same as in the
-reference (`transformers`, AutoTokenizer.apply_chat_template).
+Users cannot write special tokens: the library treats special tokens as text. Every special token gets a random alias,
+an added token that users cannot guess. The template's special tokens are passed to the library as aliases; all other
+text is passed unchanged. Tags (TAG) that are added tokens are treated likewise, but answers show them, as the reference
+does. One call encodes the whole prompt, so pre-tokenisation is the same as in the reference (`transformers`,
+AutoTokenizer.apply_chat_template).
 """
 
 import json
@@ -39,7 +39,7 @@ class JsonTokenizer(Tokenizer):
     """Text to token ids and back, for one tokenizer.json.
 
     *tokenizer_json* is the file's content, *tokenizer_config* the parsed tokenizer_config.json ({} if there is none).
-    *protected* are tokens, by id or content, that represent images; if they exist they are special, also if the files
+    *protected* are tokens, by id or content, that represent images; if they exist, they are special even if the files
     do not say so. Raises StartupError if a file is wrong.
     """
 
@@ -77,9 +77,9 @@ class JsonTokenizer(Tokenizer):
         return encoded if self._begins_with_bos(prompt) else self._before + encoded
 
     def encode_as_vllm_chat(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
-        """Do the same as encode(), but without a BOS that the template did not write: vLLM adds none to a chat.
+        """Like encode(), but without a BOS that the template did not write, since vLLM adds none to a chat.
 
-        Raises InvalidValue as encode() does.
+        Raises the InvalidValue of encode().
         """
         return self._without_bos(segments, pieces)
 
@@ -90,10 +90,10 @@ class JsonTokenizer(Tokenizer):
         return self._encode(text) if pieces is None else pieces(texts, self._encode)
 
     def _cut(self, segments: Iterable[Segment]) -> list[str]:
-        """Return the prompt in pieces of PIECE_CHARACTERS or more, which have the same ids apart as together.
+        """Return the prompt in pieces of PIECE_CHARACTERS or more that have the same ids apart as together.
 
-        The library splits a text at special tokens before all else, so a piece begins with one. It may take no white
-        space before it, and its neighbours do not matter.
+        The library splits a text at special tokens first, so each piece begins with one. That token must not strip
+        white space before it; other neighbours do not matter.
         """
         pieces: list[list[str]] = [[]]
         num_characters = 0
@@ -145,7 +145,7 @@ class JsonTokenizer(Tokenizer):
         return special
 
     def _protect_tags(self) -> dict[str, int]:
-        """Make the tags special tokens, so that the library finds none in users' text. Return their ids."""
+        """Make the tags special tokens, so that the library finds no tags in users' text. Return their ids."""
         added = self._tokenizer.get_added_tokens_decoder()
         tags = {id_: token for id_, token in added.items() if not token.special and TAG.fullmatch(token.content)}
         self._tokenizer.add_special_tokens(

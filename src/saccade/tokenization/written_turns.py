@@ -1,7 +1,8 @@
-"""Find out which turns and texts a chat template writes: it renders chats of texts that stand nowhere else.
+"""Finds out which turns and texts a chat template writes, by rendering chats with texts that occur nowhere else.
 
-Releases' templates differ in this. Qwen3-VL's writes only the first of several system turns and Qwen3.5's refuses the
-second; Mistral Small's writes the first text of a system turn; others write a list of texts as Python does.
+Releases' templates differ in this. Qwen3-VL's writes only the first of several system turns, and Qwen3.5's refuses a
+second one. Mistral Small's writes only the first text of a system turn. Others write a list of texts in Python's
+notation.
 """
 
 import re
@@ -64,7 +65,7 @@ _OF_ROLES: Final[Mapping[str, tuple[Sequence[Message], Message, Sequence[Message
 
 @dataclass(frozen=True)
 class WrittenTurns:
-    """What a template writes of the turns that it gets.
+    """Which of its turns a template writes, and in what form.
 
     *systems*: a system turn at the beginning. *leading_systems*: more than one. *late_systems*: the places of those
     later in a chat. A turn of the *joined* roles is written whole only if its content is one string. *results_first*:
@@ -82,7 +83,7 @@ class WrittenTurns:
 
 
 def find_written_turns(renders: Sequence[Render]) -> WrittenTurns:
-    """Return what a template writes in each of *renders*, such as one with tools and one without."""
+    """Return the turns that a template writes in each of *renders*, such as one with tools and one without."""
     leading = [_system(FIRST), _system(SECOND), _QUESTION]
     return WrittenTurns(
         systems=_writes(renders, [_system(FIRST), _QUESTION], FIRST),
@@ -103,7 +104,7 @@ def _writes_at(renders: Sequence[Render], place: Place) -> bool:
 
 
 def _must_join(renders: Sequence[Render], role: str) -> bool:
-    """Return whether lists of texts lose something that one string keeps."""
+    """Return whether lists of texts lose something that a single string keeps."""
     before, turn, after = _OF_ROLES[role]
     parts = [{"type": "text", "text": text} for text in (FIRST, SECOND)]
     in_list, in_string = ([*before, {**turn, "content": content}, *after] for content in (parts, f"{FIRST}\n{SECOND}"))
@@ -123,7 +124,7 @@ def _writes(renders: Sequence[Render], chat: Sequence[Message], *texts: str) -> 
 
 
 def has_texts(prompt: str, *texts: str) -> bool:
-    """Return whether *prompt* has all of *texts* in this order, and not within Python's or JSON's form of a list."""
+    """Return whether *prompt* has all of *texts* in this order, and not in Python's or JSON's notation for a list."""
     in_order = re.search(".*".join(texts), prompt, re.DOTALL)
     return in_order is not None and not re.search(f"['\"]text['\"]: *['\"](?:{'|'.join(texts)})", prompt)
 

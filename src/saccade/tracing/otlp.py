@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry, sent to a collector by its SDK. Only a server with traces imports this module."""
+"""Sends OpenTelemetry spans to a collector through the SDK. Only a server with tracing imports this module."""
 
 import logging
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class SpanSender:
         self._tracer = self._provider.get_tracer("saccade")
 
     def send_spans(self, trace: Trace, name: str, attributes: Attributes, *, has_failed: bool) -> None:
-        """Queue the span of a request that ends now, and those of its stages."""
+        """Queue the span of a request that ends now, and the spans of its stages."""
         parent = Context()
         if trace.parent_id:
             sampled = TraceFlags(TraceFlags.SAMPLED)

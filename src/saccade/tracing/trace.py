@@ -47,7 +47,7 @@ class Trace:
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.is_sampled:02x}"
 
     def now(self) -> int:
-        """Return the time in nanoseconds since 1970 by the clock of the request's beginning, which nobody sets."""
+        """Return the time in nanoseconds since 1970, by a clock that has not been set since the request began."""
         return self._since_1970 + time.perf_counter_ns()
 
     def add_stages(self, seconds: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Which requests have a trace, and where their spans go: the settings, and the Tracer that follows them."""
+"""Decides which requests have a trace, and where their spans go: the settings, and a Tracer."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @FLAT
 @dataclass(frozen=True)
 class TraceSettings:
-    """Where the traces of requests go; without *endpoint* there are none."""
+    """Where requests' traces go; without *endpoint* there are no traces."""
 
     endpoint: Annotated[str | None, Parameter(name="--otlp-traces-endpoint")] = None
     "An OpenTelemetry collector for traces of requests: http://HOST:4317, or with HTTP http://HOST:4318/v1/traces."

@@ -1,4 +1,4 @@
-"""Who may call a worker: users of its machine over a Unix socket, gateways with a token or a certificate over TCP."""
+"""Decides who may call a worker: local users over a Unix socket, gateways with a token or a certificate over TCP."""
 
 import hmac
 import ipaddress
@@ -24,8 +24,8 @@ REFUSAL = "The worker requires a token: give the gateway the worker's --worker-t
 class Access:
     """What a worker requires of its callers.
 
-    Over TCP: *token*, TLS with the worker's *identity*, and certificates of gateways by *client_authorities* (PEM).
-    Over a Unix socket: to run as *own_uid*, root or one of *allowed_uids*.
+    Over TCP: the *token*, TLS with the worker's *identity*, and client certificates from *client_authorities* (PEM).
+    Over a Unix socket, the caller must run as *own_uid*, root or one of *allowed_uids*.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -35,7 +35,7 @@ class Access:
     own_uid: int = field(default_factory=os.geteuid)
 
     def check(self, bind: str) -> None:
-        """Raise StartupError if strangers could call a worker that listens on *bind*, or a setting has no use."""
+        """Raise StartupError if strangers could call a worker that listens on *bind*, or if a setting has no effect."""
         if self.client_authorities is not None and self.identity is None:
             raise StartupError("--tls-client-ca needs --tls-cert and --tls-key.")
         over_tcp = self.token is not None or self.identity is not None
@@ -67,11 +67,11 @@ class Access:
             yield f"the token and all prompts travel unencrypted to and from {bind}: --tls-cert and --tls-key hide them"
 
     def admits(self, uid: int) -> bool:
-        """Whether a process of user *uid* may open a stream over a Unix socket."""
+        """Whether a process that runs as *uid* may open a stream over a Unix socket."""
         return uid in (self.own_uid, ROOT, *self.allowed_uids)
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        """Return gRPC's credentials for TLS; None without TLS."""
+        """Return gRPC's TLS credentials, None without TLS."""
         if self.identity is None:
             return None
         pair = (self.identity.key, self.identity.certificate)
@@ -94,7 +94,7 @@ def is_loopback(bind: str) -> bool:
 
 
 class _TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses every call without the token, even of an unknown method, before gRPC looks the method up."""
+    """Refuses every call without the token before gRPC looks up the method, even if the method is unknown."""
 
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()

@@ -1,10 +1,10 @@
-"""How much a peer may send that is of no use, such as frames without content."""
+"""Limits how much useless data a peer may send, such as frames without content."""
 
 import time
 
 
 class Allowance:
-    """*burst* at once, and *per_second* more with time, but never more than *burst* saved up."""
+    """Allows *burst* at once and *per_second* more over time; at most *burst* can be saved up."""
 
     def __init__(self, burst: int, per_second: float) -> None:
         self._burst = burst
@@ -13,11 +13,11 @@ class Allowance:
         self._refilled_at = time.monotonic()
 
     def earn(self, amount: int) -> None:
-        """Allow *amount* more: the peer did something of use."""
+        """Allow *amount* more, because the peer did something useful."""
         self._left = min(self._burst, self._left + amount)
 
     def spend(self) -> bool:
-        """Count one; return whether it was allowed."""
+        """Spend one unit; return whether it was allowed."""
         self._left -= 1
         if self._left < 0:
             now = time.monotonic()

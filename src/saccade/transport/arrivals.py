@@ -1,4 +1,4 @@
-"""Hands over what arrives from a worker, so that a burst does not hold up the event loop."""
+"""Hands over items that arrive from a worker, so that a burst does not hold up the event loop."""
 
 import asyncio
 import logging
@@ -17,9 +17,9 @@ TURN_SECONDS = 0.002
 
 
 class Arrivals(Generic[T]):
-    """Calls *take* with each item, in order. If that takes longer than TURN_SECONDS, others run on the loop first.
+    """Calls *take* with each item, in order. After TURN_SECONDS it lets other tasks run before it goes on.
 
-    If *take* raises an error for an item, the error is logged, and the items after it are handed over.
+    If *take* raises an error for an item, the error is logged, and later items are still handed over.
     """
 
     def __init__(self, take: Callable[[T], object]) -> None:
@@ -27,14 +27,14 @@ class Arrivals(Generic[T]):
         self._waiting: deque[T] = deque()
 
     def add(self, items: Iterable[T]) -> None:
-        """Hand over *items* after those that wait."""
+        """Hand over *items* after the waiting ones."""
         is_late = bool(self._waiting)
         self._waiting += items
         if not is_late:
             self._hand_over()
 
     def finish(self) -> None:
-        """Hand over all that wait, at once."""
+        """Hand over all waiting items at once."""
         self._take_until(math.inf)
 
     def _hand_over(self) -> None:

@@ -1,10 +1,10 @@
-"""How long to wait before the next attempt of something that failed."""
+"""Computes how long to wait before a failed operation is tried again."""
 
 import time
 
 
 class Backoff:
-    """Waits that double from *first_seconds* to *limit_seconds*; an attempt of *healthy_seconds* starts them over."""
+    """Waits that double from *first_seconds* to *limit_seconds*; an attempt of *healthy_seconds* resets them."""
 
     def __init__(self, first_seconds: float = 0.5, limit_seconds: float = 30.0, healthy_seconds: float = 60.0) -> None:
         self._first = first_seconds
@@ -17,7 +17,7 @@ class Backoff:
         self._started_at = time.monotonic()
 
     def after_failure(self) -> float:
-        """Return the seconds to wait, now that the attempt has failed."""
+        """Return how many seconds to wait after the failed attempt."""
         if time.monotonic() - self._started_at >= self._healthy:
             self._next = self._first
         wait, self._next = self._next, min(2 * self._next, self._limit)

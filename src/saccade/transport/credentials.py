@@ -1,4 +1,4 @@
-"""What gateways and workers present to each other over TCP, a token and certificates, and how files hold them."""
+"""Reads the token and certificates that gateways and workers present to each other over TCP."""
 
 import functools
 import os
@@ -22,7 +22,7 @@ TOO_OPEN = stat.S_IWGRP | stat.S_IRWXO
 
 @dataclass(frozen=True)
 class Identity:
-    """A certificate with its intermediate certificates, and its key; PEM."""
+    """A certificate with its intermediate certificates, and its key, as PEM."""
 
     certificate: bytes
     key: bytes = field(repr=False)
@@ -30,9 +30,9 @@ class Identity:
 
 @dataclass(frozen=True)
 class WorkerCredentials:
-    """What a gateway shows its workers, and by which *authorities* (PEM) it knows those at addresses with TLS.
+    """The credentials that a gateway shows its workers, and the *authorities* (PEM) that vouch for workers with TLS.
 
-    Without *authorities*, by the public ones: those that gRPC brings, and those of the system.
+    Without *authorities*, the public ones count: those that gRPC bundles, and the system's.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -40,7 +40,7 @@ class WorkerCredentials:
     identity: Identity | None = None
 
     def channel(self, url: str) -> grpc.aio.Channel:
-        """Return a channel to the worker at *url*: with TLS if that begins with grpcs://."""
+        """Return a channel to the worker at *url*, with TLS if the url begins with grpcs://."""
         if not url.startswith(TLS_SCHEME):
             return grpc.aio.insecure_channel(target(url), options=CLIENT_OPTIONS)
         key = self.identity.key if self.identity is not None else None
@@ -49,7 +49,7 @@ class WorkerCredentials:
         return grpc.aio.secure_channel(target(url), secrets, options=CLIENT_OPTIONS)
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return the TLS settings of connections that are not gRPC's."""
+        """Return the TLS settings for connections other than gRPC's."""
         authorities = self.authorities.decode("ascii", errors="replace") if self.authorities is not None else None
         context = ssl.create_default_context(cadata=authorities)
         if self.identity is not None:
@@ -62,11 +62,11 @@ class WorkerCredentials:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The metadata of a call, which shows the token."""
+        """The metadata of a call, which carries the token."""
         return (("authorization", f"Bearer {self.token}"),) if self.token is not None else ()
 
     def calls(self, channel: grpc.aio.Channel) -> SimpleNamespace:
-        """Return the worker's CALLS by name, each of which shows the token."""
+        """Return the worker's CALLS by name; each one sends the token."""
         calls = SimpleNamespace()
         for name, (kind, request, reply) in CALLS.items():
             call = getattr(channel, kind)(f"/{SERVICE_NAME}/{name}", request.SerializeToString, reply.FromString)
@@ -74,7 +74,7 @@ class WorkerCredentials:
         return calls
 
     def streams(self, url: str, max_message_bytes: Callable[[], int]) -> GrpcCalls:
-        """Return calls of Stream to the worker at *url*, over connections of their own."""
+        """Return calls of Stream to the worker at *url*, over separate connections."""
         tls = self.tls_context() if url.startswith(TLS_SCHEME) else None
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
@@ -97,7 +97,10 @@ def read_token(path: Path) -> str:
 
 
 def read_identity(certificate: Path | None, key: Path | None, prefix: str = "--tls") -> Identity | None:
-    """Return what the flags *prefix*-cert and *prefix*-key name; None if neither is given. Raises StartupError."""
+    """Read the files that the flags *prefix*-cert and *prefix*-key name; None if neither is set.
+
+    Raises StartupError.
+    """
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
@@ -115,7 +118,7 @@ def read_identity(certificate: Path | None, key: Path | None, prefix: str = "--t
 
 
 def read_authorities(path: Path | None, flag: str) -> bytes | None:
-    """Return the certificates of authorities that *flag* names; None if it is not given. Raises StartupError."""
+    """Read the authorities' certificates that *flag* names; None if the flag is not set. Raises StartupError."""
     if path is None:
         return None
     content = _read(path, flag)

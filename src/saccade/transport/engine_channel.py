@@ -1,7 +1,7 @@
 """The framed queue between a worker's front and its engine: one message per step, each way.
 
 It is a Unix stream socket pair. A frame's payload is one msgpack struct of saccade.protocol.engine_ipc. The engine's
-end blocks with a time limit; the front's end is asyncio.
+end blocks, with a time limit; the front's end uses asyncio.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ class EngineChannel:
             raise ChannelClosed from error
 
     def receive(self, timeout: float, wake_fds: Sequence[int] = ()) -> list[FrontMessage]:
-        """Return all messages that have arrived, in order; wait up to *timeout* seconds if there is none.
+        """Return all messages that have arrived, in order; wait up to *timeout* seconds if there are none.
 
-        The wait ends early when one of *wake_fds* is readable. Raises ChannelClosed when the front is gone.
+        The wait ends early if one of *wake_fds* becomes readable. Raises ChannelClosed when the front is gone.
         """
         messages: list[FrontMessage] = []
         descriptor = self._socket.fileno()
@@ -59,7 +59,7 @@ class EngineChannel:
 
 
 class FrontChannel:
-    """The front's end: *on_message* is called with each message of the engine's once it is open."""
+    """The front's end. Once it is open, it calls *on_message* with each of the engine's messages."""
 
     def __init__(self, on_message: Callable[[EngineMessage], None]) -> None:
         decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)
@@ -72,7 +72,7 @@ class FrontChannel:
         await asyncio.get_running_loop().create_connection(lambda: self._frames, sock=connection)
 
     def send(self, message: FrontMessage) -> None:
-        """Queue one message; nothing is awaited, so commands keep their order."""
+        """Queue one message without an await, so that commands keep their order."""
         self._frames.send(self._encoder.encode(message))
 
     async def ended(self) -> None:

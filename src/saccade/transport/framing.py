@@ -1,4 +1,4 @@
-"""Frames on a byte stream: a little-endian u32 length, then as many bytes."""
+"""Frames on a byte stream: a little-endian u32 length, then that many bytes."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class ChannelClosed(Exception):
-    """The other end is gone, or sent bytes that are not a frame."""
+    """The other end is gone, or has sent bytes that are not a frame."""
 
 
 def prefix(payload: bytes) -> bytes:
@@ -65,13 +65,12 @@ def take_payloads(buffer: bytearray, limit: int) -> Iterator[bytes]:
 
 
 class Frames(asyncio.Protocol):
-    """An end of a stream that calls *on_payload* from within the read that completed a frame.
+    """One end of a stream; it calls *on_payload* within the read that completes a frame.
 
-    There is no task in between: it would have to be scheduled for every step of the engine. If one read brings frames
-    for more than arrivals.TURN_SECONDS, nothing more is read until they have been taken in turns.
-
-    After a frame of more than limit() bytes, or one for which *on_payload* raises UNREADABLE, no frame is taken,
-    because answers would have a gap.
+    There is no task in between, since it would have to be scheduled for every step of the engine. If one read brings
+    frames that take longer than arrivals.TURN_SECONDS, no more is read until they have been taken in turns. No frame is
+    taken after one that exceeds limit() bytes or for which *on_payload* raises UNREADABLE, because answers would have a
+    gap.
     """
 
     def __init__(self, on_payload: Callable[[bytes], None], limit: Callable[[], int]) -> None:
@@ -85,14 +84,14 @@ class Frames(asyncio.Protocol):
 
     @property
     def num_unsent_bytes(self) -> int:
-        """Bytes that wait here because the other end does not read."""
+        """Number of bytes that wait here because the other end does not read."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Call on_payload for every frame that is complete now, until the stream is closed."""
+        """Call on_payload for every complete frame, until the stream is closed."""
         self.num_received += 1
         self._hand_over(self._payloads(data))
 
@@ -142,7 +141,7 @@ class Frames(asyncio.Protocol):
         await self._ended
 
     def send(self, payload: bytes) -> None:
-        """Queue one frame; nothing is awaited, so frames keep their order. A stream that has ended drops it."""
+        """Queue one frame without an await, so that frames keep their order. An ended stream drops the frame."""
         # uvloop raises an error; asyncio only logs one.
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(framed(payload))

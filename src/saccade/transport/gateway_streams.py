@@ -1,7 +1,7 @@
-"""The worker's end of streams to gateways: the front's view of each stream, and the streams over a Unix socket.
+"""The worker's end of its streams to gateways: the front's view of each, and the streams over a Unix socket.
 
-saccade.transport.server serves gRPC's streams. On one host a gateway opens its stream at a Unix socket next to gRPC's,
-with the same frames (docs/decisions/010-unix-stream.md). Either side ends a stream by closing it.
+saccade.transport.server serves the streams over gRPC. On one host a gateway opens its stream at a Unix socket next to
+gRPC's, with the same frames (docs/decisions/010-unix-stream.md). Either side ends a stream by closing it.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Refused(Exception):
-    """Why a call cannot be served, as a gRPC status and a sentence."""
+    """A call cannot be served; the reason is a gRPC status and a sentence."""
 
     def __init__(self, status: grpc.StatusCode, sentence: str) -> None:
         super().__init__(sentence)
@@ -37,9 +37,10 @@ class Refused(Exception):
 
 
 class GatewayStream:
-    """One stream to a gateway, or to a reader of the feed of cache events.
+    """One stream to a gateway, or to a reader of cache events.
 
-    With *frames*, send() writes to them at once. Without, frames wait here until next() takes them, as gRPC requires.
+    With *frames*, send() writes to them at once. Without *frames*, sent frames wait here until next() takes them, as
+    gRPC requires.
     """
 
     def __init__(self, number: int, frames: Frames | None = None) -> None:
@@ -65,7 +66,7 @@ class GatewayStream:
         return self._frames.num_unsent_bytes > MAX_UNSENT_BYTES
 
     def end(self, reason: Refused | None = None) -> None:
-        """End the stream after what was sent. *reason* is raised by next(); a Unix socket cannot carry it."""
+        """End the stream after the sent frames. next() raises *reason*, which a Unix socket cannot carry."""
         if self._ended:
             return
         self._ended = True
@@ -85,22 +86,22 @@ class GatewayStream:
 
 
 class Front(Protocol):
-    """What answers the calls of gateways: saccade.worker.service.Relay. No method blocks or awaits."""
+    """Answers gateways' calls; implemented by saccade.worker.service.Relay. No method blocks or awaits."""
 
     def describe(self) -> bytes:
-        """Return the encoded Description. Raises Refused while there is none."""
+        """Return the encoded Description. Raises Refused until there is one."""
 
     def open(self, frames: Frames | None = None) -> GatewayStream:
         """Return a new connection, which writes to *frames*. Raises Refused while no engine is ready."""
 
     def receive(self, connection: GatewayStream, command: bytes) -> None:
-        """Take one encoded GatewayCommand that came over *connection*. Raises Refused if it is malformed."""
+        """Take one encoded GatewayCommand from *connection*. Raises Refused if it is malformed."""
 
     def watch(self, blocks: bool, images: bool) -> GatewayStream:
         """Return a connection that delivers KvEvents of these caches. Raises Refused while no engine is ready."""
 
     def hang_up(self, connection: GatewayStream) -> None:
-        """Note that the stream of a connection has ended."""
+        """Note that a connection's stream has ended."""
 
 
 class _UnixStream(Frames):
@@ -144,7 +145,7 @@ class _UnixStream(Frames):
 class UnixStreams:
     """Accepts streams at the socket *path* from users that *access* admits, each as a connection of *front*.
 
-    The kernel names the user of each peer. The stream of a user that is not admitted is closed unread.
+    The kernel names each peer's user. If the user is not admitted, the stream is closed unread.
     """
 
     def __init__(self, front: Front, path: str, access: Access = OWNER_ONLY) -> None:
@@ -174,7 +175,7 @@ class UnixStreams:
         return admitted
 
     def stop(self) -> None:
-        """Stop listening and end what is left."""
+        """Stop listening, and end the remaining streams."""
         if self._server is not None:
             self._server.close()
             self._path.unlink(missing_ok=True)

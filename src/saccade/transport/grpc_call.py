@@ -1,4 +1,4 @@
-"""One streaming gRPC call: what it sends, and what its server has sent of it. Source of the wire: PROTOCOL-HTTP2.md."""
+"""One streaming gRPC call: the messages that it sends and receives. Source of the wire: gRPC's PROTOCOL-HTTP2.md."""
 
 import logging
 from collections import deque
@@ -17,27 +17,27 @@ logger = logging.getLogger(__name__)
 
 
 class Receiver(Protocol):
-    """Takes the messages of one call, then its end. An error that a method raises harms no other call."""
+    """Takes one call's messages, then its end. An error in a method affects no other call."""
 
     def message(self, payload: bytes) -> None:
         """Take a message."""
 
     def end(self, status: grpc.StatusCode, details: str) -> None:
-        """Take the status with which the call ends."""
+        """Take the status that the call ends with."""
 
 
 class Carrier(Protocol):
-    """The connection of a call."""
+    """A call's connection."""
 
     def send(self, call: "Call") -> None:
-        """Send what is left of the messages of *call*, once it has begun."""
+        """Send the rest of *call*'s messages once the call has begun."""
 
     def cancel(self, call: "Call") -> None:
-        """Reset the stream of *call* if one is open."""
+        """Reset *call*'s stream if one is open."""
 
 
 class Call:
-    """A call of the method *path* under way."""
+    """A call of the method *path* in progress."""
 
     def __init__(
         self,
@@ -59,16 +59,16 @@ class Call:
         self._partial = bytearray()
 
     def send(self, *parts: bytes) -> None:
-        """Send one more message, which *parts* are together; only for a call that began without one."""
+        """Send one more message, which consists of *parts*. Only for a call that began without a message."""
         self.unsent.append(_prefixed(*parts))
         self._connection.send(self)
 
     def cancel(self) -> None:
-        """Tell the server to stop. The receiver gets no further call."""
+        """Tell the server to stop. The receiver is not called again."""
         self._connection.cancel(self)
 
     def read_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Note the status in *headers*, which are the trailers or those of an answer without messages."""
+        """Note the status in *headers*, which are the trailers, or the headers of an answer without messages."""
         values = dict(headers)
         if (http := values.get(b":status", b"200")) != b"200":
             code = grpc.StatusCode.UNAVAILABLE if http in BUSY else grpc.StatusCode.UNKNOWN
@@ -78,7 +78,7 @@ class Call:
             self.status = STATUS.get(text, grpc.StatusCode.UNKNOWN), details
 
     def end(self, status: grpc.StatusCode, details: str) -> None:
-        """End it with *status*; the other calls of its connection go on, whatever its receiver does."""
+        """End the call with *status*. Other calls on the connection go on, even if the receiver raises."""
         try:
             self.receiver.end(status, details)
         except Exception:
@@ -86,11 +86,11 @@ class Call:
 
     @property
     def num_unfinished_bytes(self) -> int:
-        """What has come of a message that has not ended."""
+        """Number of bytes of a message that is still incomplete."""
         return len(self._partial)
 
     def messages(self, data: bytes, max_bytes: Callable[[], int]) -> Iterator[bytes]:
-        """Yield the messages that *data* completes. Raises ValueError for one that is compressed or too long."""
+        """Yield the messages that *data* completes. Raises ValueError for a compressed or overlong message."""
         num_bytes = len(data) - PREFIX_BYTES
         if not self._partial and num_bytes >= 0 and data.startswith(_prefix(num_bytes)):
             # The usual case: a message arrives alone and complete.

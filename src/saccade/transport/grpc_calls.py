@@ -1,4 +1,4 @@
-"""Streaming gRPC calls whose messages are pushed: one read callback serves all calls to a server.
+"""Streaming gRPC calls with pushed messages: a single read callback serves all calls to a server.
 
 grpc.aio passes every message through a thread and a task, which takes 30 to 50 µs of CPU. Source of the wire:
 PROTOCOL-HTTP2.md in gRPC's documentation.
@@ -81,9 +81,11 @@ logger = logging.getLogger(__name__)
 
 
 class GrpcCalls:
-    """Calls to the server at *target*, `host:port`, with TLS if *tls* is set. A connection is made when a call needs
-    one. *quiet_seconds* replaces QUIET_SECONDS and STILL_QUIET_SECONDS for a server that allows more pings.
-    *max_unfinished_bytes* is asked how long the messages of a connection that have not ended may be together.
+    """Calls to the server at *target*, `host:port`, with TLS if *tls* is set.
+
+    A connection is made when a call needs one. *quiet_seconds* replaces QUIET_SECONDS and STILL_QUIET_SECONDS for a
+    server that allows more pings. *max_unfinished_bytes* returns how many bytes a connection's incomplete messages may
+    have together.
 
     call = await calls.begin("/echo.Echo/Say", request.SerializeToString(), receiver)
     ...
@@ -107,9 +109,11 @@ class GrpcCalls:
     async def begin(
         self, path: str, message: bytes | None, receiver: Receiver, metadata: Iterable[tuple[bytes, bytes]] = ()
     ) -> "Call":
-        """Send *message* with *metadata* to the method *path*; if it is None, the call's send() sends its messages.
+        """Send *message* with *metadata* to the method *path*.
 
-        Raises OSError, such as TimeoutError, if the server does not accept.
+        If *message* is None, the call's send() sends the messages.
+
+        Raises OSError, such as TimeoutError, if the server does not accept the call.
         """
         async with self._lock:
             connection = next((one for one in self._connections if one.takes_calls), None)
@@ -136,14 +140,17 @@ class GrpcCalls:
 
 
 class _Data(NamedTuple):
-    """The content of a DATA frame without flags."""
+    """A DATA frame's content, without flags."""
 
     stream_id: int
     payload: bytes
 
 
 class _Connection(asyncio.Protocol):
-    """A connection to *authority*. Once the server has sent GOAWAY it takes no further calls, and closes after them."""
+    """A connection to *authority*.
+
+    After the server's GOAWAY, it takes no further calls, and closes when the present ones have ended.
+    """
 
     stream_id = 0
 
@@ -182,7 +189,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it carries calls, or may."""
+        """Whether the connection carries calls or may still take some."""
         return self._transport is not None
 
     @property
@@ -191,7 +198,7 @@ class _Connection(asyncio.Protocol):
         return not self._is_draining
 
     def begin(self, call: Call) -> None:
-        """Send *call*, or keep it until the server allows one more."""
+        """Send *call*, or keep it until the server allows another call."""
         self._waiting.append(call)
         self._begin_waiting()
         self._flush()
@@ -214,7 +221,7 @@ class _Connection(asyncio.Protocol):
             self._ended()
 
     def lose(self, status: grpc.StatusCode, details: str) -> None:
-        """End the connection, and every call with *status*. What has arrived and has not been read is dropped."""
+        """End the connection, and every call with *status*. Data that has arrived but is unread is dropped."""
         self._is_draining = True
         self._unread, self._num_read = b"", 0
         calls = [*self._calls.values(), *self._waiting]
@@ -230,14 +237,14 @@ class _Connection(asyncio.Protocol):
     # --- asyncio's callbacks ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the settings."""
+        """Send the HTTP/2 settings."""
         self._transport = cast("asyncio.Transport", transport)
         self._http.initiate_connection()
         self._http.increment_flow_control_window(WINDOW_BYTES - self._http.inbound_flow_control_window)
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Read what has arrived before, which must not send anything, and end what is left."""
+        """Read the data that has arrived, without sending anything, and end the remaining calls."""
         self._transport = None
         self._is_draining = True
         waiting, self._waiting = self._waiting, deque()
@@ -254,7 +261,7 @@ class _Connection(asyncio.Protocol):
         self._take_turn()
 
     def _take_turn(self) -> None:
-        """Take the frames that have arrived. If that takes long, others run on the loop before more are read."""
+        """Take the frames that have arrived. If that takes long, other tasks run before more frames are read."""
         is_done = self._take_frames(time.monotonic() + arrivals.TURN_SECONDS)
         self._flush()
         transport = self._transport
@@ -272,7 +279,7 @@ class _Connection(asyncio.Protocol):
             self._take_turn()
 
     def _take_frames(self, deadline: float) -> bool:
-        """Take the whole frames that are unread; return False if *deadline* has come before."""
+        """Take the unread whole frames; return False if *deadline* comes first."""
         try:
             while self._num_read < len(self._unread) and (events := self._next_events()) is not None:
                 for event in events:
@@ -285,7 +292,7 @@ class _Connection(asyncio.Protocol):
         return True
 
     def pause_writing(self) -> None:
-        """Send no more of a request's message for now."""
+        """Stop sending requests' messages for now."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
@@ -294,10 +301,10 @@ class _Connection(asyncio.Protocol):
         self._flush()
 
     def _next_events(self) -> Sequence[Event | _Data] | None:
-        """Return what the next few frames bring; None if no whole frame is unread.
+        """Return the events in the next few frames; None if no whole frame is unread.
 
-        h2 gets no GOAWAY, after which it takes no frame of any call. It gets no DATA of a call without flags either,
-        since it takes longer for that than all that follows. Raises ProtocolError, also for too many idle frames.
+        h2 gets no GOAWAY, after which it would take no frame of any call. Nor does it get DATA without flags, since it
+        takes longer over that than everything else here. Raises ProtocolError, also for too many idle frames.
         """
         unread, first, num_frames, num_useful = self._unread, self._num_read, 0, 0
         data: list[_Data] = []
@@ -327,7 +334,7 @@ class _Connection(asyncio.Protocol):
         return self._http.receive_data(unread[first : self._num_read]) if num_frames else data or None
 
     def _drain(self, last_stream_id: int) -> None:
-        """Take no further calls; the server has not begun those after *last_stream_id*."""
+        """Take no further calls. The server has not begun calls after *last_stream_id*."""
         self._is_draining = True
         refused = [call for number, call in self._calls.items() if number > last_stream_id]
         for call in (*refused, *self._waiting):
@@ -388,7 +395,7 @@ class _Connection(asyncio.Protocol):
             call.end(grpc.StatusCode.INTERNAL, "its message met an unforeseen error")
 
     def _credit(self, window: "Call | _Connection", num_bytes: int) -> None:
-        """Let the server send as much as it has sent in *window*."""
+        """Let the server send as much again as it has sent in *window*."""
         window.num_uncredited_bytes += num_bytes
         if window.num_uncredited_bytes > WINDOW_BYTES // 2 and self._transport is not None:
             header = FRAME_HEADER.pack(0, 4, WINDOW_UPDATE, 0, window.stream_id)
@@ -396,7 +403,7 @@ class _Connection(asyncio.Protocol):
             window.num_uncredited_bytes = 0
 
     def _ended(self) -> None:
-        """Begin a call that waits, since another one has ended; or close, if none may begin and none is open."""
+        """Begin a waiting call, since another has ended; or close, if no call may begin and none is open."""
         self._begin_waiting()
         self._flush()
         if self._is_draining and not self._calls and self._transport is not None:
@@ -433,7 +440,7 @@ class _Connection(asyncio.Protocol):
         self._begin_waiting()
 
     def _send(self, call: Call) -> None:
-        """Send what is left of the call's messages, as far as the server and the connection take it."""
+        """Send the rest of the call's messages as far as the server and the connection accept it."""
         # If the server has just reset the stream, that event may not have been handed over.
         with contextlib.suppress(StreamClosedError):
             while call.unsent and not self._is_paused:
@@ -459,7 +466,7 @@ class _Connection(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(seconds, self._check)
 
     def _check(self) -> None:
-        """Find out whether a silent server still answers."""
+        """Check whether a silent server still answers."""
         self._timer = None
         if self._is_pinged:
             self.lose(grpc.StatusCode.UNAVAILABLE, "the server does not answer")

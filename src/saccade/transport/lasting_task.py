@@ -1,6 +1,6 @@
-"""Tasks that last until they are cancelled, and the end of tasks.
+"""Runs tasks that last until they are cancelled, and ends tasks.
 
-Nothing awaits a lasting task, so nobody would see an error that ends it.
+Nothing awaits a lasting task, so an error that ends it would go unnoticed.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ def begin(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.T
 
 
 async def end(*tasks: asyncio.Future[Any] | None) -> None:
-    """Cancel *tasks*, and wait until all have ended; None is a task that has not begun."""
+    """Cancel *tasks*, and wait until all have ended. None stands for a task that has not begun."""
     begun = [task for task in tasks if task is not None]
     for task in begun:
         task.cancel()

@@ -1,7 +1,7 @@
-"""Calls between processes of one user on one host: a request and its answer, over a private Unix socket.
+"""Calls between one user's processes on one host: a request and its answer over a private Unix socket.
 
-A frame's payload is the call's number (u32, little-endian), then the request or the answer. The read that completes a
-request also answers it, so no call waits for a later one.
+A frame's payload is the call's number (u32, little-endian), then the request or the answer. A request is answered
+within the read that completes it, so no call waits for a later one.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 
 
 class NotReached(Exception):
-    """The other process is away, ended the stream, or did not answer in time."""
+    """The other process is not there, has ended the stream, or did not answer in time."""
 
 
 class _Answering(Frames):
-    """The stream of one caller."""
+    """One caller's stream."""
 
     def __init__(self, answer: Handler, opened: set["_Answering"]) -> None:
         super().__init__(self._take, lambda: MAX_BYTES)
@@ -43,7 +43,7 @@ class _Answering(Frames):
         self._opened = opened
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the stream of this process's user; close any other unread."""
+        """Accept a stream from this process's own user; close any other unread."""
         super().connection_made(transport)
         self._opened.add(self)
         if private_sockets.peer_uid(transport.get_extra_info("socket")) != os.geteuid():
@@ -65,7 +65,7 @@ class _Answering(Frames):
 
 
 class CallServer:
-    """Answers calls at the Unix socket *path*, whose folder must belong to this user alone."""
+    """Answers calls at the Unix socket *path*, whose folder must belong only to this user."""
 
     def __init__(self, path: Path, answer: Handler) -> None:
         self._path = path
@@ -89,7 +89,7 @@ class CallServer:
 
 
 class CallClient:
-    """Calls the process at the Unix socket *path*; between start() and close() it reconnects when necessary."""
+    """Calls the process at the Unix socket *path*. Between start() and close() it reconnects when necessary."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -103,11 +103,11 @@ class CallClient:
         self._task = lasting_task.begin(self._keep_connected, f"calls to {self._path.name}")
 
     async def close(self) -> None:
-        """End the stream; calls that wait raise NotReached."""
+        """End the stream; waiting calls raise NotReached."""
         await lasting_task.end(self._task)
 
     async def call(self, request: bytes, seconds: float) -> bytes:
-        """Return the answer to *request*. Raises NotReached, at the latest after *seconds*."""
+        """Return the answer to *request*. Raises NotReached after *seconds* at the latest."""
         if self._frames is None:
             raise NotReached
         number = (next(self._numbers) % (1 << 8 * NUMBER_BYTES)).to_bytes(NUMBER_BYTES, "little")

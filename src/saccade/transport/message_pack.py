@@ -1,4 +1,4 @@
-"""Counts the items of msgpack's arrays and maps before objects are made of them."""
+"""Counts the items in msgpack's arrays and maps before any objects are created."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ _BYTES_OF_COUNT: Final = {ARRAY16: 2, MAP16: 2, ARRAY32: 4, MAP32: 4}
 
 
 def num_items(data: bytes | memoryview, start: int = 0) -> int:
-    """Return how many items the array or the map at *start* says that it has; 0 for anything else."""
+    """Return how many items the array or map at *start* declares; 0 for anything else."""
     if start >= len(data):
         return 0
     first = data[start]

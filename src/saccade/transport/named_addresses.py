@@ -1,7 +1,7 @@
-"""Addresses that a worker names, which are used only where the operator's own address of the worker allows it.
+"""Restricts the addresses that a worker may name, by the address that the operator gave for the worker.
 
-A worker could otherwise make its gateway, or another worker, connect to any service that these reach: a container
-daemon's socket, or the credentials that a cloud serves at a link-local address.
+Otherwise a worker could make its gateway, or another worker, connect to any service within their reach. Examples are a
+container daemon's socket, and the credentials that a cloud serves at a link-local address.
 """
 
 import ipaddress
@@ -13,9 +13,9 @@ WILDCARDS = ("*", "[::]", "::", "0.0.0.0")  # noqa: S104 - read, not bound
 
 
 def on_host_of_worker(endpoint: str, host: str) -> str | None:
-    """Return the `tcp://host:port` that *endpoint* means for a worker on *host*; None if it is of another host.
+    """Return the `tcp://host:port` that *endpoint* means for a worker on *host*; None if it is on another host.
 
-    A wildcard stands for every address of the worker's host. On loopback, all its names are one host.
+    A wildcard stands for every address of the worker's host. All loopback names count as one host.
     """
     scheme, _, rest = endpoint.partition("://")
     name, _, port = rest.rpartition(":")
@@ -28,10 +28,11 @@ def on_host_of_worker(endpoint: str, host: str) -> str | None:
 
 
 def may_be_of_worker(address: str, url: str) -> bool:
-    """Whether the worker at *url* may say that others reach it at *address*, `host:port`.
+    """Whether the worker at *url* may claim that others reach it at *address*, `host:port`.
 
-    It may have a network of its own for that, so another host is allowed, but as an IP address. A loopback address is
-    allowed for a worker on loopback or on a Unix socket; a link-local one, or one of no single machine, never.
+    Another host is allowed, but only as an IP address, since the worker may have a separate network for transfers. A
+    loopback address is allowed for a worker on loopback or on a Unix socket. A link-local address, or one that is not a
+    single machine's, is never allowed.
     """
     name, _, port = address.rpartition(":")
     host = "localhost" if url.startswith("unix:") else urlsplit(url).hostname or ""

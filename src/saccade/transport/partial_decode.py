@@ -1,4 +1,4 @@
-"""Recover the request id and the slots from a command that cannot be decoded."""
+"""Recovers the request id and the slots from a command that cannot be decoded."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ class PartialCommand:
 
 
 def salvage(command: bytes) -> PartialCommand:
-    """Return what can be read of *command*, which the decoder of GatewayCommand has refused."""
+    """Return the readable parts of *command*, which the decoder of GatewayCommand has refused."""
     try:
         decoded = msgspec.msgpack.decode(command)
     except UNREADABLE:
@@ -31,7 +31,7 @@ def salvage(command: bytes) -> PartialCommand:
 
 
 def _slot_name(item: Any) -> str | None:
-    """Return the slot's name in what should be a MediaItem, a map, or MediaPixels, an array."""
+    """Return the slot's name in a value that should be a MediaItem (a map) or MediaPixels (an array)."""
     match item:
         case {"slot": {"name": str(name)}} | [_, {"name": str(name)}, *_]:
             return name

@@ -1,7 +1,8 @@
-"""Unix sockets that only chosen users reach: where they may lie, their mode, and the uid of a peer.
+"""Unix sockets that only chosen users can reach: where they may be, their mode, and a peer's uid.
 
-A socket has mode 0600 from its first moment. If the operator allows users in addition to the owner, the socket's access
-control list names them. So the kernel refuses all others, at gRPC's socket too: gRPC reports no peer's uid.
+A socket has mode 0600 from the moment it exists. If the operator allows users in addition to the owner, the socket's
+access control list names them. So the kernel refuses everyone else, also at gRPC's socket, as gRPC does not report a
+peer's uid.
 """
 
 import contextlib
@@ -50,7 +51,10 @@ def default_path() -> Path:
 
 
 def _default_folder() -> Path:
-    """Return the folder for this user's sockets. It ignores another user's $XDG_RUNTIME_DIR, which sudo may leave."""
+    """Return the folder for this user's sockets.
+
+    It ignores another user's $XDG_RUNTIME_DIR, which sudo may leave set.
+    """
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
     if runtime.is_absolute() and runtime.is_dir() and runtime.stat().st_uid == os.geteuid():
         return runtime / "saccade"
@@ -60,7 +64,7 @@ def _default_folder() -> Path:
 def prepare_folder(path: Path, allowed_uids: Collection[int]) -> None:
     """Make the folder of the socket *path*, and check that it is safe.
 
-    Raises StartupError if another user could put a socket of their own there, or if one is in use.
+    Raises StartupError if another user could put a socket there, or if a socket there is in use.
     """
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise StartupError(f"The path of a socket takes at most {MAX_PATH_BYTES} bytes; {path} is longer.")
@@ -72,7 +76,7 @@ def prepare_folder(path: Path, allowed_uids: Collection[int]) -> None:
 
 
 def _make(folder: Path, mode: int) -> None:
-    """Make *folder* unless the name exists."""
+    """Create *folder* unless it exists."""
     try:
         folder.mkdir(mode=0o700)
         folder.chmod(mode)
@@ -83,7 +87,7 @@ def _make(folder: Path, mode: int) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a folder in which every user could replace the socket; warn if a group or a folder above allows it."""
+    """Refuse a folder in which any user could replace the socket; warn if a group or a parent folder allows it."""
     status = folder.stat()
     if status.st_uid not in (os.geteuid(), 0):
         raise StartupError(
@@ -115,7 +119,7 @@ def _answers(path: Path) -> bool:
 
 @contextlib.contextmanager
 def owner_only() -> Iterator[None]:
-    """Sockets made within have mode 0600 from the beginning. For code that neither awaits nor makes other files."""
+    """Create sockets in the block with mode 0600 from the beginning. The block must not await or create other files."""
     before = os.umask(0o177)
     try:
         yield
@@ -124,7 +128,7 @@ def owner_only() -> Iterator[None]:
 
 
 def bound(path: Path, uids: Collection[int]) -> socket.socket:
-    """Return a socket at *path* for its owner and *uids*, not listening yet. Raises OSError and StartupError."""
+    """Return a socket at *path* for its owner and *uids* that does not listen yet. Raises OSError and StartupError."""
     with contextlib.ExitStack() as undo:
         listener = undo.enter_context(socket.socket(socket.AF_UNIX))
         with owner_only():
@@ -135,7 +139,7 @@ def bound(path: Path, uids: Collection[int]) -> socket.socket:
 
 
 def admit(path: Path, uids: Collection[int]) -> None:
-    """Let the kernel admit these users to the socket at *path*, in addition to its owner and root."""
+    """Let the kernel admit these users to the socket at *path*, besides its owner and root."""
     if not uids:
         return
     users = [(_USER, _READ_WRITE, uid) for uid in sorted(set(uids))]
@@ -152,6 +156,6 @@ def admit(path: Path, uids: Collection[int]) -> None:
 
 
 def peer_uid(connected: socket.socket) -> int:
-    """Return the uid of the process that connected to a Unix socket, as the kernel noted it then."""
+    """Return the uid of the process that connected to a Unix socket, as the kernel recorded it at that time."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(credentials)[1])

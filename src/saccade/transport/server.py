@@ -1,4 +1,4 @@
-"""The worker's end of the native wire: a gRPC server, with health and reflection, in front of a Front."""
+"""The worker's end of the native wire: a gRPC server, with health and reflection, that calls a Front."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Servicer:
-    """Translates between gRPC's calls and a Front; it has a method for each of CALLS."""
+    """Translates gRPC's calls for a Front; it has one method for each of CALLS."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -77,7 +77,7 @@ class _Servicer:
             self._front.hang_up(watcher)
 
     async def _read(self, commands: Any, connection: GatewayStream) -> None:
-        """Pass every command to the front; end the connection when the gateway has ended its side."""
+        """Pass every command to the front, and end the connection when the gateway has ended its side."""
         reason = None
         try:
             async for frame in commands:
@@ -89,10 +89,10 @@ class _Servicer:
 
 
 class _Health:
-    """grpc.health.v1, open to clients without credentials: they can neither fill the worker's memory nor block it.
+    """grpc.health.v1, open to clients without credentials, who can neither fill the worker's memory nor block it.
 
-    There is one state for the worker and its one service, so the name in a request is not read. A message may take
-    MAX_MESSAGE_BYTES on this port, and whatever is not read stays within gRPC's flow control.
+    The worker and its only service have the same state, so the name in a request is not read. A message may take
+    MAX_MESSAGE_BYTES on this port, and unread data stays within gRPC's flow control.
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class WorkerServer:
 
     @property
     def address(self) -> str:
-        """The url that a gateway connects to."""
+        """The URL that a gateway connects to."""
         if self.bind.startswith("unix:"):
             return self.bind
         scheme = TLS_SCHEME if self._access.identity is not None else "grpc://"

@@ -1,10 +1,10 @@
-"""Pixels between processes of one machine: pooled segments in /dev/shm.
+"""Passes pixels between processes on one machine: pooled segments in /dev/shm.
 
 The gateway owns a SlotPool and hands out slots; a decode process fills one by its descriptor (write_slot); the engine
 copies it out (read_slot); the gateway takes it back (SlotPool.release). A segment is a file: a header of 64 bytes, then
-the data. Every use of a slot has its own generation, written after the data. So a reader never takes another image's
-pixels, or half an image, for the one it expects. Segments are outside Python's resource tracker; sweep() removes what a
-crash left.
+the data. Every use of a slot has its own generation number, written after the data. So a reader never mistakes another
+image's pixels, or half an image, for the image that it expects. Segments are outside Python's resource tracker; sweep()
+removes segments that a crash left behind.
 """
 
 import mmap
@@ -33,31 +33,34 @@ OPEN_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class SlotError(Exception):
-    """A slot cannot be read or written as its SlotRef says; the message has the reason and may be shown to clients."""
+    """A slot cannot be read or written as its SlotRef says.
+
+    The message gives the reason, and may be shown to clients.
+    """
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One use of a segment: the reference for writer and reader, and the data bytes that the segment can hold."""
+    """One use of a segment: the reference for writer and reader, and how many data bytes the segment can hold."""
 
     ref: SlotRef
     capacity_bytes: int
 
 
 def namespace() -> str:
-    """Return the name of this machine's /dev/shm: two processes share segments exactly if theirs are equal."""
+    """Return the name of this machine's /dev/shm. Two processes share segments exactly if these names are equal."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot_id}:{FOLDER.stat().st_dev}"
 
 
 def readers() -> str:
-    """Return a name for machine and user: two processes can share pixels exactly if their names are equal."""
+    """Return a name for the machine and user. Two processes can share pixels exactly if these names are equal."""
     return f"{namespace()}:{os.geteuid()}"
 
 
 @dataclass
 class _PooledSegment:
-    """A file of the pool. *generation* counts its uses; *holders* counts the users of its present content."""
+    """One of the pool's files. *generation* counts its uses; *holders* counts the users of its present content."""
 
     name: str
     capacity_bytes: int
@@ -70,8 +73,8 @@ class _PooledSegment:
 class SlotPool:
     """The gateway's segments: at most *budget_bytes* of them, kept and reused until close().
 
-    Writing to a segment that was used before is about ten times faster than to a fresh one, whose pages must be made.
-    Not for use by several threads.
+    It is about ten times faster to write to a used segment than to a fresh one, whose pages must be created. Not
+    thread-safe.
     """
 
     budget_bytes: int
@@ -81,18 +84,18 @@ class SlotPool:
 
     @property
     def num_used(self) -> int:
-        """Slots handed out and not yet released."""
+        """The number of slots that are handed out and not yet released."""
         return len(self._used)
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of all segments, in use and free."""
+        """Total size in bytes of all segments, in use and free."""
         return sum(segment.capacity_bytes for segment in (*self._used.values(), *self._free))
 
     def acquire(self, nbytes: int) -> Slot | None:
-        """Return a slot for *nbytes* of data; None if the budget or /dev/shm is full.
+        """Return a slot for *nbytes* of data.
 
-        Then data must travel inline.
+        Return None if the budget or /dev/shm is full; the data must then travel inline.
         """
         capacity = _size_class(nbytes)
         segment = self._reuse(capacity) or self._create(capacity)
@@ -108,13 +111,14 @@ class SlotPool:
         self._used[name].holders += 1
 
     def num_holders(self, name: str) -> int:
-        """Return how many have not released the slot yet."""
+        """Return how many holders have not released the slot yet."""
         return self._used[name].holders if name in self._used else 0
 
     def release(self, name: str, *, reusable: bool = True) -> None:
         """End one holder's use of a slot. A name that is not in use is no error.
 
-        If not *reusable*, another process may still read the segment: it is removed after its last holder.
+        Without *reusable*, another process may still read the segment, so it is removed after its last holder's
+        release.
         """
         segment = self._used.get(name)
         if segment is None:
@@ -129,7 +133,7 @@ class SlotPool:
                 unlink(name)
 
     def close(self) -> None:
-        """Unlink every segment. Readers that have one open may finish."""
+        """Unlink every segment. Readers that have a segment open may finish."""
         for segment in (*self._used.values(), *self._free):
             unlink(segment.name)
         self._used.clear()
@@ -172,7 +176,7 @@ def _allocate(segment: _PooledSegment) -> bool:
 
 @contextmanager
 def open_slot(ref: SlotRef) -> Iterator[memoryview]:
-    """Lend the slot's ref.nbytes for writing, as write_slot does. Raises SlotError if there is no such segment."""
+    """Provide the slot's ref.nbytes for writing, like write_slot. Raises SlotError if there is no such segment."""
     descriptor = open_descriptor(ref)
     try:
         with write_slot(descriptor, ref) as data:
@@ -182,13 +186,13 @@ def open_slot(ref: SlotRef) -> Iterator[memoryview]:
 
 
 def open_descriptor(ref: SlotRef) -> int:
-    """Return a descriptor of the slot's segment for write_slot, the caller's to close. Raises SlotError."""
+    """Return a descriptor of the slot's segment for write_slot; the caller closes it. Raises SlotError."""
     return _open(ref.name, os.O_RDWR)
 
 
 @contextmanager
 def write_slot(descriptor: int, ref: SlotRef) -> Iterator[memoryview]:
-    """Lend the slot's ref.nbytes for writing. They count as written if the block ends without an exception.
+    """Provide the slot's ref.nbytes for writing. They count as written if the block ends without an exception.
 
     Raises SlotError if the segment is not ours or is too short, MemoryError if the process may not map it.
     """
@@ -224,7 +228,7 @@ def read_slot(ref: SlotRef) -> bytes:
 
 
 def sweep() -> int:
-    """Remove segments whose owner is dead; return how many. Segments of other PID namespaces stay."""
+    """Remove segments whose owner is dead; return their number. Segments of other PID namespaces stay."""
     removed = 0
     for path in FOLDER.glob("saccade-*"):
         match = NAME.fullmatch(path.name)
@@ -247,7 +251,7 @@ def _owned_here(name: str) -> bool:
 
 
 def _size_class(nbytes: int) -> int:
-    """Round up to one of four sizes per octave: at most a quarter more, and few enough that slots are reused."""
+    """Round up to one of four sizes per octave: at most 25 % waste, and few enough sizes that slots are reused."""
     size = max(nbytes, SMALLEST_SLOT_BYTES)
     step = (1 << (size - 1).bit_length() - 1) // CLASSES_PER_OCTAVE
     return -(-size // step) * step
@@ -281,7 +285,10 @@ def _open(name: str, flags: int) -> int:
 
 
 def _header(descriptor: int, ref: SlotRef) -> tuple[int, int, int]:
-    """Return generation, bytes and owner's namespace from the segment. Raises SlotError unless it fits *ref*."""
+    """Return the generation, size in bytes and owner's namespace of the segment.
+
+    Raises SlotError unless they match *ref*.
+    """
     header = os.pread(descriptor, HEADER.size, 0)
     if len(header) < HEADER.size or not header.startswith(MAGIC):
         raise SlotError(f"The shared-memory slot {ref.name} has no header of Saccade's.")
@@ -301,7 +308,7 @@ def _check_complete(descriptor: int, ref: SlotRef) -> None:
 
 
 def exists(name: str) -> bool:
-    """Whether the segment still exists: another program may have cleaned up /dev/shm."""
+    """Whether the segment still exists; another program may have cleaned up /dev/shm."""
     return os.path.lexists(FOLDER / name)
 
 

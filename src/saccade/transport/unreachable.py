@@ -1,4 +1,4 @@
-"""Why a client reaches no server, as a sentence for the person who named the server's URL."""
+"""Explains why a client cannot reach a server, for the person who named the server's URL."""
 
 import errno
 import socket
@@ -22,9 +22,10 @@ NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH)
 
 
 def why_unreachable(url: str, error: BaseException, remedy: str, authority: str = "SSL_CERT_FILE=ca.pem") -> str:
-    """Return the cause of *error*, with which a connection to *url* ended, and what to do.
+    """Return the cause of *error*, which ended a connection to *url*, and what to do.
 
-    *remedy* is a sentence for the case that nothing listens there. *authority* names a private authority to the client.
+    *remedy* is a sentence for the case that nothing listens there. *authority* shows how to name a private authority to
+    the client.
     """
     for cause in _causes(error):
         match cause:
@@ -51,7 +52,7 @@ def is_refused(error: BaseException) -> bool:
 
 
 def proxy_hint(url: str) -> str:
-    """Return a sentence about the proxy that the environment names for *url*, with a space before it; "" for none."""
+    """Return a sentence, after a space, about the proxy that the environment names for *url*; "" if there is none."""
     parts, proxies = urlsplit(url), urllib.request.getproxies()
     name = parts.scheme if parts.scheme in proxies else "all"
     if name not in proxies or urllib.request.proxy_bypass(parts.netloc):
@@ -62,7 +63,7 @@ def proxy_hint(url: str) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield what *error* was raised from, the first cause first, and *error* itself last."""
+    """Yield the causes of *error*, the first cause first, and *error* itself last."""
     chain: list[BaseException] = []
     while error not in chain:
         chain.append(error)

@@ -1,4 +1,4 @@
-"""What both ends of the native wire must agree on: addresses, limits, the service and its calls."""
+"""The conventions that both ends of the native wire share: addresses, limits, the service and its calls."""
 
 import json
 from typing import Final
@@ -66,7 +66,10 @@ TLS_SCHEME = "grpcs://"
 
 
 def target(url: str) -> str:
-    """Return what gRPC calls the address of *url*: `grpc(s)://host:port` or `unix:/path`. Raises StartupError."""
+    """Return gRPC's form of the address in *url*, which is `grpc(s)://host:port` or `unix:/path`.
+
+    Raises StartupError.
+    """
     if url.startswith("unix:"):
         return url
     address = url.removeprefix(TLS_SCHEME).removeprefix("grpc://").rstrip("/")
@@ -77,5 +80,5 @@ def target(url: str) -> str:
 
 
 def stream_path(url: str) -> str | None:
-    """Return the path of the socket next to gRPC's for streams on one host; None for an address of another kind."""
+    """Return the path of the stream socket next to gRPC's socket; None unless *url* is a Unix socket."""
     return f"{url.removeprefix('unix:')}.stream" if url.startswith("unix:") else None

@@ -1,4 +1,4 @@
-"""The engine process: started by module name, watched by its heartbeat, restarted with back-off."""
+"""Runs the engine process: starts it by module name, watches its heartbeat, and restarts it with back-off."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ pages, since each step on a CPU reads all weights, and looks up the address of e
 
 @dataclasses.dataclass(frozen=True)
 class Timeouts:
-    """The time that an engine may take between two iterations, to load, and to exit."""
+    """How long an engine may take between two iterations, to load, and to exit."""
 
     silence_seconds: float = 30.0
     loading_seconds: float = 3600.0
@@ -56,9 +56,9 @@ TIMEOUTS = Timeouts()
 class EngineProcess:
     """Keeps one engine running: *command* and `--fd N`, where N is its end of the channel to the front.
 
-    An engine that dies, or whose iterations stand still for longer than *timeouts* allows, is replaced. *on_message* is
-    called with every message of an engine but EngineFailed. *on_lost* is called with a sentence when a ready engine has
-    ended, and all its requests with it. Neither may block.
+    An engine that dies, or makes no iteration for longer than *timeouts* allows, is replaced. *on_message* gets every
+    message from an engine except EngineFailed. *on_lost* gets a sentence when a ready engine has ended, and all its
+    requests with it. Neither callback may block.
     """
 
     def __init__(

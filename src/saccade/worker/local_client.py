@@ -1,4 +1,4 @@
-"""Requests to the engine from within the worker's process, for fronts of other wires."""
+"""Sends requests to the engine from within the worker's process, for fronts of other wires."""
 
 import asyncio
 import itertools
@@ -21,10 +21,10 @@ Inbox = asyncio.Queue[TokenDelta | WorkerFailed]
 
 
 class LocalClient:
-    """Requests on one connection of *front*, opened at the first use and again after an engine's end.
+    """Sends requests on one connection of *front*, which opens on first use and again after an engine's end.
 
-    *described* returns the engine's description; it raises Refused while no engine is ready. Pixels of requests travel
-    inline.
+    *described* returns the engine's description; it raises Refused while no engine is ready. Requests carry their
+    pixels inline.
     """
 
     def __init__(self, front: Front, described: Callable[[], Description]) -> None:
@@ -41,7 +41,7 @@ class LocalClient:
 
     @property
     def num_open(self) -> int:
-        """Requests that have not ended."""
+        """The number of requests that have not ended."""
         return len(self._open)
 
     def description(self) -> Description:
@@ -94,8 +94,7 @@ class LocalClient:
         self._send(self.connect(), ResetCaches(prefix=True, media=True))
 
     async def block_events(self) -> AsyncGenerator[KvEvents, None]:
-        """Yield the contents of the engine's KV cache: the messages of a snapshot, then increments, until the engine
-        ends.
+        """Yield the engine's KV cache contents until the engine ends: a snapshot's messages, then increments.
 
         Raises WorkerUnavailable while no engine is ready, WorkerFailed if a slow reader has lost messages.
         """

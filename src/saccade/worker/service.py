@@ -1,4 +1,4 @@
-"""A worker: it serves the native wire, and relays encoded frames between gateways and one engine."""
+"""A worker, which serves the native wire and relays encoded frames between gateways and one engine."""
 
 import asyncio
 import contextlib
@@ -58,7 +58,7 @@ class WorkerConfig:
 
 
 class Relay:
-    """The Front of a worker: passes the commands of gateways to the engine, and the engine's frames to gateways.
+    """A worker's Front: passes gateways' commands to the engine, and the engine's frames to gateways.
 
     The relay checks a command against its type before passing it on. It does not decode frames and events. Each stream
     has a number, and ends when the engine ends.
@@ -91,7 +91,7 @@ class Relay:
         return self._encoder.encode(self.described())
 
     def open(self, frames: Frames | None = None) -> GatewayStream:
-        """Return a new connection to *frames*. Raises Refused as described() does."""
+        """Return a new connection to *frames*. Raises the Refused of described()."""
         self.described()
         connection = GatewayStream(next(self._numbers), frames)
         self._connections[connection.number] = connection
@@ -107,7 +107,7 @@ class Relay:
             self.idle.set()
 
     def receive(self, connection: GatewayStream, command: bytes) -> None:
-        """Pass a command to the engine; answer it here if it is malformed. Raises Refused if it has no id."""
+        """Pass a command to the engine, or answer it here if it is malformed. Raises Refused if it has no id."""
         try:
             decoded = self._commands.decode(command)
         except UNREADABLE:
@@ -130,7 +130,7 @@ class Relay:
         return StepFrame([delta], list(remains.slots))
 
     def watch(self, blocks: bool, images: bool) -> GatewayStream:
-        """Return a connection with the feed of the engine's cache events. Raises Refused as open() does."""
+        """Return a connection with the engine's cache events. Raises the Refused of open()."""
         watcher = self.open()
         del self._connections[watcher.number]
         self._watchers[watcher.number] = watcher

@@ -1,9 +1,9 @@
-"""Report the contents of the caches to watchers: first a snapshot, then every change, numbered and encoded.
+"""Reports the caches' contents to watchers: first a snapshot, then every change, numbered and encoded.
 
 All watchers of the same caches get the same increments, so each increment is numbered and encoded once. A snapshot
 shows the caches at the time of the watch request. It is sent in pieces, one per step, so that it does not delay a step;
-later increments queue until it is complete. While there are no watchers, the caches report no events and this module
-stores nothing.
+later increments queue until it is complete. Without watchers, the caches report no events and this module stores
+nothing.
 """
 
 import itertools
@@ -33,7 +33,7 @@ EVENTS_PER_MESSAGE = 1024
 
 
 class WatchedCaches(NamedTuple):
-    """The caches that a watcher follows; *blocks* includes what else prompts need to resume."""
+    """The caches that a watcher follows; *blocks* includes all other state that prompts need to resume."""
 
     blocks: bool
     images: bool
@@ -45,7 +45,7 @@ class WatchedCaches(NamedTuple):
 
 
 class _Snapshot:
-    """A snapshot that is being sent to one watcher, and the increments queued after it."""
+    """A partly sent snapshot for one watcher, and the increments queued after it."""
 
     def __init__(self, number: int, events: Iterator[KvEvent]) -> None:
         self.number = number
@@ -71,7 +71,7 @@ class _WatcherGroup:
 class CacheFeed:
     """The watchers of one engine's caches, by number. Not thread-safe.
 
-    *states* are the checkpoints of recurrent layers, or the blocks of layers with a window; most models have neither.
+    *states* holds the checkpoints of recurrent layers or the blocks of sliding-window layers; most models have neither.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Sums
 
 
 class Counters(Sums, kw_only=True):
-    """Sums since the start. Encoding within a step is also part of the network's time."""
+    """Sums since the start. Image encoding within a step also counts as network time."""
 
     steps_by_tokens: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_TOKEN_BOUNDS) + 1))
 
@@ -21,14 +21,14 @@ class Counters(Sums, kw_only=True):
         self.steps_by_tokens[bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += 1
 
     def count_draft(self, num_tokens: int, num_accepted: int) -> None:
-        """Count *num_tokens* proposed for one step of a sequence, of which *num_accepted* became part of its answer."""
+        """Count *num_tokens* proposed for a sequence in one step, *num_accepted* of which joined the answer."""
         self.drafts_total += 1
         self.draft_tokens_total += num_tokens
         self.accepted_tokens_total += num_accepted
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the wall-clock time of the block to the field *name*."""
+        """Add the block's wall-clock time in seconds to the field *name*."""
         began = time.perf_counter()
         yield
         setattr(self, name, getattr(self, name) + time.perf_counter() - began)

@@ -1,8 +1,10 @@
-"""Which images' features the executors hold, by content and within a byte budget. They hold the tensors, by id.
+"""Tracks which images' features the executors hold, by content and within a byte budget.
+
+The executors hold the tensors themselves, by id.
 
 Room is made before an image is encoded, since its size is known in advance. An unfinished prefill pins the entries that
-it still needs; the others are evicted, least recently used first. Pinned entries and entries that are being encoded may
-exceed the budget: the encode budget limits each step.
+it still needs; other entries are evicted, least recently used first. Pinned entries and entries that are being encoded
+may exceed the budget: the encode budget limits each step.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -23,7 +25,7 @@ class _CachedImage:
 
 
 class EncoderCache:
-    """Least-recently-used cache with pins.
+    """An LRU cache with pins.
 
     *on_event* is called for every image that becomes usable or is removed.
     """
@@ -48,16 +50,16 @@ class EncoderCache:
 
     @property
     def pins(self) -> dict[EncoderKey, frozenset[RequestImage]]:
-        """The pinned images of requests, by key."""
+        """The requests' images that pin entries, by key."""
         return {key: frozenset(entry.images) for key, entry in self._entries.items() if entry.images}
 
     @property
     def has_dropped(self) -> bool:
-        """Whether encoder outputs were dropped that executors still hold."""
+        """Whether executors still hold encoder outputs that were dropped here."""
         return bool(self._dropped)
 
     def has_begun(self, key: EncoderKey) -> bool:
-        """Whether the image is encoded, or is planned to be and not reported yet."""
+        """Whether the image is encoded, or is about to be."""
         return key in self._entries
 
     def output_id(self, key: EncoderKey) -> int:
@@ -72,7 +74,7 @@ class EncoderCache:
         return bool(self._entry(key).images)
 
     def begin_image(self, key: EncoderKey, num_bytes: int) -> None:
-        """Add an entry for an image that is going to be encoded, and evict others if needed."""
+        """Add an entry for an image that will be encoded, and evict others if needed."""
         self._num_begun += 1
         self._entries.put(key, _CachedImage(self._num_begun), num_bytes)
 
@@ -92,12 +94,12 @@ class EncoderCache:
         self._dropped.append(entry.output_id)
 
     def pin(self, image: RequestImage, sample: int, until: Until) -> None:
-        """Keep the entry of *image*, which is encoded or planned to be, until `unpin`. Raises KeyError."""
+        """Keep the entry of *image*, which is encoded or will be, until `unpin`. Raises KeyError."""
         self._entry(image.key).images.add(image)
         image.pins.add((sample, until))
 
     def unpin(self, image: RequestImage, sample: int, untils: Collection[Until] = tuple(Until)) -> None:
-        """Undo pins of *sample*, if it has them."""
+        """Remove *sample*'s pins, if it has any."""
         had_pins = bool(image.pins)
         image.pins.difference_update((sample, until) for until in untils)
         if had_pins and not image.pins:

@@ -1,4 +1,4 @@
-"""Choose the images to encode, and pin encoder outputs for as long as sequences need them. No torch.
+"""Chooses the images to encode, and pins encoder outputs for as long as sequences need them. No torch.
 
 A chunk ends before an image that does not fit the step's patch budget. An image larger than the whole budget is encoded
 alone. While no sequence decodes, images are encoded in the step that needs them. While a sequence decodes, a step has a
@@ -78,7 +78,7 @@ class _Paused(NamedTuple):
 class EncoderScheduler:
     """Plans the encoder, within *budgets* of each step. Steps in flight complete the images of *launched*.
 
-    *frames* get the names of slots that were read.
+    Steps in flight encode the images in *launched*. *frames* gets the names of the slots that were read.
     """
 
     budgets: Budgets
@@ -92,7 +92,7 @@ class EncoderScheduler:
     _paused: dict[EncoderKey, _Paused] = field(default_factory=dict)
 
     def share(self, sequence: Sequence, samples: Iterable[Sequence]) -> None:
-        """Pin for further samples of a request the encoder outputs that *sequence* has pinned."""
+        """Pin the encoder outputs that *sequence* has pinned for the request's other samples, too."""
         for image in sequence.images:
             for until in [until for index, until in image.pins if index == sequence.index]:
                 for sample in samples:
@@ -117,7 +117,10 @@ class EncoderScheduler:
                 self._go_on(key, paused, builder)
 
     def schedule_images(self, sequence: Sequence, num_tokens: int, builder: ScheduleBuilder) -> int:
-        """Plan the encoder's work for a chunk, and return its length. It ends before an image that stays unencoded."""
+        """Plan the encoder's work for a chunk, and return the chunk's length.
+
+        The chunk ends before an image that stays unencoded.
+        """
         start = sequence.num_launched_tokens
         for run, image in sequence.media_between(start, start + num_tokens):
             is_claimed = image.is_claimed(sequence.index) or self._claim(sequence, image, builder)
@@ -127,7 +130,7 @@ class EncoderScheduler:
         return num_tokens
 
     def abandon(self, keys: Iterable[EncoderKey]) -> None:
-        """Forget images that are not encoded after all."""
+        """Forget images that will not be encoded after all."""
         for key in keys:
             self.launched.discard(key)
             self._paused.pop(key, None)
@@ -156,7 +159,7 @@ class EncoderScheduler:
         return is_known and (part is None or self.encoder_cache.output_id(key) == part.output_id)
 
     def _claim(self, sequence: Sequence, image: RequestImage, builder: ScheduleBuilder) -> bool:
-        """Pin an image that is encoded, or planned to be. Return False if it cannot be."""
+        """Pin an image that is encoded or will be. Return False if neither is possible."""
         if self.encoder_cache.has_begun(image.key):
             self.counters.encoder_cache_hits_total += 1
         elif not image.has_pixels:
@@ -211,10 +214,10 @@ class EncoderScheduler:
             self._paused.pop(key, None)
 
     def lacking_images(self, sequence: Sequence) -> list[int]:
-        """Return the indices of the images of *sequence* without pixels, if it needs one that is not encoded either.
+        """Return the indices of all images of *sequence* without pixels, if it needs one that is not encoded either.
 
-        The list has all images without pixels: the gateway is asked only once, and other encoder outputs may be evicted
-        before it answers. If the sequence lacks no image, its encoder outputs are pinned until it ends.
+        All of them are listed because the gateway is asked only once, and other encoder outputs may be evicted before
+        it answers. If no image is lacking, the sequence's encoder outputs are pinned until it ends.
         """
         indices = sequence.images_without_pixels
         if not indices:
@@ -231,13 +234,13 @@ class EncoderScheduler:
         return []
 
     def commit(self, sequence: Sequence, start: int) -> None:
-        """Unpin the encoder outputs whose last token, from *start* on, was computed."""
+        """Unpin the encoder outputs whose last token was computed at or after *start*."""
         for _, image in sequence.media_between(start, sequence.num_computed_tokens):
             if image.end <= sequence.num_computed_tokens:
                 self.encoder_cache.unpin(image, sequence.index, (Until.COMPUTED,))
 
     def unpin(self, sequence: Sequence, untils: Collection[Until] = tuple(Until)) -> None:
-        """Undo pins of *sequence* early: all by default, when it has ended or waits for pixels."""
+        """Remove pins of *sequence* early: by default all, because it has ended or waits for pixels."""
         for image in sequence.images:
             self.encoder_cache.unpin(image, sequence.index, untils)
 

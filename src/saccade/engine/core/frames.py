@@ -17,7 +17,7 @@ class Frames(defaultdict[int, StepFrame]):
         return any(map(_has_output, self.values()))
 
     def take_frames(self) -> dict[int, StepFrame]:
-        """Return the frames that say something, and begin new ones."""
+        """Return the frames that are not empty, and begin new ones."""
         frames = {connection: frame for connection, frame in self.items() if _has_output(frame)}
         self.clear()
         return frames

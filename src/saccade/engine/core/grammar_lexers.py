@@ -1,9 +1,9 @@
-"""A compiled grammar, and the lexers that its answers share. No torch.
+"""Compiled grammars, and the lexers that their answers share. No torch.
 
-llguidance's lexer makes its states when it needs them, and never drops one. All copies of a matcher share them, so the
-states of several answers add up, and a full lexer fails in every copy, for good. So an answer changes to a new lexer,
-which has room for more states, and follows its tokens again. Masks need five to eight states for each character of a
-bounded text, and following needs one for each byte: in a new lexer most of the room is free again.
+llguidance's lexer creates states on demand and never drops one. All copies of a matcher share them, so the states of
+several answers add up, and a full lexer fails in every copy for good. So an answer changes to a new lexer with room for
+more states, and replays its tokens. Masks need five to eight states for each character of a bounded text, while a
+replay needs one for each byte. So most of a new lexer's room is free again.
 """
 
 import weakref
@@ -25,13 +25,13 @@ GROWN_STATES = 640_000
 
 @dataclass(frozen=True, eq=False)
 class Lexer:
-    """A *matcher* at the start of a grammar, whose copies share up to *max_states*."""
+    """A *matcher* at the start of a grammar; its copies share up to *max_states* lexer states."""
 
     matcher: LLMatcher
     max_states: int
 
     def after(self, token_ids: Sequence[int]) -> LLMatcher:
-        """Return a copy of the matcher that has followed *token_ids*; it has an error if the lexer is full."""
+        """Return a copy of the matcher after *token_ids*; the copy has an error if the lexer is full."""
         matcher = self.matcher.deep_copy()
         follow(matcher, token_ids)
         return matcher
@@ -53,9 +53,9 @@ class GrownLexers:
 
 
 class CompiledGrammar:
-    """A grammar that answers begin to match in its newest *lexer*.
+    """A compiled grammar. New answers use its newest *lexer*.
 
-    It is *full* if answers that begin now would need another one. Raises InvalidValue as compile_grammar does.
+    The grammar is *full* if new answers would need another lexer. Raises the InvalidValue of compile_grammar().
     """
 
     def __init__(self, tokenizer: LLTokenizer, grammar: Grammar, grown: GrownLexers) -> None:
@@ -68,7 +68,7 @@ class CompiledGrammar:
 
     @property
     def lexer(self) -> Lexer:
-        """The newest lexer that an answer uses, else the first."""
+        """The newest lexer in use, else the first."""
         return self._newest() or self._first
 
     @property
@@ -76,7 +76,7 @@ class CompiledGrammar:
         return self._is_first_full and self.lexer is self._first
 
     def replace(self, full: Lexer) -> Lexer:
-        """Return a lexer for the answers of one that is *full*: the newest, which other answers use, or a new one."""
+        """Return a lexer to replace a *full* one: the newest, if other answers already use it, or a new one."""
         if full is not self.lexer:
             return self.lexer
         self._is_first_full = True

@@ -1,4 +1,4 @@
-"""Compute the tokens that an answer may have next under its grammar. No torch."""
+"""Computes which tokens an answer's grammar allows next. No torch."""
 
 import time
 from array import array
@@ -24,7 +24,7 @@ Words = npt.NDArray[np.uint32]
 
 
 def no_words(vocab_size: int) -> Words:
-    """Return the empty set of token ids below *vocab_size*."""
+    """Return the empty set of token ids below *vocab_size*, as words."""
     return np.zeros(-(-vocab_size // WORD_BITS), np.uint32)
 
 
@@ -36,11 +36,11 @@ def add_ids(words: Words, token_ids: Iterable[int], vocab_size: int) -> Words:
 
 
 class GrammarMatcher:
-    """Follows one answer. Its state depends on the answer's tokens only, so recomputed KV state does not change it.
+    """Follows one answer. Its state depends only on the answer's tokens, so recomputed KV state does not change it.
 
-    *usable* are the ids that the request may draw at all. If the prompt ends within reasoning, all ids but *end_ids*,
-    which end an answer, are allowed up to the token *reasoning_end_id*. If the lexer is full, which other answers may
-    have filled, the answer goes on in another one.
+    *usable* are the ids that the request may draw at all. If the prompt ends within reasoning, all ids except
+    *end_ids*, which end an answer, are allowed up to the token *reasoning_end_id*. If this or other answers have filled
+    the lexer, the answer continues in another one.
     """
 
     def __init__(self, compiled: CompiledGrammar, reasoning_end_id: int | None, usable: Words, end_ids: Words) -> None:
@@ -55,12 +55,12 @@ class GrammarMatcher:
         self._end_ids = end_ids
 
     def copy(self) -> "GrammarMatcher":
-        """Return a matcher for another answer, at its beginning."""
+        """Return a matcher at the beginning of another answer."""
         return GrammarMatcher(self._compiled, self._reasoning_end_id, self._usable, self._end_ids)
 
     @property
     def is_finished(self) -> bool:
-        """Whether the answer matches the grammar, and no token can follow."""
+        """Whether the answer matches the grammar and no token can follow."""
         return not self._is_reasoning and self._matcher.is_stopped() and not self._matcher.is_error()
 
     def take_token(self, token_id: int) -> None:
@@ -74,7 +74,10 @@ class GrammarMatcher:
             self._change_lexer()
 
     def masks_after(self, token_ids: Iterable[int]) -> list[bytes]:
-        """Return the masks after each of *token_ids*, up to the first that cannot follow. The matcher stays."""
+        """Return the masks after each of *token_ids*, up to the first that cannot follow.
+
+        The matcher does not advance.
+        """
         ahead = copy(self)
         ahead._matcher = self._matcher.deep_copy()
         ahead._token_ids = self._token_ids[:]
@@ -98,7 +101,7 @@ class GrammarMatcher:
         return allowed.tobytes()
 
     def _allowed(self) -> Words:
-        """Return the ids that the grammar allows. Raises InvalidValue if even a new lexer cannot tell them."""
+        """Return the ids that the grammar allows. Raises InvalidValue if even a new lexer cannot determine them."""
         allowed = np.zeros_like(self._usable)
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
@@ -111,7 +114,7 @@ class GrammarMatcher:
         return allowed
 
     def _change_lexer(self) -> bool:
-        """Follow the answer's tokens again in a lexer with more room. Return whether there is another lexer."""
+        """Replay the answer's tokens in a lexer with more room. Return whether there is such a lexer."""
         if self._num_lexers == MAX_LEXERS:
             return False
         self._num_lexers += 1

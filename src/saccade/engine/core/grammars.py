@@ -1,7 +1,7 @@
-"""Compile the grammars of requests in the background, and give each answer a matcher. No torch.
+"""Compiles requests' grammars in the background, and gives each answer a matcher. No torch.
 
-One thread compiles, so that neither a step nor another request waits for the interpreter's lock or for a core. A
-request is parked in the scheduler until its grammar is compiled.
+A single thread compiles, so that neither a step nor another request waits for the GIL or for a core. A request is
+parked in the scheduler until its grammar is compiled.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,10 +37,10 @@ class _LoadedVocabulary(NamedTuple):
 
 
 class Grammars:
-    """Compiled grammars. *read_vocabulary* reads the model's tokens, on the thread; it may raise StartupError.
+    """Compiles and keeps grammars.
 
-    *vocab_size* is the number of logits. The sampler removes the ids of *never_drawn*. Requests in *pending* wait for
-    their grammars.
+    The thread calls *read_vocabulary*, which reads the model's tokens and may raise StartupError. *vocab_size* is the
+    number of logits. The sampler removes the ids in *never_drawn*. Requests in *pending* wait for their grammars.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Grammars:
         self.pending[(sequence.connection, sequence.request_id)] = compiled
 
     def give_up(self, connection: int, request_id: str) -> None:
-        """Compile nothing for a request that has ended, unless it has begun or another request waits for it."""
+        """Cancel the compilation for a request that has ended, unless it has begun or another request waits for it."""
         compiled = self.pending.pop((connection, request_id), None)
         if compiled is not None and compiled not in self.pending.values():
             compiled.cancel()
@@ -74,7 +74,7 @@ class Grammars:
     def take_compiled(self, scheduler: Scheduler, timeout_seconds: float) -> None:
         """Queue the requests whose grammar is compiled, with matchers and first masks; fail those with an error.
 
-        Wait at most *timeout_seconds* for one.
+        Wait at most *timeout_seconds* for a grammar.
         """
         if timeout_seconds and self.pending:
             wait(self.pending.values(), timeout_seconds, return_when="FIRST_COMPLETED")
@@ -94,7 +94,7 @@ class Grammars:
                     scheduler.resume(sequence)
 
     def close(self) -> None:
-        """Give up grammars that are not compiled yet."""
+        """Give up on grammars that are not compiled yet."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _load(self, read_vocabulary: Callable[[], Vocabulary]) -> _LoadedVocabulary:
@@ -119,7 +119,7 @@ class Grammars:
 def _is_broken(compiled: Future[CompiledGrammar]) -> bool:
     """Whether the grammar must be compiled again: it was given up, its lexer is full, or this worker failed.
 
-    Another worker may not have such an error.
+    On another worker it might not fail.
     """
     if not compiled.done():
         return False

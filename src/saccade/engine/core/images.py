@@ -1,6 +1,6 @@
-"""An image of a request, and the pins that say how long its encoder output is needed.
+"""A request's image, and the pins that say how long its encoder output is needed.
 
-The samples of a request share an image: one slot and one copy of its bytes. Without a pin, a cache may drop the encoder
+A request's samples share an image, with one slot and one copy of its bytes. Without a pin, a cache may drop the encoder
 output at any time. A slot is read only when its image is about to be encoded. Its bytes are then kept until the request
 ends, because a preempted sequence may have to encode the image again. For the same reason a slot that was never read
 goes back to the gateway when the request ends. Either way, its name is released exactly once.
@@ -15,7 +15,7 @@ from saccade.transport.shared_memory import SlotError, read_slot
 
 
 class EncoderKey(NamedTuple):
-    """Identifies an encoder output: tenant, modality, image with its processor's settings, grid and original size."""
+    """Identifies an encoder output: tenant, modality, content hash with processor settings, grid, and original size."""
 
     salt: bytes
     modality: str
@@ -59,7 +59,7 @@ class RequestImage:
         return self._inline is not None or self._slot is not None
 
     def is_claimed(self, sample: int) -> bool:
-        """Whether a chunk of *sample* pins the encoder output in order to read it."""
+        """Whether a chunk of *sample* has pinned the encoder output to read it."""
         return (sample, Until.COMPUTED) in self.pins
 
     def bring(self, slot: SlotRef | None, inline: bytes | None) -> None:
@@ -68,9 +68,9 @@ class RequestImage:
         self._slot, self._inline = slot, inline
 
     def read_patches(self, slot_names: list[str]) -> bytes:
-        """Return the patches, and add the name of a slot that was read to *slot_names*.
+        """Return the patches. If a slot was read, add its name to *slot_names*.
 
-        Raises WorkerFailed if there are no pixels or the slot cannot be read; the image then has no pixels.
+        Raises WorkerFailed if there are no pixels or the slot cannot be read; afterwards the image has no pixels.
         """
         if self._inline is None and (slot := self._slot) is not None:
             self._give_up_slot(slot_names)
@@ -83,7 +83,7 @@ class RequestImage:
         return self._inline
 
     def release(self, slot_names: list[str]) -> None:
-        """End the image with its request, and add the name of a slot that is still held to *slot_names*."""
+        """Drop the image as its request ends. If it still holds a slot, add the slot's name to *slot_names*."""
         self._give_up_slot(slot_names)
         self._inline = None
 

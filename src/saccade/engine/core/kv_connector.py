@@ -15,38 +15,38 @@ STEP_FAILED = "The model failed on this request's step."
 class KvConnector:
     """The connector of an engine that serves whole requests; it does nothing.
 
-    KvSender and KvReceiver serve the prefill legs, or the decode legs, of requests over *transfers*.
+    KvSender serves prefill legs over *transfers*, and KvReceiver serves decode legs.
     """
 
     transfers: KvTransfers | None = None
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would move state, or a transfer has events."""
+        """Whether a step would move state or a transfer has events."""
         return False
 
     def open(self, sequence: Sequence) -> None:
-        """Note a new request by its sample 0. Raises InvalidValue if this engine cannot take part in it."""
+        """Register a new request by its sample 0. Raises InvalidValue if this engine cannot take part in it."""
         if sequence.request.kv_transfer is not None:
             raise InvalidValue("This worker takes no part in a prefill/decode split; start it with --role.", "role")
 
     def settle(self) -> None:
-        """Before a step is planned: handle the events of transfers, and end those of requests that have ended."""
+        """Handle transfers' events, and end the transfers of ended requests. Call before a step is planned."""
 
     def plan_copies(self, schedule: Schedule) -> KvCopies:
-        """Return the copies of a step, and begin the transfers of sequences that it admits. Call once a step."""
+        """Return a step's copies, and begin the transfers of the sequences that it admits. Call once per step."""
         return NO_COPIES
 
     def executed(self, contents: tuple[bytes, ...] | None) -> None:
-        """Note that the oldest planned step was executed; *contents* are its copies. None: it failed."""
+        """Note that the oldest planned step was executed. *contents* are its copies, None if the step failed."""
 
     def keep(self, sequence: Sequence, logprob: TokenLogprob | None, reason: FinishReason | None, now: float) -> bool:
-        """Note a drawn token. Return whether the sequence keeps its state, and its token is reported later."""
+        """Note a drawn token. Return whether the sequence keeps its state and reports the token later."""
         return False
 
 
 def check_key(key: bytes, keys: Container[bytes]) -> None:
-    """Raise InvalidValue for a transfer's key of another length, or one of *keys*."""
+    """Raise InvalidValue if a transfer's key has the wrong length or is already one of *keys*."""
     if len(key) != KEY_BYTES or key in keys:
         raise InvalidValue(
             f"The key of a transfer must be {KEY_BYTES} bytes that no other transfer has.", "kv_transfer.key"

@@ -17,7 +17,7 @@ STEP_BYTES = 2 * MAX_PIECE_BYTES
 
 @dataclass(slots=True, eq=False)
 class Leg:
-    """One request of a split: the key of its transfer, and its sample 0."""
+    """One leg of a split request: the key of its transfer, and the request's sample 0."""
 
     key: bytes
     sequence: Sequence
@@ -46,7 +46,7 @@ class KvLegs(KvConnector, Generic[L]):
 
     @abstractmethod
     def _take_event(self, leg: L, event: Event) -> None:
-        """Handle *event*. `settle` gives up the leg of a request that failed."""
+        """Handle *event*. If this fails the request, `settle` gives up its leg."""
 
     @abstractmethod
     def _give_up(self, leg: L) -> None:

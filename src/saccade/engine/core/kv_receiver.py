@@ -1,8 +1,8 @@
-"""The decode legs of an engine: requests whose prompt's state comes from a prefill worker.
+"""An engine's decode legs: requests whose prompt state comes from a prefill worker.
 
 The scheduler reserves blocks and rows for all samples of such a request before its transfer begins. Steps write the
-pieces to the blocks. When the state is complete, the samples get their first tokens from the prefill worker and decode
-like any others.
+received pieces to the blocks. When the state is complete, the samples get their first tokens from the prefill worker
+and decode like any others.
 """
 
 import time
@@ -26,7 +26,7 @@ SAMPLE_ENDED = "The first sample of the request ended before the prompt's state 
 
 @dataclass(slots=True, eq=False)
 class _IncomingPrompt(Leg):
-    """The prompt of a decode leg. *next_block* arrives next; it is None until the transfer has begun.
+    """A decode leg's prompt. *next_block* is the next block to arrive, None until the transfer has begun.
 
     *num_pending* pieces are not written yet.
     """
@@ -53,7 +53,7 @@ class KvReceiver(KvLegs[_IncomingPrompt]):
         )
 
     def open(self, sequence: Sequence) -> None:
-        """Note a decode leg; its transfer begins when there is room for its state.
+        """Register a decode leg; its transfer begins when there is room for its state.
 
         Raises InvalidValue for a prefill leg, and for a decode leg that can never begin.
         """
@@ -101,7 +101,7 @@ class KvReceiver(KvLegs[_IncomingPrompt]):
         self._complete_if_whole(prompt)
 
     def _is_piece_of(self, sequence: Sequence, piece: Piece) -> bool:
-        """Whether *piece* has blocks of the prompt, with those of layers with a window if the sequence needs them."""
+        """Whether *piece* has the prompt's blocks, and those of sliding-window layers if the sequence needs them."""
         end = border = len(sequence.block_table)
         if self._form.window_nbytes:
             border = sequence.tables[WINDOW].num_passed
@@ -127,7 +127,7 @@ class KvReceiver(KvLegs[_IncomingPrompt]):
         return KvCopies(receive=tuple(receives))
 
     def _owners(self, prompt: _IncomingPrompt, stop: int) -> list[Sequence]:
-        """Return the samples that have their own blocks for a piece that ends at block *stop*."""
+        """Return the samples that have separate blocks for a piece that ends at block *stop*."""
         is_shared = stop <= prompt.sequence.num_prompt_tokens // self._form.block_size
         samples = self._scheduler.receiving[prompt.sequence]
         return [prompt.sequence] if is_shared else [sample for sample in samples if sample.finish_reason is None]

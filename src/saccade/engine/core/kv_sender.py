@@ -1,9 +1,9 @@
-"""The prefill legs of an engine: prompts whose state goes to a decode worker.
+"""An engine's prefill legs: prompts whose state goes to a decode worker.
 
 A prefill leg is computed like any request, up to the first token of each sample. Its sample 0 then keeps its blocks and
 its row until the decode worker has received the state or the transfer fails. Steps copy the state out of the caches in
-pieces, at most STEP_BYTES in one step. A piece has full blocks, or only the last partial block, or the recurrent
-states. Of layers with a window, only the blocks that later tokens see are sent.
+pieces, at most STEP_BYTES in one step. A piece has full blocks, only the last partial block, or the recurrent states.
+Sliding-window layers send only the blocks that later tokens see.
 """
 
 from collections import deque
@@ -27,9 +27,9 @@ NUM_UNTAKEN = 2
 
 @dataclass(slots=True, eq=False)
 class _OutgoingPrompt(Leg):
-    """The prompt of a prefill leg. *next_block* is None until the decode worker asks; *first* has the tokens so far.
+    """A prefill leg's prompt. *next_block* is None until the decode worker asks; *first* has the tokens so far.
 
-    Sample 0 ends, for a reason and at the time of *drawn*, when the state is delivered.
+    When the state is delivered, sample 0 ends with the reason and the time in *drawn*.
     """
 
     first: dict[int, FirstToken] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class KvSender(KvLegs[_OutgoingPrompt]):
                 self._scheduler.fail(prompt.sequence, event.error)
 
     def plan_copies(self, schedule: Schedule) -> KvCopies:
-        """Return the pieces that this step copies, those of the oldest leg first."""
+        """Return the pieces that this step copies, the oldest leg's first."""
         room = STEP_BYTES
         copies, sends = [], []
         for prompt in self._legs.values():

@@ -1,4 +1,4 @@
-"""Validate a whole request before it becomes a Sequence, so that an invalid one does not affect other requests."""
+"""Validates a whole request before it becomes a Sequence, so that an invalid request does not affect others."""
 
 import itertools
 import math
@@ -34,10 +34,10 @@ class MediaMemory:
 
 @dataclass(eq=False)
 class RequestValidator:
-    """Converts requests to sequences. *fingerprint* is the model's, for block keys.
+    """Converts requests to sequences. *fingerprint* identifies the model in block keys.
 
-    Requests without a seed get random ones, the same after each start if there is a *seed*. The model may have fewer
-    positions than *max_model_len*, at most *max_positions*, if tokens of an image share them.
+    Requests without a seed get random seeds, which are the same after each start if *seed* is set. If an image's tokens
+    share positions, the model may have only *max_positions*, fewer than *max_model_len*.
     """
 
     spec: ModelSpec
@@ -51,7 +51,7 @@ class RequestValidator:
         self._random_bits = secrets.randbits if seed is None else random.Random(seed).getrandbits
 
     def validated(self, connection: int, request: EngineRequest, arrival: int) -> Sequence:
-        """Return the sequence of *request*. Raises RequestError, naming the field."""
+        """Return the sequence for *request*. Raises RequestError that names the field."""
         self._check_tokens(request.token_ids)
         if not 1 <= request.num_samples <= MAX_NUM_SAMPLES:
             raise InvalidValue(f"n must be from 1 to {MAX_NUM_SAMPLES}.", "n")
@@ -69,7 +69,7 @@ class RequestValidator:
         return sequence
 
     def _check_positions(self, sequence: Sequence, most: int) -> None:
-        """Let the answer end at the last position. Raises ContextLengthExceeded if the prompt needs them all."""
+        """Make the answer end at the last position. Raises ContextLengthExceeded if the prompt takes all positions."""
         num_positions = sequence.num_prompt_tokens + sequence.positions.delta
         if num_positions >= most:
             raise ContextLengthExceeded.of(most, num_positions, 1, "token_ids")
@@ -84,7 +84,7 @@ class RequestValidator:
             raise InvalidValue(f"Token ids must be from 0 to {self.spec.vocab_size - 1}.", "token_ids")
 
     def _check_ids(self, sampling: SamplingParams) -> None:
-        """Raise InvalidValue for ids outside the vocabulary, or if no id can be drawn."""
+        """Raise InvalidValue for ids outside the vocabulary, or if no id is left to draw."""
         vocab_size = self.spec.vocab_size
         for param, ids in (("logit_bias", sampling.logit_bias), ("allowed_token_ids", sampling.allowed_token_ids)):
             if ids and (min(ids) < 0 or max(ids) >= vocab_size):

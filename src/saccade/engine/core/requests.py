@@ -1,9 +1,9 @@
 """Requests from gateways, and the pixels that the engine requests from them.
 
-An image may come by its hash alone, because the gateway believes that this engine holds its encoder output. If it does
-not, the engine parks the sequence and asks its gateway for the pixels, once per request: a gateway keeps an image only
-until the first token. The gateway of a decode leg, which has no pixels, keeps its images until the request ends: a
-preempted sequence computes its prompt here.
+An image may come as a hash alone, because the gateway believes that this engine holds its encoder output. If it does
+not, the engine parks the sequence and asks the gateway for the pixels. It asks once per request, since a gateway keeps
+an image only until the first token. A decode leg has no pixels; its gateway keeps the images until the request ends,
+because a preempted sequence computes its prompt here.
 """
 
 import math
@@ -32,9 +32,9 @@ logger = structlog.get_logger(__name__)
 
 
 class Requests:
-    """Takes requests by connection and request_id into *scheduler*, once they are valid and have their grammar.
+    """Passes requests, by connection and request_id, to *scheduler* once they are valid and their grammar is compiled.
 
-    A request for pixels is open for the images that are marked as requested, until its time in the scheduler's
+    A request for pixels stays open for the images that are marked as requested, until its time in the scheduler's
     *pixel_deadlines*.
     """
 
@@ -51,7 +51,7 @@ class Requests:
         return self._scheduler.frames.has_output or self._has_expired or bool(self.grammars and self.grammars.pending)
 
     def submit(self, connection: int, request: EngineRequest) -> None:
-        """Queue a request; if it is invalid, its only delta is the error."""
+        """Queue a request. If it is invalid, its only delta is the error."""
         slots = [item.slot.name for item in request.media if item.slot is not None]
         if self._scheduler.find(connection, request.request_id) is not None:
             logger.warning(
@@ -123,7 +123,7 @@ class Requests:
     def settle_pixels(self, schedule: Schedule) -> None:
         """Fail the requests whose pixels could not be read for *schedule*, and request the pixels that it lacks.
 
-        A sequence fails too if its gateway may have dropped them.
+        A sequence also fails if its gateway may have dropped its pixels.
         """
         for sequence, error in schedule.unreadable.items():
             self._scheduler.fail(sequence, error)

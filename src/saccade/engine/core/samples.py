@@ -12,7 +12,7 @@ from saccade.engine.core.sequence import Sequence
 
 @dataclass(slots=True)
 class Samples:
-    """The *live* samples by index, the indices of those that have not started, and those that are *parked*.
+    """The *live* samples by index, the indices of samples that have not started, and the *parked* samples.
 
     No more than *num_at_once* run at a time.
     """
@@ -24,7 +24,10 @@ class Samples:
 
     @classmethod
     def of_sequence(cls, sequence: Sequence) -> Self:
-        """Return the samples of the request of *sequence*, its first one. A transfer of state needs all at once."""
+        """Return the samples of the request that *sequence*, the first one, belongs to.
+
+        A transfer of state needs all samples at once.
+        """
         request = sequence.request
         num_at_once = request.num_at_once
         if num_at_once is msgspec.UNSET or request.kv_transfer is not None:
@@ -32,14 +35,14 @@ class Samples:
         return cls({0: sequence}, list(range(1, request.num_samples)), num_at_once)
 
     def begin_samples(self, sequence: Sequence) -> list[Sequence]:
-        """Return the samples that have not started as sequences like *sequence*; they live now."""
+        """Return the samples that have not started as sequences like *sequence*; from now on they are live."""
         samples = [sequence.sample(index) for index in self.unstarted]
         self.live.update((sample.index, sample) for sample in samples)
         self.unstarted.clear()
         return samples
 
     def next_of(self, parked: Container[Sequence]) -> Sequence | None:
-        """Return the next sample that is still one of *parked*, None if there is none. It waits no longer."""
+        """Remove and return the next *parked* sample, None if there is none."""
         while self.parked:
             sample = self.parked.popleft()
             if sample in parked:

@@ -13,7 +13,7 @@ from saccade.errors import SaccadeError
 
 @dataclass(frozen=True)
 class Budgets:
-    """The limits of one step, and of waiting sequences."""
+    """The limits for one step and for waiting sequences."""
 
     max_num_seqs: int
     """Sequences that run at a time: rows."""
@@ -60,7 +60,7 @@ def completes(key: EncoderKey, encode: Mapping[EncoderKey, bytes], slices: Mappi
 
 
 class KvCopies(NamedTuple):
-    """The state that a step receives from other engines, and copies for them."""
+    """The state that a step receives from other engines, and the state that it copies for them."""
 
     receive: tuple[KvReceive, ...] = ()
     send: tuple[KvSend, ...] = ()
@@ -86,7 +86,7 @@ class ScheduleBuilder:
     proposals: dict[Sequence, Proposal] = field(default_factory=dict)
 
     def finish_schedule(self) -> Schedule:
-        """Return the schedule. An image that one sequence cannot read is no fault if another one brings it."""
+        """Return the schedule. An image that one sequence cannot read is no fault if another sequence provides it."""
         unreadable = {one: error for one, (key, error) in self.unreadable.items() if key not in self.encode}
         return Schedule(
             *(self.chunks, self.encode, self.slices, self.lacking), unreadable, self.admitted, self.proposals

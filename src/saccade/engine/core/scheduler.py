@@ -1,6 +1,6 @@
-"""The sequences of an engine: they wait, run, get their tokens and end. No torch.
+"""An engine's sequences, which wait, run, get their tokens and end. No torch.
 
-`scheduling` chooses the work of a step among them, and `results` takes what it computes.
+`scheduling` chooses each step's work among them, and `results` applies what the step computes.
 """
 
 import bisect
@@ -42,31 +42,32 @@ class Scheduler:
     - requests: the samples of each request, by connection and request_id.
     - waiting: sequences without a row, by priority and arrival.
     - running: sequences with a row, in order of admission.
-    - parked: sequences that wait for pixels, for a grammar, or for other samples of their request to end.
-    - sending: sequences whose prompt's state goes to another engine. They have their first token, and keep their blocks
-      and row.
-    - receiving: sample 0 of a request whose prompt's state comes from another engine, with all samples. They hold
-      blocks and, now or soon, rows.
-    - leaving: sequences that have ended while a step in flight computes one token too many. Their rows and blocks are
-      free when that step is collected.
+    - parked: sequences that wait for pixels, a grammar, or the end of other samples.
+    - sending: sequences whose prompt state goes to another engine. They have their first token, and keep their blocks
+          and row.
+    - receiving: sample 0 of a request whose prompt state comes from another engine, with all samples. They hold blocks
+          and, now or soon, rows.
+    - leaving: sequences that have ended while a step in flight still computes a token for them. Their rows and blocks
+          become free when that step is collected.
     - pixel_deadlines: until when a request waits for pixels from its gateway, in seconds of time.monotonic.
-    - is_blocked: whether only the end of a transfer makes room.
-    - frames: the output of the step.
+    - is_blocked: whether only the end of a transfer can make room.
+    - frames: the step's output.
     - kv_connector: hears of every drawn token.
 
-    Scheduling a step takes time in proportion to the number of sequences.
+    The time to schedule a step is proportional to the number of sequences.
 
-    **Several samples.** A request with n samples is one sequence until its first token is drawn. Then the others wait
-    as sequences of their own: sample i as though it had come i requests after the first. Samples over the request's
-    limit are parked until others end. Each finds the full blocks of the prompt in the prefix cache, so it computes one
-    block at most and draws its own first token. Without a prefix cache it computes the whole prompt again, but encodes
+    **Several samples.** A request with n samples is one sequence until its first token is drawn. Then the other samples
+    wait as separate sequences, sample i as though it had come i requests after the first. Samples over the request's
+    limit are parked until others end. Each sample finds the prompt's full blocks in the prefix cache, so it computes at
+    most one block and draws its own first token. Without a prefix cache it computes the whole prompt again, but encodes
     no image again while the encoder cache has room. Slots are released when the last sample ends.
 
-    **A prompt whose state is received** has all its samples as sequences from the start, and they begin together.
+    **A prompt whose state is received** has all samples as sequences from the start, and they begin together.
 
-    **A prompt whose state is sent** goes when every sample has its first token. It is admitted only with rows for all
-    samples, and with blocks for it and for one more sample. The other samples go before everything else that waits, and
-    end at their first token. Otherwise such prompts could hold every row while they wait for samples that have none.
+    **A prompt whose state is sent** leaves when every sample has its first token. It is admitted only if there are rows
+    for all samples, and blocks for itself and one more sample. The other samples go before everything else that waits,
+    and end at their first token. Otherwise such prompts could hold every row while they wait for samples that have
+    none.
     """
 
     def __init__(
@@ -99,18 +100,18 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a step could compute something.
 
-        Parked sequences wait for pixels and do not count, nor do sequences that wait for the end of a transfer.
+        Parked sequences do not count, nor do sequences that wait for the end of a transfer.
         """
         return bool(self.running or (self.waiting and not self.is_blocked))
 
     @property
     def num_admitted(self) -> int:
-        """Number of sequences that need a row."""
+        """The number of sequences that need a row."""
         return len(self.running) + len(self.sending) + len(self.leaving) + sum(map(len, self.receiving.values()))
 
     @property
     def can_go_ahead(self) -> bool:
-        """Whether a step can be planned while another one is in flight: a sequence can go on, and none is preempted."""
+        """Whether a step can be planned while another is in flight: a sequence can go on, and none is preempted."""
         is_stuck = all(sequence.waits_for_commit for sequence in self.running)
         return not is_stuck and self.block_manager.fits_next(self.running)
 
@@ -130,7 +131,7 @@ class Scheduler:
         )
 
     def check_queue(self) -> None:
-        """Raise QueueFull if the maximum number of requests is waiting, or SAMPLES_EACH times as many samples."""
+        """Raise QueueFull if the maximum number of requests waits, or SAMPLES_EACH times as many samples."""
         num_sequences, most = len(self.waiting) + len(self.parked), self.budgets.max_num_waiting
         if num_sequences < most:
             return
@@ -139,7 +140,7 @@ class Scheduler:
             raise QueueFull(f"{num_requests} requests are waiting at this worker already; try again shortly.")
 
     def find(self, connection: int, request_id: str) -> Samples | None:
-        """Return a request that has not ended."""
+        """Return a request's samples if the request has not ended."""
         return self.requests.get(connection, {}).get(request_id)
 
     def samples(self, connection: int, request_id: str) -> list[Sequence]:
@@ -157,7 +158,7 @@ class Scheduler:
         self._queue(sequence)
 
     def launch(self, schedule: Schedule) -> None:
-        """Record that a step is in flight: the next one is planned from its end."""
+        """Record that a step is in flight; the next step is planned from its end."""
         self.encoder_scheduler.launched.update(schedule.encoded)
         for sequence, num_tokens in schedule.chunks.items():
             sequence.num_launched_tokens += num_tokens
@@ -170,14 +171,14 @@ class Scheduler:
         return [*schedule.chunks, *waiting]
 
     def abandon(self, schedule: Schedule) -> None:
-        """Forget a step that failed, whose requests have ended."""
+        """Forget a failed step, whose requests have ended."""
         self.encoder_scheduler.abandon_step(schedule)
         self.land(schedule)
 
     def answer(
         self, sequence: Sequence, logprobs: list[TokenLogprob | None], reason: FinishReason | None, now: float
     ) -> None:
-        """Send the newest tokens of *sequence*, one for each of *logprobs*; with a *reason*, the sequence ends."""
+        """Send the newest tokens of *sequence*, one for each of *logprobs*. With a *reason*, end the sequence."""
         is_first = sequence.num_generated_tokens == len(logprobs)
         delta = TokenDelta(
             sequence.request_id,
@@ -234,7 +235,7 @@ class Scheduler:
             self.pixel_deadlines.pop((sequence.connection, sequence.request_id), None)
 
     def start_samples(self, sequence: Sequence) -> None:
-        """Queue the samples that wait for the prompt of *sequence*. Call before its first token is added."""
+        """Queue the samples that wait for the prompt of *sequence*. Call this before its first token is added."""
         request = self.requests[sequence.connection][sequence.request_id]
         num_more = request.num_at_once - len(request.live)
         samples = request.begin_samples(sequence)
@@ -286,12 +287,12 @@ class Scheduler:
         self.encoder_scheduler.unpin(sequence)
 
     def keep(self, sequence: Sequence) -> None:
-        """Keep the state of a running sequence, which computes no more, until it ends."""
+        """Keep the state of a running sequence, which computes nothing more, until it ends."""
         del self.running[sequence]
         self.sending[sequence] = None
 
     def finish_receiving(self, sequence: Sequence) -> None:
-        """Begin to decode the samples of *sequence*: their prompt's state has arrived."""
+        """Begin to decode the samples of *sequence*, whose prompt state has arrived."""
         for sample in self.receiving.pop(sequence):
             if sample.finish_reason is None:
                 self.block_manager.commit(sample, sample.num_prompt_tokens)
@@ -304,12 +305,12 @@ class Scheduler:
         self.parked[sequence] = None
 
     def resume(self, sequence: Sequence) -> None:
-        """Queue a parked sequence by its turn: its pixels have come, or its grammar is compiled."""
+        """Queue a parked sequence by its turn, because it no longer has to wait."""
         del self.parked[sequence]
         self._queue(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Free the state of a running sequence between two steps, and queue it again by its turn."""
+        """Free a running sequence's state between two steps, and queue the sequence again by its turn."""
         del self.running[sequence]
         self._release(sequence)
         self.encoder_scheduler.unpin(sequence, (Until.COMPUTED,))
@@ -318,9 +319,9 @@ class Scheduler:
 
     @property
     def can_start_over(self) -> bool:
-        """Whether every sequence can be computed again from nothing, and none was at the last `start_over`.
+        """Whether every sequence can be recomputed from scratch, and none has been at the last `start_over`.
 
-        A sequence whose images came by hash cannot once it has a token: its gateway may have dropped them.
+        A sequence with a token whose images came by hash cannot, since its gateway may have dropped the images.
         """
         return all(
             one.arrival > self._newest_preempted and (one.recomputable or not (one.num_generated_tokens or one.index))
@@ -365,7 +366,7 @@ class Scheduler:
 
 
 def failure_of(error: SaccadeError) -> Failure:
-    """Return *error* as it is sent."""
+    """Return *error* in the form in which it is sent."""
     return Failure(error.code, error.message, error.param)
 
 

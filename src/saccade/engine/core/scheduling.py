@@ -1,19 +1,18 @@
-"""Choose the next batch. No torch.
+"""Chooses the next step's batch. No torch.
 
 Every step includes all decodes, then continues unfinished prefills, then admits waiting sequences. Each group is in
 order of arrival, within a token budget, a patch budget for the vision encoder, and the available KV blocks. A decode
-without a free block preempts the running sequence whose turn comes last, which is computed again later: the newest of
-those with the highest number as their priority. Sequences wait in the order of their turns: by priority, if requests
-have one, and then by arrival, in which sample i of a request counts as though it had come i requests later. Blocks of
-layers with a window are taken chunk by chunk: if no sequence can go on without more of them, the first by turn preempts
-others, too.
+without a free block preempts the running sequence whose turn comes last: the newest of those with the highest priority
+number. That sequence is computed again later. Sequences wait in the order of their turns: by priority, if requests have
+one, and then by arrival. Sample i of a request counts as though it had come i requests later. Blocks of sliding-window
+layers are taken chunk by chunk. If no sequence can go on without more of them, the first by turn also preempts others.
 
-Fairness: a prompt that does not end in this step leaves half of the remaining token budget if a later prompt needs at
-most half as many tokens. Waiting costs the shorter prompt relatively more time than the longer one. Tokens that the
-later prompts do not use go to the long prompt after all. So a prompt of s tokens after k <= 8 prompts that each need
-twice as many has its first token at most ceil(s / floor(t / 2**k)) steps after its admission, however long the others
-are, plus one step for each of them that ends meanwhile; t is the step's token budget without its decodes. The first
-prompt never gets less than half of t. Admission itself stays in the order of turns.
+Fairness: if a later prompt needs at most half as many tokens, a prompt that does not end in this step leaves half of
+the remaining token budget. To wait costs the shorter prompt relatively more time than the longer one. Tokens that the
+later prompts do not use go to the long prompt after all. Let t be the step's token budget without its decodes. Consider
+a prompt of s tokens after k <= 8 prompts that each need twice as many. It has its first token at most ceil(s / floor(t
+/ 2**k)) steps after its admission, plus one step for each of the k prompts that ends meanwhile. Their length does not
+matter. The first prompt never gets less than half of t. Admission itself stays in the order of turns.
 """
 
 from collections import deque
@@ -38,12 +37,12 @@ memory for draws is measured without proposals.
 
 
 def schedule_step(scheduler: Scheduler) -> Schedule:
-    """Schedule a step. Admits and preempts sequences, reserves their blocks and pins the encoder outputs they need."""
+    """Schedule a step: admit and preempt sequences, reserve their blocks, and pin their encoder outputs."""
     return _StepScheduler(scheduler).schedule()
 
 
 class _StepScheduler:
-    """Chooses the work of one step of *scheduler*."""
+    """Chooses the work for one step of *scheduler*."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         budgets = scheduler.budgets
@@ -122,7 +121,7 @@ class _StepScheduler:
         return num_rows, max(map(self._num_blocks_to_keep, (*first, *others)), default=0)
 
     def _num_blocks_to_keep(self, sequence: Sequence) -> int:
-        """Return the blocks of the largest sample that the prompt of *sequence* waits for before its state is sent."""
+        """Return the blocks of the largest sample that *sequence* waits for before its prompt state is sent."""
         if not (sequence.num_samples_to_come or sequence.completes_prompt):
             return 0
         return self._scheduler.block_manager.num_sample_blocks(sequence.num_prompt_tokens)
@@ -139,7 +138,7 @@ class _StepScheduler:
         return True
 
     def _continue(self, rest: list[Sequence]) -> None:
-        """Add chunks for running sequences that have none in this step yet, mostly prompts."""
+        """Add chunks for running sequences, mostly prompts, that have none in this step yet."""
         later = deque(sequence for sequence in rest if sequence.num_pending_tokens > 1)
         for sequence in rest:
             if later and later[0] is sequence:
@@ -147,10 +146,10 @@ class _StepScheduler:
             self._add_chunk(sequence, later)
 
     def _add_chunk(self, sequence: Sequence, later: Iterable[Sequence] | None = None) -> None:
-        """Add a chunk of *sequence* to the step, as large as the rest of the budgets allows.
+        """Add a chunk of *sequence* to the step, as large as the remaining budgets allow.
 
-        In all rounds but the last, half of the budget is left if a much shorter prompt is waiting, or is running
-        *later* than this one.
+        In all rounds but the last, leave half of the budget if a much shorter prompt is waiting, or is running *later*
+        than this one.
         """
         builder, scheduler = self._builder, self._scheduler
         if builder.tokens <= 0:
@@ -174,9 +173,9 @@ class _StepScheduler:
             builder.tokens -= num_tokens - num_planned
 
     def _grow(self, window: WindowBlocks, sequence: Sequence, num_tokens: int) -> int:
-        """Return how many of the next *num_tokens* can be computed in blocks of *window*: of an image all or none.
+        """Return how many of the next *num_tokens* fit into blocks of *window*; an image fits as a whole or not at all.
 
-        Some blocks are left for the next tokens of others, and for samples that are to come.
+        Some blocks are left for other sequences' next tokens, and for samples that are yet to come.
         """
         is_starved, headroom = sequence in self._starved, 0
         if not sequence.completes_prompt:
@@ -191,7 +190,7 @@ class _StepScheduler:
         return num_granted
 
     def _relieve(self, victims: Iterator[Sequence]) -> None:
-        """Let the first sequence that lacks blocks of layers with a window go on; preempt others if necessary."""
+        """Let the first sequence that lacks blocks of sliding-window layers go on; preempt others if necessary."""
         scheduler = self._scheduler
         running = [sequence for sequence in self._starved if sequence in scheduler.running]
         if not running or any(sequence.num_steps_in_flight for sequence in scheduler.running):
@@ -206,7 +205,10 @@ class _StepScheduler:
                 self._add_chunk(first)
 
     def _speculate(self, speculation: Speculation, decodes: list[Sequence]) -> None:
-        """Add proposals to the chunks of *decodes*, as far as budget and free blocks go: none preempts a sequence."""
+        """Add proposals to the chunks of *decodes* as far as the budget and free blocks allow.
+
+        They never preempt a sequence.
+        """
         scheduler, builder = self._scheduler, self._builder
         most_draws = max(scheduler.budgets.max_num_seqs, LEAST_DRAWS)
         room = min(builder.tokens, most_draws - len(scheduler.running) - len(scheduler.waiting))
@@ -233,7 +235,10 @@ class _StepScheduler:
         )
 
     def _victims(self) -> Iterator[Sequence]:
-        """Yield running sequences in the order in which decodes preempt them. The sort runs when the first is taken."""
+        """Yield running sequences in the order in which decodes preempt them.
+
+        They are sorted when the first is taken.
+        """
         # Sequences that cannot be computed again go last; among the others the last by turn goes first.
         running = self._scheduler.running
         yield from sorted(running, key=lambda victim: (victim.recomputable, victim.turn), reverse=True)
@@ -258,7 +263,7 @@ class _StepScheduler:
 
 
 def _with_whole_images(sequence: Sequence, num_tokens: int) -> int:
-    """Return *num_tokens* of the next chunk, changed so that it does not end inside an image."""
+    """Return *num_tokens* for the next chunk, adjusted so that the chunk does not end inside an image."""
     start = sequence.num_launched_tokens
     last = start + num_tokens - 1
     for run, _ in sequence.media_between(last, last + 1) if num_tokens else ():
@@ -274,7 +279,7 @@ def _live_samples(sequence: Sequence) -> list[Sequence]:
 
 
 def _num_rows(sequence: Sequence) -> int:
-    """Return how many rows must be free to admit *sequence*, with those of the samples that its prompt needs."""
+    """Return how many rows must be free to admit *sequence*, including rows for the samples that its prompt needs."""
     if sequence.awaits_kv:
         return len(_live_samples(sequence))
     return 0 if sequence.completes_prompt else 1 + sequence.num_samples_to_come

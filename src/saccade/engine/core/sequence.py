@@ -1,4 +1,4 @@
-"""One sample of a request in the scheduler. No torch."""
+"""A request's sample in the scheduler. No torch."""
 
 import bisect
 from array import array
@@ -22,7 +22,7 @@ ALL, WINDOW = range(2)
 
 @dataclass(slots=True)
 class Clock:
-    """The times of one sample, in seconds of time.perf_counter."""
+    """The times of one sample, in seconds from time.perf_counter."""
 
     arrived: float = 0.0
     scheduled: float | None = None
@@ -32,7 +32,7 @@ class Clock:
     """A duration: how long it waited for vision encoding."""
 
     def times(self, now: float) -> SampleTimes | None:
-        """Return the durations of the phases of a sample that ends *now*; None if it had no step."""
+        """Return how long each phase of a sample that ends *now* took; None if it had no step."""
         if self.scheduled is None:
             return None
         first = now if self.first_token is None else self.first_token
@@ -41,7 +41,7 @@ class Clock:
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """The blocks of a sequence in one group of layers."""
+    """A sequence's blocks in one group of layers."""
 
     blocks: "array[int]" = field(default_factory=lambda: array("q"))
     """Entry i is the block of tokens [i * block_size, (i + 1) * block_size)."""
@@ -56,44 +56,44 @@ class BlockTable:
 class Sequence:
     """A prompt, its answer so far, and the number of their tokens that have KV state.
 
-    A step computes some of the tokens without KV state; when none is left, the step samples the next token. A preempted
-    sequence starts again from token 0: prompt and answer are then one long prompt.
+    A step computes some of the tokens without KV state; when none are left, the step samples the next token. A
+    preempted sequence starts again from token 0, with prompt and answer as one long prompt.
 
     What it computes:
-    - token_ids: the ids of prompt and answer, at most max_num_tokens.
+    - token_ids: the ids of the prompt and answer, at most max_num_tokens.
     - runs: which tokens show which part of which image, in order of their first token.
-    - images: the request's images, in its order. All of its samples share them.
+    - images: the request's images in order, shared by all its samples.
     - sampling: the request's parameters, without the grammar's text.
-    - grammar, matcher: the request's grammar, and what follows it; the matcher is None until the grammar is compiled.
+    - grammar, matcher: the request's grammar, and its matcher, which is None until the grammar is compiled.
     - mask: the ids that the grammar allows next, as packed bits; empty if it allows all.
-    - penalised: whether penalties change its logits.
+    - penalised: whether penalties change the logits.
     - speculates: whether tokens may be proposed. Proposals need the last token.
     - draft: the ids that the model's draft layer proposes next.
-    - prompt_logprobs: the log probabilities of token_ids[1:] that are known; None if they are not wanted.
+    - prompt_logprobs: the known log probabilities of token_ids[1:]; None if the request does not ask for them.
 
-    How far it is, in tokens:
+    Its progress, in tokens:
     - num_computed_tokens: the first tokens that have KV state.
-    - num_launched_tokens: the first tokens that have KV state when the steps in flight are collected.
-    - num_steps_in_flight: launched steps with a chunk of it that are not collected.
-    - num_cached_tokens: tokens of the prompt that the prefix cache had; None before the first step.
+    - num_launched_tokens: the first tokens that will have KV state when the steps in flight are collected.
+    - num_steps_in_flight: launched steps with a chunk of this sequence that are not yet collected.
+    - num_cached_tokens: prompt tokens that the prefix cache had; None before the first step.
 
     What it holds:
-    - tables: its blocks, by group of layers (ALL, WINDOW).
+    - tables: its blocks by layer group (ALL, WINDOW).
     - row: its row in the executors while it runs.
     - has_drawn: whether the executors know its last token.
-    - kept_state: the number of the recurrent state from which its row goes on.
+    - kept_state: the number of the recurrent state that its row resumes from.
     - shares_state: whether what it computes becomes reusable.
 
     Its place among others:
     - priority, arrival: lower priorities go first, then earlier arrivals.
-    - index: which sample of its request it is.
+    - index: its index among the request's samples.
     - leads_samples: whether other samples wait for its first token.
 
     If a prefill worker and a decode worker share the request:
-    - awaits_kv: whether the prompt's state has not come from the prefill worker yet.
-    - forks: the other samples, in sample 0, until that state has come.
-    - received_state: the recurrent state, as bytes, with which its next row begins.
-    - completes_prompt: whether another sample's prompt, whose state is sent, waits for its first token.
+    - awaits_kv: whether the prompt's state has yet to arrive from the prefill worker.
+    - forks: in sample 0, the other samples until that state has arrived.
+    - received_state: the recurrent state, as bytes, that its next row starts with.
+    - completes_prompt: whether another sample's prompt waits for this sample's first token before its state is sent.
     """
 
     # A step reads a few of these for each sequence, and slots need fewer lines of the CPU cache than a large dict.
@@ -166,14 +166,14 @@ class Sequence:
 
     @property
     def turn(self) -> tuple[int, int, int]:
-        """Orders sequences, and is unique: a sample waits as though it had come its index of requests later.
+        """A unique key that orders sequences; sample i waits as though it had come i requests later.
 
-        So samples of several requests take rows in turn, and no request waits for all samples of an earlier one.
+        So the samples of several requests take rows in turn, and no request waits for all samples of an earlier one.
         """
         return self.priority, self.arrival + self.index, self.index
 
     def sample(self, index: int) -> "Sequence":
-        """Return another sample of the request, without an answer. The samples share prompt and images."""
+        """Return another sample of the request, without an answer. The samples share the prompt and images."""
         sample = Sequence(
             self.connection, self.request, self.arrival, self.request_seed, self._keys[0], self.positions, index
         )
@@ -187,7 +187,7 @@ class Sequence:
         return sample
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Add the next token of the answer. Return why the answer ends with it; None if it goes on."""
+        """Add the answer's next token. Return why the answer ends with it, None if it goes on."""
         self.token_ids.append(token_id)
         if self.matcher is not None:
             self.matcher.take_token(token_id)
@@ -225,18 +225,18 @@ class Sequence:
 
     @property
     def num_expected_tokens(self) -> int:
-        """Number of tokens, with those that steps in flight draw."""
+        """The number of tokens, including those that steps in flight draw."""
         num_tokens = len(self.token_ids)
         return num_tokens if num_tokens > self.num_launched_tokens else self.num_launched_tokens + 1
 
     @property
     def num_expected_answer_tokens(self) -> int:
-        """Number of tokens of the answer, with those that steps in flight draw."""
+        """The number of tokens in the answer, including those that steps in flight draw."""
         return self.num_expected_tokens - self.num_prompt_tokens
 
     @property
     def num_pending_tokens(self) -> int:
-        """Number of tokens that no launched step computes; 1 in decode."""
+        """The number of tokens that no launched step computes; 1 in decode."""
         num_tokens = len(self.token_ids) - self.num_launched_tokens
         return num_tokens if num_tokens > 0 else 1
 
@@ -244,7 +244,7 @@ class Sequence:
     def waits_for_commit(self) -> bool:
         """Whether the next chunk can be planned only when the steps in flight are collected.
 
-        Masks and proposals need the last token, and the answer may end with the one that is being drawn.
+        Masks and proposals need the last token, and the answer may end with the token that is being drawn.
         """
         if not self.num_steps_in_flight:
             return False
@@ -256,7 +256,10 @@ class Sequence:
 
     @property
     def num_tokens_to_propose(self) -> int:
-        """The most tokens to propose: at most the token after them ends the answer by its length, or its reasoning."""
+        """The most tokens to propose.
+
+        At most the token after them ends the answer by its length, or ends the reasoning.
+        """
         num_tokens = len(self.token_ids)
         if num_tokens == self.num_prompt_tokens:
             return 0
@@ -270,9 +273,9 @@ class Sequence:
 
     @property
     def must_end_reasoning(self) -> bool:
-        """Whether the next token of the answer is the end of its reasoning, which has used up its budget.
+        """Whether the answer's next token must end the reasoning, because the thinking budget is used up.
 
-        This depends on the answer's tokens only, so preemption, replay and samples keep no state for it.
+        This depends only on the answer's tokens, so preemption, replay and samples keep no state for it.
         """
         budget = self.sampling.thinking_budget
         if budget is None or self.num_expected_tokens != self._reasoning_limit:
@@ -283,7 +286,7 @@ class Sequence:
 
     @property
     def has_mask(self) -> bool:
-        """Whether only some ids may be the next token of the answer."""
+        """Whether only some ids may be the answer's next token."""
         return bool(self.mask) or (self.sampling.thinking_budget is not None and self.must_end_reasoning)
 
     @property
@@ -292,27 +295,30 @@ class Sequence:
 
     @property
     def num_samples_to_come(self) -> int:
-        """Number of samples that begin at this one's first token; its state is sent only after theirs."""
+        """The number of samples that begin at this one's first token; its state is sent only after theirs."""
         is_first = self.leads_samples and isinstance(self.request.kv_transfer, SendKv)
         return self.request.num_samples - 1 if is_first else 0
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """Whether state may be reused: not while prompt log probabilities are missing, which need its logits."""
+        """Whether state may be reused.
+
+        It may not while prompt log probabilities are missing, since they need the logits.
+        """
         return self.prompt_logprobs is None or len(self.prompt_logprobs) >= self.num_prompt_tokens - 1
 
     @property
     def recomputable(self) -> bool:
-        """Whether the sequence can be computed again from nothing, even if the caches drop its encoder outputs."""
+        """Whether the sequence can be recomputed from scratch, even if the caches drop its encoder outputs."""
         return all(image.has_pixels for image in self.images)
 
     @property
     def images_without_pixels(self) -> list[int]:
-        """Indices of the images whose pixels are not here."""
+        """The indices of the images whose pixels are missing here."""
         return [index for index, image in enumerate(self.images) if not image.has_pixels]
 
     def needs(self, keys: Collection[EncoderKey]) -> bool:
-        """Whether chunks of the sequence read an encoder output among *keys*."""
+        """Whether the sequence's chunks read an encoder output among *keys*."""
         return any(image.key in keys and image.is_claimed(self.index) for image in self.images)
 
     def media_between(self, start: int, stop: int) -> list[tuple[MediaRun, RequestImage]]:
@@ -321,7 +327,10 @@ class Sequence:
         return list(zip(self.runs[first:last], self._run_images[first:last], strict=True))
 
     def parent_key(self, index: int) -> bytes:
-        """Return the key before that of block *index*; for block 0, the root. block_keys() must have computed it."""
+        """Return the key of the block before block *index*; for block 0, the root.
+
+        block_keys() must have computed it.
+        """
         return self._keys[index]
 
     def block_keys(self, num_blocks: int, block_size: int) -> list[bytes]:

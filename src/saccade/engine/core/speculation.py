@@ -1,7 +1,7 @@
-"""Propose tokens that answers may have next; a step computes them with the last token, and keeps those that it draws.
+"""Proposes tokens that answers may have next; a step computes them with the last token and keeps those that it draws.
 
-Each token is drawn as without proposals, with its own uniform number; a proposal is accepted while it equals the token
-that is drawn in its place. So no answer depends on proposals, greedy or sampled. No torch.
+Each token is drawn as without proposals, with its own uniform number. A proposal is accepted if it equals the token
+that is drawn in its place. So no answer, greedy or sampled, depends on proposals. No torch.
 """
 
 from collections.abc import Sequence as Ordered
@@ -18,7 +18,7 @@ CREDIT, PAUSE_TOKENS = 8, 64
 
 
 class Proposal(NamedTuple):
-    """Tokens that may come next, and the masks of the draws after each of them if the answer follows a grammar."""
+    """Tokens that may come next and, if the answer follows a grammar, the mask of the draw after each of them."""
 
     token_ids: tuple[int, ...]
     masks: tuple[bytes, ...] = ()
@@ -28,25 +28,25 @@ NO_PROPOSAL = Proposal(())
 
 
 class Proposer(Protocol):
-    """Knows what may come next."""
+    """Proposes the tokens that may come next in a sequence."""
 
     def propose(self, sequence: Sequence, most: int) -> Ordered[int]:
-        """Return at most *most* tokens that may follow those of *sequence*."""
+        """Return at most *most* tokens that may follow the tokens of *sequence*."""
 
 
 @dataclass(slots=True)
 class _Account:
-    """A sequence's *credit* for proposals. Without credit it gets none until it has *resumes_at* tokens."""
+    """A sequence's *credit* for proposals. Without credit it gets no proposals until it has *resumes_at* tokens."""
 
     credit: int = CREDIT
     resumes_at: int = 0
 
 
 class Speculation:
-    """Takes at most *num_tokens* from *proposer* for a step of a sequence, unless those for its last steps did not pay.
+    """Takes up to *num_tokens* proposals from *proposer* for a sequence's step, while proposals pay.
 
-    They pay if at least every other step with proposals has an accepted one. A draft layer writes keys and values for
-    *num_drafted* tokens after those of a step.
+    Proposals pay if at least every other step with proposals has an accepted one. A draft layer writes keys and values
+    for *num_drafted* tokens after a step's own.
     """
 
     def __init__(self, proposer: Proposer, num_tokens: int, num_drafted: int = 0) -> None:
@@ -56,13 +56,13 @@ class Speculation:
 
     @classmethod
     def of_config(cls, config: SpeculativeConfig) -> Self:
-        """Return what *config* requests."""
+        """Return the speculation that *config* requests, if any."""
         if config.method == "mtp":
             return cls(OwnDrafts(), config.num_tokens, config.num_tokens - 1)
         return cls(PromptLookup(config.shortest, config.longest), config.num_tokens)
 
     def proposal(self, sequence: Sequence, room: int) -> Proposal | None:
-        """Return at most *room* tokens for the next step of a sequence that decodes; None if there are none."""
+        """Return at most *room* tokens for a decoding sequence's next step; None if there are none."""
         account = self._accounts.setdefault(sequence, _Account())
         if account.credit <= 0 and sequence.num_tokens >= account.resumes_at:
             account.credit = CREDIT
@@ -77,7 +77,7 @@ class Speculation:
         return Proposal(token_ids[: len(masks)], masks) if masks else None
 
     def note(self, sequence: Sequence, num_accepted: int) -> None:
-        """Note a step with proposals for *sequence*."""
+        """Account for a step with proposals for *sequence*."""
         account = self._accounts[sequence]
         account.credit = min(CREDIT, account.credit + 2 * num_accepted - 1)
         if account.credit <= 0:
@@ -93,7 +93,7 @@ class _Index:
 
 
 class PromptLookup:
-    """Proposes what followed the last occurrence of a sequence's last tokens, in its prompt or its answer.
+    """Proposes the tokens that followed the previous occurrence of a sequence's last tokens, in prompt or answer.
 
     It looks for the last *longest* tokens, then for fewer, down to *shortest*.
     """
@@ -103,7 +103,7 @@ class PromptLookup:
         self._indices: WeakKeyDictionary[Sequence, _Index] = WeakKeyDictionary()
 
     def propose(self, sequence: Sequence, most: int) -> Ordered[int]:
-        """Return what followed; if the answer repeats itself, the repetition goes on."""
+        """Return the tokens that followed; a repetitive answer gets its repetition continued."""
         index, token_ids = self._indices.setdefault(sequence, _Index()), sequence.token_ids
         for stop in range(index.num_indexed, len(token_ids)):
             for length in self._lengths:
@@ -117,10 +117,10 @@ class PromptLookup:
 
 
 class OwnDrafts:
-    """Proposes the tokens that the model's own layer drafted with the last one."""
+    """Proposes the tokens that the model's own draft layer drafted along with the last token."""
 
     def propose(self, sequence: Sequence, most: int) -> Ordered[int]:
-        """Return the draft; nothing if the last step made none."""
+        """Return the draft, nothing if the last step made none."""
         return sequence.draft[:most]
 
 

@@ -1,10 +1,10 @@
-"""A step as a value: the executor's input and output. Every type here is immutable and serialisable.
+"""An executor's input and output for one step. Every type here is immutable and serialisable.
 
-A *row* is an index into the executor's buffers; each running sequence has one. A *sequence_id* names one stay of a
-sequence in a row, until the sequence ends or is preempted; the id is never reused. An *output_id* names the encoder
-output of one image and is never reused either. Within a step an executor performs these actions in order: drop encoder
-outputs, end and start rows, change block tables, restore and rewind states, receive KV state, encode, run the network,
-save states, send KV state, sample.
+A *row* is an index into the executor's buffers; each running sequence has one. A *sequence_id* identifies a sequence in
+a row until the sequence ends or is preempted; the id is never reused. An *output_id* names the encoder output of one
+image and is never reused either. Within a step an executor performs these actions in order: drop encoder outputs, end
+and start rows, change block tables, restore and rewind states, receive KV state, encode, run the network, save states,
+send KV state, sample.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ class RowStart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TableChange(msgspec.Struct, frozen=True, array_like=True):
-    """Entries of a row's block table. Those after them do not change."""
+    """New entries of a row's block table. Entries after them do not change."""
 
     row: int
     start: int
@@ -175,10 +175,10 @@ class StepInput(msgspec.Struct, frozen=True):
 
 
 class RowCounts(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens of a row with penalties.
+    """Token counts of a row with penalties.
 
-    They come with the row's first draw, and with the first one after proposals. Executors add the tokens that they draw
-    for the row.
+    They come with the row's first draw, and with the first draw after proposals. Executors add the tokens that they
+    draw for the row.
     """
 
     row: int
@@ -189,7 +189,7 @@ class RowCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptScores(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of a prompt to score."""
+    """Prompt tokens to score."""
 
     row: int
     offset: int
@@ -210,7 +210,7 @@ class DrawMask(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SamplingInput(msgspec.Struct, frozen=True):
-    """The parameters of a step's draws, which are numbered in order of the chunks."""
+    """The parameters of a step's draws, which are numbered in the order of the chunks."""
 
     number: int
     uniforms: tuple[float, ...] = ()
@@ -227,7 +227,7 @@ class SamplingInput(msgspec.Struct, frozen=True):
 
 
 class NonFinite(msgspec.Struct, frozen=True, array_like=True):
-    """Results of a step that are NaN or infinite, and must not be used, now or later."""
+    """A step's results that are NaN or infinite, and must never be used."""
 
     chunks: tuple[int, ...] = ()
     """Numbers of chunks: all results of their rows."""
@@ -262,7 +262,7 @@ class StepOutput(msgspec.Struct, frozen=True):
 
 
 def with_pixels(step: StepInput, change: Callable[[EncoderInput], bytes]) -> StepInput:
-    """Return *step* with other pixels of its images."""
+    """Return *step* with its images' pixels replaced."""
     replace = msgspec.structs.replace
     images = tuple(replace(image, pixels=change(image)) for image in step.images)
     return replace(step, images=images) if images else step

@@ -1,4 +1,4 @@
-"""Convert a schedule to the values that executors take: StepInput, and SamplingInput for the tokens drawn after it."""
+"""Converts a schedule to the values that executors take: StepInput, and SamplingInput for the draws after it."""
 
 import itertools
 import time
@@ -51,7 +51,7 @@ class Rows:
         return len(self._free)
 
     def start_row(self, sequence: Sequence) -> RowStart:
-        """Assign a row to *sequence*, which has none, and return the start for executors."""
+        """Assign a row to *sequence*, which has none, and return the RowStart for executors."""
         sequence.row = self._free.pop()
         sequence.has_drawn, sequence.kept_state = False, None
         if sequence.clock.scheduled is None:
@@ -73,9 +73,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step to execute, and the sequences that the tokens and log probabilities in its output belong to, in order.
+    """A step to execute, and the sequences that its output's tokens and log probabilities belong to, in order.
 
-    *owners* are those of the chunks. A sequence is in *drawing* once for each of its draws.
+    *owners* are the chunks' sequences. A sequence is in *drawing* once for each of its draws.
     """
 
     step: StepInput
@@ -87,7 +87,7 @@ class PlannedStep:
 
 @dataclass(eq=False)
 class StepBuilder:
-    """Numbers steps, and adds to each step the changes that executors do not have yet."""
+    """Numbers steps, and adds the changes that executors do not have yet."""
 
     rows: Rows
     encoder_cache: EncoderCache
@@ -139,7 +139,7 @@ class StepBuilder:
         return ((), {}) if self.checkpoints is None else self.checkpoints.moves(starting, schedule.chunks)
 
     def _masks(self, draws: Iterable[tuple[Sequence, int]], schedule: Schedule) -> Iterator[DrawMask]:
-        """Yield the masks of the step's draws, which are given by their sequences and numbers."""
+        """Yield the masks for the step's draws, each identified by its sequence and number."""
         draw = 0
         for owner, num_draws in draws:
             if owner.has_mask:
@@ -182,7 +182,7 @@ class StepBuilder:
 
 
 def table_changes(sequences: Iterable[Sequence]) -> Iterator[TableChange]:
-    """Yield the changes in the block tables of *sequences*, which have rows, since the last call."""
+    """Yield the changes since the last call in the block tables of *sequences*, which have rows."""
     for sequence in sequences:
         for group, table in enumerate(sequence.tables):
             if table.num_sent == len(table.blocks) and not table.replaced:
@@ -195,7 +195,7 @@ def table_changes(sequences: Iterable[Sequence]) -> Iterator[TableChange]:
 
 
 def _take_rewinds(sequences: Iterable[Sequence]) -> Moves:
-    """Return the moves to the kept states that *sequences* go on from."""
+    """Return the moves that restore the kept states from which *sequences* go on."""
     moves: list[StateMove] = []
     for sequence in sequences:
         if sequence.kept_state is not None:
@@ -211,7 +211,7 @@ def sampling_input(
     masks: tuple[DrawMask, ...] = (),
     counts: tuple[RowCounts, ...] = (),
 ) -> SamplingInput:
-    """Return the sampling parameters of the next draw of each of *drawing*; a sequence may follow itself."""
+    """Return the sampling parameters for the next draws of *drawing*. A sequence may occur repeatedly in succession."""
     params = [sequence.sampling for sequence in drawing]
     indices: list[int] = []
     if any(param.temperature >= GREEDY_BELOW or param.min_tokens for param in params):
@@ -240,7 +240,7 @@ def sampling_input(
 
 
 def _answer_indices(drawing: Ordered[Sequence]) -> list[int]:
-    """Return for each draw the place of its token in the answer."""
+    """Return each draw's position in its answer."""
     indices = [sequence.num_expected_answer_tokens for sequence in drawing]
     for draw in range(1, len(drawing)):
         if drawing[draw] is drawing[draw - 1]:
@@ -249,7 +249,7 @@ def _answer_indices(drawing: Ordered[Sequence]) -> list[int]:
 
 
 def row_counts(sequence: Sequence) -> RowCounts:
-    """Return the tokens of the answer by id, and those of the prompt if the repetition penalty needs them."""
+    """Return the answer's tokens counted by id and, if the repetition penalty needs them, the prompt's tokens."""
     prompt, answer = sequence.token_ids[: sequence.num_prompt_tokens], sequence.token_ids[sequence.num_prompt_tokens :]
     counts = Counter(dict.fromkeys(prompt if sequence.sampling.repetition_penalty != 1 else (), 0))
     counts.update(answer)

@@ -1,7 +1,7 @@
 """The endpoint of every API that answers chats: reads the body and sends the answer, whole or as server-sent events.
 
-Each API reads its own bodies into a ChatRequest and writes its own answers; everything else is here. A request with
-several prompts becomes one request to a worker for each, and the answers are written concurrently.
+Each API reads its own bodies into a ChatRequest and writes its own answers; this module does everything else. Every
+prompt becomes one request to a worker, and the answers to several prompts are written concurrently.
 """
 
 import re
@@ -37,9 +37,9 @@ _NAMED = re.compile(r"`([^`]+)`")
 
 @dataclass(frozen=True)
 class FieldNames:
-    """*names* maps a field of a ChatRequest, such as `messages[1].content[0]`, to the client's name for it.
+    """*names* maps a field of a ChatRequest, such as `messages[1].content[0]`, to the client's name for that field.
 
-    The longest entry that begins a field's path renames it; without an entry a field keeps its name.
+    The longest entry that is a prefix of a field's path renames the field; without an entry, the field keeps its name.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class FieldNames:
 
     @contextmanager
     def in_errors(self) -> Iterator[None]:
-        """Name the client's fields in the RequestErrors that the block raises."""
+        """Use the client's field names in the RequestErrors that the block raises."""
         try:
             yield
         except RequestError as error:
@@ -65,12 +65,12 @@ class FieldNames:
             raise
 
     def text(self, text: str) -> str:
-        """Return *text* with the client's names for the fields that it has in backquotes."""
+        """Return *text* with the fields in backquotes renamed to the client's names."""
         return _NAMED.sub(lambda match: f"`{self.name_of(match[1])}`", text)
 
 
 def warning_of(part: RequestPart, names: FieldNames) -> str:
-    """Return what of the chat in *part* has no effect, with the client's *names*; "" if all has one."""
+    """Warn about what has no effect in the chat of *part*, in the client's *names*; "" if everything has an effect."""
     places = [] if part.answer_grammar is None else part.answer_grammar.dropped
     dropped = [names.name_of(place) for place in places]
     of_grammar = f"keywords that the grammar does not enforce: {listed(dropped, len(dropped))}" if dropped else ""
@@ -79,17 +79,17 @@ def warning_of(part: RequestPart, names: FieldNames) -> str:
 
 
 class AnswerWriter(ChunkWriter, Protocol):
-    """Writes one answer in the format of its API: as events while it grows, or whole at its end."""
+    """Writes one answer in the format of its API: as events while the answer grows, or as a whole at its end."""
 
     async def end_answer(self) -> Sequence[JsonPart]:
-        """Return the last events, or the whole answer. With several prompts, only their last one returns any."""
+        """Return the last events, or the whole answer. With several prompts, only the last to end returns any."""
 
 
 @dataclass(frozen=True)
 class Format:
     """The format of a prompt's answer: the API's *names* of the request's fields, and a *writer* of the answer.
 
-    *failure* returns the last event of a stream that fails after its beginning. A chat has no *prompt*.
+    *failure* returns the last event of a stream that fails after it has begun. A chat has no *prompt*.
     """
 
     names: FieldNames
@@ -102,8 +102,8 @@ class Format:
 class ReadBody:
     """A body as a chat, or as prompts that share its parameters, with one of *formats* for each.
 
-    *warning* is for the client. *num_kept_bytes* is the size of messages that a writer keeps until the answer is whole,
-    and *num_recalled_bytes* that of messages that did not come with this body.
+    *warning* is for the client. *num_kept_bytes* is the size of the messages that a writer keeps until the answer is
+    complete. *num_recalled_bytes* is the size of the messages that the server stored and this body did not send.
     """
 
     request: ChatRequest
@@ -126,7 +126,10 @@ class ChatEndpoint:
     ping_interval_seconds: float
 
     async def serve(self, read_api: ReadApi, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. It releases its place when its answer is generated, not when the client has read it."""
+        """Serve one request.
+
+        Its place is free as soon as the answer is generated, even if the client still reads it.
+        """
         with self.bodies.begin_request(scope) as request:
             # Only _read() has the body, and drops it.
             reading = self._read(read_api, scope, await self.bodies.read_body(scope, receive, request), request)
@@ -134,7 +137,7 @@ class ChatEndpoint:
                 await self._answer(reading, request, scope, send)
 
     async def preview(self, read_api: ReadApi, scope: Scope, receive: Receive, account: Account) -> Preview:
-        """Return where the request in *scope* would go if the tenant of *account* sent it now; it is not sent.
+        """Return where the request in *scope* would go if the tenant of *account* sent it now. Nothing is sent.
 
         Raises SaccadeError.
         """
@@ -144,7 +147,7 @@ class ChatEndpoint:
             return await self.pipeline.preview(request, part)
 
     async def count(self, read_api: ReadApi, scope: Scope, receive: Receive) -> int:
-        """Return the number of tokens of the prompt, images expanded, after all checks of a chat that is answered."""
+        """Check the chat as if it were to be answered, and return its prompt's number of tokens, images expanded."""
         with self.bodies.begin_request(scope) as request:
             reading = self._read(read_api, scope, await self.bodies.read_body(scope, receive, request), request)
             with while_connected(scope):

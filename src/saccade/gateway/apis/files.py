@@ -32,7 +32,7 @@ CONTENT_HEADERS = {"content-disposition": "attachment", "x-content-type-options"
 
 
 class FileList(Struct, frozen=True):
-    """Files of one tenant. *has_more* says whether others follow *last_id*."""
+    """A page of one tenant's files. *has_more* says whether more files follow *last_id*."""
 
     data: list[FileObject]
     first_id: str | None
@@ -42,7 +42,7 @@ class FileList(Struct, frozen=True):
 
 
 class DeletedFile(Struct, frozen=True):
-    """The file that was deleted."""
+    """Confirms that a file was deleted."""
 
     id: str
     deleted: bool = True
@@ -71,7 +71,7 @@ class Files:
         return _json(file.about)
 
     async def list_all(self, request: Request) -> Response:
-        """GET /v1/files: this tenant's files, by default the newest first."""
+        """GET /v1/files: list this tenant's files, by default the newest first."""
         self.store.check("files")
         query = request.query_params
         _check_one_of("order", order := query.get("order", "desc"), ("asc", "desc"))
@@ -92,16 +92,16 @@ class Files:
         return _json(FileList(page, first_id, last_id, len(files) > len(page)))
 
     async def get(self, request: Request) -> Response:
-        """GET /v1/files/{file_id}: a file's description."""
+        """GET /v1/files/{file_id}: return a file's description."""
         return _json(self._find(request).about)
 
     async def content(self, request: Request) -> Response:
-        """GET /v1/files/{file_id}/content: a file's content."""
+        """GET /v1/files/{file_id}/content: return a file's content."""
         content = self._find(request).content
         return Response(content, media_type="application/octet-stream", headers=CONTENT_HEADERS)
 
     async def delete(self, request: Request) -> Response:
-        """DELETE /v1/files/{file_id}."""
+        """DELETE /v1/files/{file_id}: delete a file."""
         known_as = request.path_params["file_id"]
         with self.bodies.begin_request(request.scope):
             self.store.delete(_tenant(request), known_as, "file_id")

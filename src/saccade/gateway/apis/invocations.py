@@ -1,4 +1,4 @@
-"""POST /invocations, the only path that SageMaker calls: the body tells which API it is for."""
+"""POST /invocations, the only path that SageMaker calls: the body's parameters decide which API answers."""
 
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -39,9 +39,9 @@ class Invocations:
 
 
 def path_of(names: Collection[str]) -> str:
-    """Return the path of the API of a body with the parameters *names*.
+    """Return the path of the API whose bodies have the parameters *names*.
 
-    Raises RequestError if there is none, or more than one.
+    Raises RequestError if no API fits, or several do.
     """
     fields = [field for field in PATHS if field in names]
     if len(fields) > 1:

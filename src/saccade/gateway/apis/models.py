@@ -22,7 +22,7 @@ class DetokenizeRequest(Struct, frozen=True, kw_only=True):
 
 
 class TokenizeAnswer(Struct, frozen=True):
-    """Token ids; images are the placeholders that the model sees."""
+    """Token ids, with the placeholders that the model sees in place of images."""
 
     count: int
     max_model_len: int
@@ -30,16 +30,16 @@ class TokenizeAnswer(Struct, frozen=True):
 
 
 class DetokenizeAnswer(Struct, frozen=True):
-    """The text of token ids."""
+    """The text that the token ids stand for."""
 
     prompt: str
 
 
 class ModelCard(Struct, frozen=True):
-    """A served model under one of its names; *root* is the first of them, which answers have.
+    """A served model under one of its names; *root* is its first name, which answers contain.
 
-    *input_modalities* are the kinds of content that it reads: text, and images and videos if it takes them.
-    *note* is what people must know about its answers; most models have none.
+    *input_modalities* lists the content that the model reads: text, and images and videos if it takes them. *note* says
+    what people must know about its answers; most models have none.
     """
 
     id: str
@@ -83,7 +83,7 @@ class ModelPage(Struct, frozen=True):
 
 
 def parse_tokenize(body: bytes | bytearray, strict: bool = False) -> tuple[TokenizeRequest, str]:
-    """Return the request for token ids in *body*, and a warning. Raises as parse_chat does."""
+    """Parse *body* into a request for token ids, and a warning. Raises the same errors as parse_chat()."""
     request, warning = _TOKENIZE.read_parameters(body, strict)
     check_messages(request.messages or ())
     if request.messages:
@@ -92,7 +92,7 @@ def parse_tokenize(body: bytes | bytearray, strict: bool = False) -> tuple[Token
 
 
 def parse_detokenize(body: bytes | bytearray, strict: bool = False) -> tuple[DetokenizeRequest, str]:
-    """Return the request for a text in *body*, and a warning. Raises as parse_chat does."""
+    """Parse *body* into a request for a text, and a warning. Raises the same errors as parse_chat()."""
     return _DETOKENIZE.read_parameters(body, strict)
 
 

@@ -1,4 +1,4 @@
-"""The description of the HTTP API, generated from the structs of requests and answers."""
+"""The OpenAPI description of the HTTP API, generated from the structs of requests and answers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -70,7 +70,7 @@ TINY_IMAGE = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAAB
 
 
 def describe(models: Sequence[str] = (), root_path: str = "") -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of a server at *root_path*; its examples name the served *models*."""
+    """Return the OpenAPI 3.1 document for a server at *root_path*; its examples use the served *models*."""
     _, components = msgspec.json.schema_components(BODIES, ref_template="#/components/schemas/{name}")
     return {
         "openapi": "3.1.0",

@@ -1,4 +1,4 @@
-"""The routes to the endpoints of every API, and the small endpoints: models, token ids, health, metrics, version."""
+"""The routes of every API, and the small endpoints: models, token ids, health, metrics, version."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ ANTHROPIC_VERSION: Final = "anthropic-version"
 
 @dataclass(frozen=True)
 class Endpoints:
-    """One method per endpoint; each raises SaccadeError if it cannot answer."""
+    """The small endpoints, one method each; a method raises SaccadeError if it cannot answer."""
 
     bodies: BodyReader
     pipeline: Pipeline
@@ -64,14 +64,14 @@ class Endpoints:
     siblings: Siblings
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models, in Anthropic's form for clients that name a version of its API."""
+        """GET /v1/models, in Anthropic's format for clients that name a version of Anthropic's API."""
         named = self.pipeline.model_registry.names()
         if ANTHROPIC_VERSION in request.headers:
             return _json(ModelPage.of_models([_info(name, served) for name, served in named]))
         return _json(ModelList([_card(name, served) for name, served in named]))
 
     async def model(self, request: Request) -> Response:
-        """GET /v1/models/{model}, in the same forms."""
+        """GET /v1/models/{model}, in the same two formats."""
         name = request.path_params["model"]
         served = self.pipeline.model_registry.get(name)
         return _json(_info(name, served) if ANTHROPIC_VERSION in request.headers else _card(name, served))
@@ -108,7 +108,7 @@ class Endpoints:
                 return _json(DetokenizeAnswer(await self.pipeline.prompts.text_of(served, body_request.tokens)))
 
     async def _read_body(self, request: Request, call: Call, parse: Callable[[bytes | bytearray], tuple[T, str]]) -> T:
-        """Return the parsed body of *request*, which *call* counts; its warning goes to the answer's headers."""
+        """Return the parsed body of *request*. *call* counts its bytes, and the answer's headers get its warning."""
         body = await self.bodies.read_body(request.scope, request.receive, call)
         await call.hold_values(body, self.bodies.threads)
         async with call.turn(len(body)):
@@ -116,11 +116,11 @@ class Endpoints:
         return parsed
 
     async def live(self, request: Request) -> Response:
-        """GET /live: the process and its event loop run."""
+        """GET /live: show that the process and its event loop run."""
         return _json({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
-        """GET /ready, /health and /ping, which SageMaker calls by POST too: requests can be served now."""
+        """GET /ready, /health and /ping: show that requests can be served now. SageMaker also sends POST /ping."""
         if self.bodies.limits.admission.draining:
             raise Draining("The server is shutting down.")
         if not self.pipeline.model_registry.ready:
@@ -128,11 +128,11 @@ class Endpoints:
         return _json({"status": "ready"})
 
     async def load(self, request: Request) -> Response:
-        """GET /load: the number of requests in work, in all processes that share the port."""
+        """GET /load: the number of requests in progress at all processes that share the port."""
         return _json({"server_load": sum(work.num_requests for work in await self.siblings.works())})
 
     async def show_metrics(self, request: Request) -> Response:
-        """GET /metrics: of this process, or of all processes that share the port, each with a label.
+        """GET /metrics: the metrics of this process, or of all processes that share the port, labelled by process.
 
         A request without a key, which --metrics-without-key allows, does not get the metrics of tenants.
         """
@@ -140,11 +140,11 @@ class Endpoints:
         return Response(await self.siblings.metrics(with_tenants=has_key), media_type=METRICS_CONTENT_TYPE)
 
     async def version(self, request: Request) -> Response:
-        """GET /version."""
+        """GET /version: the installed version."""
         return _json({"version": installed_version()})
 
     async def openapi(self, request: Request) -> Response:
-        """GET /openapi.json."""
+        """GET /openapi.json: the OpenAPI description of the API."""
         names = [served.name for served in self.pipeline.model_registry.models()]
         return _json(describe(names, request.scope.get("root_path", "")))
 
@@ -170,9 +170,9 @@ def _json(value: object) -> Response:
 
 
 class Apis:
-    """The endpoints of every API; *routes* lead to them. One process of several keeps no responses.
+    """The endpoints of every API, and their *routes*. A process that shares its port with others keeps no responses.
 
-    *memory_part* has the responses.
+    *memory_part* counts the stored responses.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Apis:
             self.routes += [route("GET", path, page("index.html")) for path in PAGE_PATHS]
 
     async def preview(self, scope: Scope, receive: Receive, account: Account) -> Preview:
-        """Return where the chat in a request would go now if the tenant of *account* sent it. Raises SaccadeError."""
+        """Return where a request's chat would go if the tenant of *account* sent it now. Raises SaccadeError."""
         return await self._chats.preview(self._read_chat, scope, receive, account)
 
 

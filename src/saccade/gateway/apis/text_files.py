@@ -41,12 +41,12 @@ _FILE: Final = msgspec.json.Decoder(FileSource)
 
 @dataclass
 class TextFiles:
-    """Reads the text files of one request, which together may be as long as the other texts of its body."""
+    """Reads the text files of one request. Together they may be as long as a body's other texts."""
 
     num_characters: int = 0
 
     def read_file(self, url: str | None, filename: str | None, field: str) -> str | None:
-        """Return the text in *url*, the value of *field*, after its *filename*; None if it is no file of text.
+        """Return the *filename* and the text of *url*, the value of *field*; None if *url* is not a text file.
 
         Raises BodyTooLarge, InvalidBase64 and InvalidValue that name the field.
         """
@@ -57,7 +57,7 @@ class TextFiles:
         return None if text is None else on_own_lines(filename or None, text)
 
     def text_of(self, head: str, payload: str, field: str, filename: str = "") -> str | None:
-        """Return the text in *payload*, what follows *head* in a data: URL; None if *head* states no text.
+        """Return the text in *payload*, the rest of a data: URL after *head*; None if *head* states another type.
 
         Raises as read_file() does.
         """
@@ -74,7 +74,7 @@ class TextFiles:
         return _text_of(payload, field)
 
     def count(self, num_characters: int, field: str) -> None:
-        """Count the characters of one more file, the value of *field*. Raises BodyTooLarge."""
+        """Count the characters of another file, the value of *field*. Raises BodyTooLarge."""
         self.num_characters += num_characters
         if self.num_characters > MAX_BYTES_BESIDE_IMAGES:
             raise BodyTooLarge(
@@ -83,7 +83,7 @@ class TextFiles:
 
 
 def on_own_lines(*texts: str | None) -> str:
-    """Return those of *texts* that are there, on lines of their own: templates write parts directly after another."""
+    """Return *texts* without None, each on its own line, since templates write parts without a separator."""
     return "\n".join(("", *(text.removesuffix("\n") for text in texts if text is not None), ""))
 
 
@@ -114,14 +114,14 @@ def _not_utf8(fault: str, field: str) -> InvalidValue:
 
 
 def check_no_limits(holder: ImageLimits, field: str) -> None:
-    """Raise InvalidValue if the text file *holder*, the value of *field*, has limits of images."""
+    """Raise InvalidValue if the text file *holder*, the value of *field*, sets limits for images."""
     details = [] if getattr(holder, "detail", None) in (None, "auto") else ["detail"]
     for name in [*limits_of(holder), *details]:
         raise InvalidValue(f"`{field}.{name}` is for images, and this file is text; leave it out.", f"{field}.{name}")
 
 
 def with_text_files(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return *messages* with text parts in the places of text files. Raises RequestError that names the field."""
+    """Return *messages* with text files replaced by text parts. Raises RequestError that names the field."""
     files = TextFiles()
     return [_with_texts(message, f"messages[{position}]", files) for position, message in enumerate(messages)]
 

@@ -1,4 +1,4 @@
-"""From the sources of images to pixels that a worker can read.
+"""Turns the sources of images into pixels that a worker can read.
 
 Other packages use `Media` (which constructs the rest), `DecodePool`, `ImageCollector` and the `EncodedImage` that it
 returns, `PixelPreparer` and `PixelResend`, and `FileStore`.

@@ -1,4 +1,4 @@
-"""Base64 as clients write it: standard, or with white space, the letters of URLs, or without its padding."""
+"""Decodes base64 as clients write it: perhaps with white space, the URL-safe alphabet, or no padding."""
 
 import binascii
 import re
@@ -17,7 +17,7 @@ STEP: Final = 1 << 20
 
 
 def decode_base64(text: str) -> bytes:
-    """Return the bytes of *text*, from a data: URL. Raises InvalidBase64 that says what is wrong."""
+    """Return the bytes that *text*, from a data: URL, encodes. Raises InvalidBase64 that says what is wrong."""
     try:
         return pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""From the sources of images to encoded images: decoded from data: URLs or fetched, then read and hashed."""
+"""Collects encoded images from their sources: decodes data: URLs or fetches files, then reads and hashes them."""
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,10 +39,10 @@ THREAD_FROM_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ImageCollector:
-    """Collects the images of a request: each within *limits*, together within *max_encoded_bytes*.
+    """Collects a request's images: each within *limits*, all together within *max_encoded_bytes*.
 
     *video_header* and *pdf_pages* read a video's header and a PDF's pages for a client, in another process.
-    *pdf_decoder* names what draws the pages, its fonts included.
+    *pdf_decoder* identifies the PDF renderer, including its fonts.
     """
 
     loader: MediaLoader
@@ -58,10 +58,11 @@ class ImageCollector:
     async def collect_images(
         self, request: Request, served: ServedModel, sources: list[ImageSource], salt: bytes
     ) -> list[EncodedImage]:
-        """Return the images of *sources*, whose bytes *request* counts; a repeated URL is fetched once.
+        """Return the images of *sources*, and count their bytes in *request*. A repeated URL is fetched once.
 
-        A PDF becomes several, one for each page. *salt* separates the caches of tenants. Empties *sources*, so that a
-        decoded data: URL is freed. If one image fails, the others are cancelled. Raises RequestError, naming the field.
+        A PDF becomes one image for each page. *salt* separates the tenants' caches. *sources* ends up empty, which
+        frees decoded data: URLs. If one image fails, the others are cancelled. Raises RequestError that names the
+        field.
         """
         pending = list(sources)
         sources.clear()
@@ -115,7 +116,7 @@ class ImageCollector:
         return await self._run(len(opened), partial(self._pages, served, options, source.field, opened, pages))
 
     async def _read(self, request: Request, source: ImageSource, salt: bytes, then: Callable[[bytes], T]) -> T:
-        """Return what *then* returns of the file of *source*. A data: URL is decoded in the same turn."""
+        """Return *then* of the file of *source*. A data: URL is decoded in the same turn."""
         url, content = source.url, source.content
         if content is None and is_data_url(url):
             return await self._run(len(url), lambda: then(decode_data_url(url)))
@@ -127,7 +128,7 @@ class ImageCollector:
         return await self._run(len(content), partial(then, content))
 
     async def _read_frames(self, request: Request, source: ImageSource, salt: bytes) -> list[bytes]:
-        """Return the files of the frames of *source*, which are read or fetched as images are."""
+        """Return the files with the frames of *source*; they are read or fetched like images."""
         _check_number(len(source.frames), source.options)
         files: dict[int, bytes] = {}
 
@@ -147,7 +148,7 @@ class ImageCollector:
     def _image(
         self, served: ServedModel, options: ImageOptions, source: ImageSource, content: bytes
     ) -> list[EncodedImage] | bytes:
-        """Return the image in *content*; a PDF is returned as it is."""
+        """Return the image in *content*; a PDF stays as it is."""
         header = read_image_header(content, source.url)
         if header is None:
             return content
@@ -203,7 +204,7 @@ class ImageCollector:
         return [EncodedImage(field, content, header.width * header.height, known_as, layout, settings, header)]
 
     def _check_together(self, images: Sequence[EncodedImage]) -> None:
-        """Raise ImageTooLarge if the *images* of one request so far are too large together."""
+        """Raise ImageTooLarge if a request's *images* so far exceed the limit together."""
         for number, limit, unit in (
             (num_encoded_bytes(images), self.max_encoded_bytes, "bytes"),
             (sum(image.num_pixels for image in images), self.limits.max_request_pixels, "pixels"),
@@ -216,7 +217,7 @@ class ImageCollector:
 
 
 def _of_part(error: RequestError, source: ImageSource) -> RequestError:
-    """Return *error*, about limits that the request has for all its images, as one about those of *source* alone."""
+    """Return *error*, about the limits for all images, reworded for the limits of *source* alone."""
     kind, _, name = (error.param or "").partition(".")
     if kind != OF_ALL or not source.limits:
         return error

@@ -1,4 +1,4 @@
-"""An image or video of a prompt, still encoded, with its place in the prompt."""
+"""A prompt's image or video, still encoded, with its place in the prompt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from saccade.protocol.media import ImageLayout, VideoHeader
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """An encoded image or video of a request."""
+    """A request's encoded image or video."""
 
     field: str
     """Its place in the request, such as `messages[0].content[1].image_url.url`."""
@@ -34,12 +34,15 @@ class EncodedImage:
 
 
 def num_encoded_bytes(images: Sequence[EncodedImage]) -> int:
-    """Return the bytes of the files of *images*; what several share, such as the pages of a PDF, counts once."""
+    """Return the size in bytes of the files of *images*.
+
+    A file that several share, as a PDF's pages do, counts once.
+    """
     return sum({id(image.encoded): len(image.encoded) for image in images}.values())
 
 
 def with_pages(chat: Chat, images: Sequence[EncodedImage]) -> Chat:
-    """Return *chat* with an image for each of *images*, those of PDFs included."""
+    """Return *chat* with one image part for each of *images*, including PDF pages."""
     if all(image.page is None for image in images):
         return chat
     numbers = [0 if image.page is None else image.page.number for image in images]

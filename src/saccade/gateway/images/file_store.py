@@ -1,4 +1,4 @@
-"""Uploaded images that later requests refer to: in memory, for a limited time and a limited number of bytes."""
+"""Uploaded images for later requests: kept in memory, for a limited time, in a limited number of bytes."""
 
 import heapq
 import time
@@ -23,7 +23,7 @@ SPARE_TIMES = 64
 
 
 class FileObject(Struct, frozen=True, kw_only=True):
-    """An uploaded file in OpenAI's format; times in seconds since 1970."""
+    """An uploaded file in OpenAI's format; times are seconds since 1970."""
 
     id: str
     bytes: int
@@ -37,7 +37,7 @@ class FileObject(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file's description and content. It is kept for the seconds between the two times of *about*."""
+    """A file's description and content, kept for the time between the two timestamps in *about*."""
 
     about: FileObject
     content: bytes
@@ -45,24 +45,24 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A stored file, and the end of its time on the store's clock."""
+    """A stored file, and when it expires on the store's clock."""
 
     file: StoredFile
     ends_at: float
 
 
 def file_id(tenant: bytes, content: bytes) -> str:
-    """Return the id of a file of the tenant with the id *tenant*; the same content gets the same id."""
+    """Return the id of *tenant*'s file; the same content gets the same id."""
     return f"file-{blake3(blake3(tenant).digest()).update(content).hexdigest(16)}"
 
 
 class FileStore:
-    """The files of all tenants. No method finds a file of another tenant.
+    """The files of all tenants. No method finds another tenant's file.
 
-    - budget_bytes: bound of all files together; 0 for none.
+    - budget_bytes: the limit for all files together; 0 keeps none.
     - keep_seconds: how long a file is kept at most.
-    - clock: returns seconds that only grow. So a change of the time of day neither drops a file nor keeps one for
-      years.
+    - clock: returns monotonic seconds, so that a change of the time of day neither drops a file nor keeps one for
+          years.
 
     If there is no room, the tenant with the most bytes loses its oldest file.
     """
@@ -76,7 +76,7 @@ class FileStore:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files."""
+        """Size of all files in bytes."""
         return self._files.num_bytes
 
     def check(self, param: str) -> None:
@@ -114,12 +114,12 @@ class FileStore:
         return entry.file
 
     def files_of(self, tenant: bytes) -> list[FileObject]:
-        """Return the descriptions of the files of *tenant*, the oldest first."""
+        """Return the descriptions of *tenant*'s files, the oldest first."""
         self._expire()
         return [entry.file.about for _, entry in self._files.of_tenant(tenant).items()]
 
     def delete(self, tenant: bytes, known_as: str, param: str) -> None:
-        """Delete a file of *tenant*. Raises as get() does."""
+        """Delete a file of *tenant*. Raises the same errors as get()."""
         self.get(tenant, known_as, param)
         self._files.pop(tenant, known_as)
 

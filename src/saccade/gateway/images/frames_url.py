@@ -1,7 +1,7 @@
-"""Frames that a client has sampled from a video: vLLM's `data:video/jpeg;base64,`, with commas between the images.
+"""Reads frames that a client has sampled from a video: vLLM's `data:video/jpeg;base64,`, then images and commas.
 
-`media_io_kwargs.video` has their times: `fps` of the whole video, by default 1, `total_num_frames`, and the indices of
-the frames in it, by default 0, 1, 2 and so on.
+`media_io_kwargs.video` sets their times. It has the whole video's `fps`, by default 1, its `total_num_frames`, and the
+frames' indices in it, by default 0, 1, 2 and so on.
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ DEFAULT_FPS = 1.0
 
 
 def is_frames_url(url: str) -> bool:
-    """Whether *url* has frames in place of a video."""
+    """Whether *url* contains frames instead of a video."""
     return url[: len(FRAMES_PREFIX)].lower() == FRAMES_PREFIX
 
 
 def read_frames(url: str, options: VideoOptions, limits: ImageLimits) -> tuple[bytes, VideoHeader]:
-    """Return the frames in *url* and their header, in the form of the decode processes, and the header.
+    """Return the frames in *url* with their header, as decode processes read them, and the header itself.
 
     Raises InvalidBase64, InvalidVideo, VideoTooLarge, InvalidValue and the errors of images.
     """
@@ -45,7 +45,7 @@ def read_frames(url: str, options: VideoOptions, limits: ImageLimits) -> tuple[b
 
 
 def _check_number(num_frames: int, options: ImageOptions | VideoOptions) -> None:
-    """Raise VideoTooLarge for more frames than *options* or this server allow."""
+    """Raise VideoTooLarge if there are more frames than *options* or this server allow."""
     stated = (options.num_frames, options.max_frames) if isinstance(options, VideoOptions) else ()
     most = min((MAX_FRAMES, *(number for number in stated if number is not None)))
     if num_frames > most:
@@ -55,7 +55,7 @@ def _check_number(num_frames: int, options: ImageOptions | VideoOptions) -> None
 def join_frames(
     frames: Sequence[bytes], options: VideoOptions, limits: ImageLimits, field: str = ""
 ) -> tuple[bytes, VideoHeader]:
-    """Return *frames*, encoded images from the list *field*, as read_frames() does."""
+    """Return *frames*, encoded images from the list *field*, in the format of read_frames()."""
     sizes = set()
     for position, frame in enumerate(frames):
         try:

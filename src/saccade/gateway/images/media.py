@@ -59,11 +59,11 @@ class Media:
         self.pixels = PixelPreparer(pool, self._cache, metrics, config.pixels_timeout_seconds)
 
     async def start(self) -> None:
-        """Prepare to fetch."""
+        """Start the fetcher."""
         await self._fetcher.start()
 
     def forget_media(self) -> None:
-        """Empty the caches of images and URLs, except for images in use."""
+        """Empty the caches of images and URLs; images in use stay."""
         self._cache.clear()
         self._urls.clear()
 
@@ -75,7 +75,7 @@ class Media:
 
 
 class CacheCollector(Collector):
-    """Metrics of *cache*, named `saccade_<name>_cache_*`."""
+    """Collects the metrics of *cache*, named `saccade_<name>_cache_*`."""
 
     def __init__(self, name: str, cache: UrlCache | ProcessorCache) -> None:
         self._name = f"saccade_{name}_cache"
@@ -88,7 +88,7 @@ class CacheCollector(Collector):
 
 
 class FetchCollector(Collector):
-    """Metrics of a fetcher."""
+    """Collects a fetcher's metrics."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher

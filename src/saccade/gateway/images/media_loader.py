@@ -13,7 +13,7 @@ from saccade.telemetry import Metrics
 
 
 class MediaLoader:
-    """Fetches images; simultaneous requests of one tenant for the same URL share one fetch."""
+    """Fetches images; a tenant's simultaneous requests for one URL share a fetch."""
 
     def __init__(self, fetcher: Fetcher, url_cache: UrlCache, metrics: Metrics) -> None:
         self._fetcher = fetcher
@@ -22,7 +22,7 @@ class MediaLoader:
         self._flights = SingleFlight[tuple[bytes, str], bytes]()
 
     async def fetch(self, request: Request, url: str, salt: bytes) -> bytes:
-        """Return the encoded image at *url*, for the tenant of *salt*; *request* counts it.
+        """Return the encoded image at *url* for the tenant of *salt*, and count it in *request*.
 
         Raises InvalidImageUrl, ImageTooLarge and QueueFull.
         """

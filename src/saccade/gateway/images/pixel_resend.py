@@ -1,7 +1,7 @@
 """Send the pixels of images that went to a worker by hash alone.
 
-A worker that is expected to hold an image's encoder output gets the image without pixels. PixelResend keeps the encoded
-image until the worker begins to answer, in case it does not hold the output after all.
+If a worker should already hold an image's encoder output, it gets the image without pixels. PixelResend keeps the
+encoded image until the worker begins to answer, in case the output is missing after all.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ from saccade.protocol.request import MediaPixels
 
 
 class PixelResend:
-    """The encoded images that a request sent by hash, while its worker may ask for their pixels.
+    """Keeps the encoded images that a request sent by hash while its worker may ask for their pixels.
 
-    *request* counts the encoded images, and the pixels until *resources* closes. With *keeps_all* it also counts the
-    other images: the caller keeps them for another worker until this one answers.
+    *request* counts the encoded images and, until *resources* closes, the pixels. With *keeps_all*, it also counts the
+    other images, which the caller keeps for another worker until this one answers.
     """
 
     def __init__(

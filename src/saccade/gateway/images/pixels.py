@@ -1,4 +1,4 @@
-"""From encoded images to media items: pixels in slots, in the format of the chosen worker's wire."""
+"""Turns encoded images into media items: pixels in slots, in the chosen worker's wire format."""
 
 import asyncio
 from collections.abc import Hashable, Iterable, Mapping
@@ -29,11 +29,11 @@ class PixelPreparer:
     async def prepare_images(
         self, family: str, media: PromptImages, salt: bytes, client: Hashable
     ) -> tuple[MediaItem, ...]:
-        """Return an item for each image of *media*, with pixels in a slot or inline.
+        """Return an item for each image in *media*, with pixels in a slot or inline.
 
-        The decode queue is fair between clients. A repeated image is prepared once and has one slot. Each item with a
-        slot holds one reference to it until the item is sent or its slot is released; on failure and cancellation no
-        reference is left. Raises RequestError, naming the field.
+        The decode queue is fair between clients. A repeated image is prepared once and has one slot. An item with a
+        slot holds one reference to it until the item is sent or the slot is released. Failure and cancellation leave no
+        reference. Raises RequestError that names the field.
         """
         self.metrics.images_by_hash.inc(sum(image.content_hash in media.held_hashes for image in media.images))
         pixels: dict[bytes, PreparedImage] = {}

@@ -12,7 +12,7 @@ Key = tuple[bytes, bytes, str]
 
 
 class ProcessorCache:
-    """Patches in slots of *pool*, *budget_bytes* at most; the least recently used go first. 0 keeps none.
+    """An LRU cache of patches in slots of *pool*, *budget_bytes* at most; 0 keeps none.
 
     Every image that get() returns holds one reference to its slot, which pool.release() drops.
     """
@@ -46,12 +46,12 @@ class ProcessorCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the cached images."""
+        """Size of the cached images in bytes."""
         return self._entries.num_bytes
 
     @property
     def num_idle(self) -> int:
-        """Cached slots that no request holds."""
+        """How many cached slots no request holds."""
         images = (image for _, image in self._entries.items() if image.slot is not None)
         return sum(not self._pool.is_held_by_others(image) for image in images)
 
@@ -78,7 +78,10 @@ class ProcessorCache:
             self._pool.release([image.slot.name])
 
     def _reclaim(self, num_bytes: int) -> bool:
-        """Free slots of *num_bytes*, the least recently used first; slots that requests hold would free nothing."""
+        """Free slots of *num_bytes*, the least recently used first.
+
+        Slots that requests hold are skipped: they would free nothing.
+        """
         missing_bytes = num_bytes
         for key, image in list(self._entries.items()):
             if missing_bytes <= 0:

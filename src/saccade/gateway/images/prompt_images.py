@@ -1,4 +1,4 @@
-"""The images of one prompt, and which of them need pixels."""
+"""One prompt's images, and which of them need pixels."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,7 @@ from saccade.protocol.media import Span
 
 @dataclass(frozen=True)
 class PromptImages:
-    """The images of one prompt: spans[i] are the placeholders of images[i].
+    """One prompt's images: spans[i] are the placeholders of images[i].
 
     The worker should hold the encoder outputs of *held_hashes*, so these images are sent without pixels.
     """
@@ -23,11 +23,11 @@ class PromptImages:
 
     @property
     def num_pixel_bytes(self) -> int:
-        """Bytes of the patches to prepare; a repeated image counts once."""
+        """Size in bytes of the patches to prepare; a repeated image counts once."""
         return sum(image.layout.num_pixel_bytes for image in self.to_prepare().values())
 
     def to_prepare(self) -> dict[bytes, EncodedImage]:
-        """Return the images that need pixels, each once, by content hash."""
+        """Return the images that need pixels by their content hash, each once."""
         images: dict[bytes, EncodedImage] = {}
         for image in self.images:
             if image.content_hash not in self.held_hashes:
@@ -37,7 +37,7 @@ class PromptImages:
     def on_wire(
         self, layout: Layout, pixel_dtype: str, is_held: Callable[[bytes], bool] = lambda _: False
     ) -> "PromptImages":
-        """Return a copy with pixels in the wire's format: uint8 on ours, normalised as *pixel_dtype* on others.
+        """Return a copy with pixels for the wire: uint8 on Saccade's own, normalised *pixel_dtype* on others.
 
         Images whose content hash *is_held* are sent without pixels. Raises UnsupportedParameter if the model's family
         has no such format.
@@ -52,7 +52,7 @@ class PromptImages:
         return PromptImages(images, self.spans, held_hashes)
 
     def is_by_hash(self, index: int) -> bool:
-        """Whether there is an image *index* and it is sent by its hash."""
+        """Whether image *index* exists and is sent by its hash."""
         return 0 <= index < len(self.images) and self.images[index].content_hash in self.held_hashes
 
     def all_by_hash(self) -> "PromptImages":
@@ -68,7 +68,7 @@ class PromptImages:
         return dataclasses.replace(self, images=tuple(images))
 
     def images_at(self, media: Sequence[int]) -> "PromptImages":
-        """Return the images of these indices, all with pixels."""
+        """Return the images at these indices, all with pixels."""
         return PromptImages(tuple(self.images[i] for i in media), tuple(self.spans[i] for i in media))
 
 

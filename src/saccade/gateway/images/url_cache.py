@@ -1,4 +1,4 @@
-"""Fetched images by their URLs, for as long as their servers allow (RFC 9111, a private cache for each tenant)."""
+"""Caches fetched images by URL for as long as their servers allow (RFC 9111, a private cache for each tenant)."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _CHARACTER_BYTES = 4
 
 @dataclass(frozen=True)
 class CachedImage:
-    """An encoded image; once it is no longer fresh, *reuse* revalidates it with its server."""
+    """An encoded image; when it is no longer fresh, *reuse* revalidates it with its server."""
 
     encoded: bytes
     reuse: Reuse
@@ -25,7 +25,7 @@ class CachedImage:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A cache entry; *fresh_until* in seconds of the cache's clock."""
+    """A cache entry; *fresh_until* is in seconds of the cache's clock."""
 
     encoded: bytes
     reuse: Reuse
@@ -33,12 +33,12 @@ class _Entry:
 
 
 class UrlCache:
-    """Encoded images by (salt, URL), least recently used first to go.
+    """An LRU cache of encoded images by (salt, URL).
 
     - capacity_bytes: 0 turns it off.
     - clock: returns seconds.
     - num_hits: how often a fresh image was found.
-    - num_misses: how often none was, or one that must be revalidated.
+    - num_misses: how often there was no image, or one to revalidate.
     """
 
     def __init__(self, capacity_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,11 +49,11 @@ class UrlCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all entries."""
+        """Size of all entries in bytes."""
         return self._entries.num_bytes
 
     def get(self, salt: bytes, url: str) -> CachedImage | None:
-        """Return the cached image of *url* for the tenant of *salt*."""
+        """Return the cached image at *url* for the tenant of *salt*."""
         entry = self._entries.get((salt, url))
         is_fresh = entry is not None and self._clock() < entry.fresh_until
         self.num_hits += is_fresh
@@ -63,7 +63,7 @@ class UrlCache:
         return CachedImage(entry.encoded, entry.reuse, is_fresh)
 
     def put(self, salt: bytes, url: str, encoded: bytes, reuse: Reuse) -> None:
-        """Replace the entry of *url* by *encoded*, which has just arrived, or drop it if *reuse* forbids storing."""
+        """Store *encoded*, which has just arrived, for *url*; if *reuse* forbids storing, drop the old entry."""
         key = (salt, url)
         self._entries.pop(key)
         is_elsewhere = reuse.url != url

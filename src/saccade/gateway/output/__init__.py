@@ -1,4 +1,4 @@
-"""From the deltas of a worker to the text, reasoning and calls of an answer.
+"""Turns a worker's deltas into an answer's text, reasoning and calls.
 
 Other packages use the `Answer`, the `AnswerChunk` and `GeneratedChoice` that APIs write, and `sampling_params`.
 """

@@ -24,9 +24,9 @@ CHARGE_TOKENS = 64
 
 
 class ImageUsage(Struct, frozen=True):
-    """An image or video of a prompt as the model sees it: its resized size in pixels, and its *tokens*.
+    """A prompt's image or video as the model sees it: the resized size in pixels, and its *tokens*.
 
-    The size includes padding; it is that of all tiles together. *patch* is the edge of a patch. Only a video has
+    The size includes padding and covers all tiles together. *patch* is a patch's edge in pixels. Only a video has
     *frames*. *cached* is true if all *tokens* were in the prefix cache, and absent otherwise.
     """
 
@@ -39,7 +39,7 @@ class ImageUsage(Struct, frozen=True):
 
     @classmethod
     def of_layout(cls, layout: ImageLayout, spans: Sequence[Span], num_cached_tokens: int) -> "ImageUsage":
-        """Return the usage of the image or video with *layout*, whose tokens lie in *spans*."""
+        """Return the usage of the image or video with *layout*, whose tokens are in *spans*."""
         return cls(
             width=layout.resized_width,
             height=layout.resized_height,
@@ -51,7 +51,7 @@ class ImageUsage(Struct, frozen=True):
 
 
 class MediaUsage(Struct, frozen=True, kw_only=True):
-    """The *images* and videos of a prompt in order, and their tokens; nothing for a prompt without any."""
+    """A prompt's *images* and videos in order, and their tokens; empty for a prompt without any."""
 
     image_tokens: int | UnsetType = UNSET
     video_tokens: int | UnsetType = UNSET
@@ -59,19 +59,19 @@ class MediaUsage(Struct, frozen=True, kw_only=True):
 
 
 class PromptTokensDetails(MediaUsage, frozen=True):
-    """How many tokens of the prompt were in the prefix cache, and which are those of images."""
+    """How many of the prompt's tokens were in the prefix cache, and how many belong to images."""
 
     cached_tokens: int = 0
 
 
 class CompletionTokensDetails(Struct, frozen=True):
-    """How many tokens of the answer are reasoning, shown or not."""
+    """How many of the answer's tokens are reasoning, shown or not."""
 
     reasoning_tokens: int = 0
 
 
 class Usage(Struct, frozen=True):
-    """Tokens of a request; *prompt_tokens* includes those of images."""
+    """A request's tokens; *prompt_tokens* includes image tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -81,9 +81,9 @@ class Usage(Struct, frozen=True):
 
 
 class TokenCounts:
-    """Sums of the tokens of *num_choices* choices. Only those that *changed* since the last sums are counted again.
+    """Sums the tokens of *num_choices* choices, and recounts only the choices that *changed* since the last sum.
 
-    So an answer with n choices that sends its usage with every chunk does not count n choices n times.
+    So an answer with n choices that sends its usage with every chunk does not recount all choices each time.
     """
 
     def __init__(self, num_choices: int) -> None:
@@ -92,7 +92,7 @@ class TokenCounts:
         self._num_tokens = self._num_reasoning_tokens = 0
 
     def sums(self) -> tuple[int, int]:
-        """Return the number of tokens, and of tokens of reasoning."""
+        """Return the number of all tokens, and of reasoning tokens."""
         for choice in self.changed:
             num_tokens, num_reasoning_tokens = self._counts[choice.index]
             self._counts[choice.index] = choice.num_tokens, choice.num_reasoning_tokens
@@ -105,9 +105,9 @@ class TokenCounts:
 class Answer:
     """The answer to *chat* with the parameters of *request*; *account* is charged for it.
 
-    *prompt* are the token ids of the prompt, *images* the layout and the spans of each of its images and videos. The
-    request began at *begun_at*, in seconds of the process's clock. A context manager: when the block ends, the answer
-    is measured and logged, complete or not, if it was sent_to() a worker.
+    *prompt* holds the prompt's token ids, *images* the layout and spans of each image and video. The request began at
+    *begun_at*, in seconds of the process's clock. As a context manager, it measures and logs the answer when the block
+    ends, complete or not, if a worker was sent_to().
     """
 
     def __init__(
@@ -160,7 +160,10 @@ class Answer:
         self._note(self._worker, reasons)
 
     def sent_to(self, worker: str, abort_sample: Callable[[int], None]) -> None:
-        """Note that *worker*, a URL or those of a pair, answers now. *abort_sample* stops work on one choice."""
+        """Note that *worker*, the URL of one worker or of both in a pair, answers now.
+
+        *abort_sample* stops one choice.
+        """
         self._worker = worker
         self._abort_sample = abort_sample
 
@@ -170,7 +173,7 @@ class Answer:
         return not self._num_open
 
     def take_delta(self, delta: TokenDelta) -> AnswerChunk | None:
-        """Return the chunk of *delta*, None if its choice had finished before.
+        """Return the chunk for *delta*, None if its choice had already finished.
 
         If a stop string ends a choice, this aborts it at the worker. Raises the engine's error, and WorkerFailed for an
         unexpected delta.
@@ -197,7 +200,7 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far: the prompt's, and the sum of all choices'."""
+        """The tokens so far: the prompt's, and the sum over all choices."""
         num_prompt_tokens = len(self.prompt_token_ids)
         num_completion_tokens, num_reasoning_tokens = self._counts.sums()
         if self._details is None:
@@ -236,7 +239,7 @@ class Answer:
         return self.choices[delta.index]
 
     def _take_prompt(self, delta: TokenDelta) -> None:
-        """Note what *delta* says about the prompt; only the first one says anything."""
+        """Note what *delta* says about the prompt; only the first delta says anything."""
         num_others = len(self.prompt_token_ids) - self._num_cached_tokens
         num_cached_tokens = max(0, min(delta.num_cached_tokens, num_others))
         if num_cached_tokens:
@@ -282,7 +285,7 @@ class Answer:
                 answers.tpot_seconds.labels(model).observe(tpot_seconds)
 
     def _note(self, worker: str, reasons: list[str]) -> None:
-        """Record the answer in its request's log line, which then has the request's id and the engine's id."""
+        """Record the answer in its request's log line, with the request's id and the engine's id."""
         line = line_of_request()
         if line is None:
             return

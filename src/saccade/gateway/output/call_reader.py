@@ -22,9 +22,9 @@ def declared(tools: Sequence[Tool]) -> Declared:
 
 @dataclass(frozen=True)
 class GeneratedCall:
-    """The call number *index* of an answer, or a piece of it; the *arguments* of all pieces are a JSON object as text.
+    """Call number *index* of an answer, or a piece of it. The *arguments* of all pieces together are JSON text.
 
-    The first piece *begins* the call, the last one *ends* it. The arguments of a call that *is_cut* end before that.
+    The first piece *begins* the call, the last one *ends* it. If the call *is_cut*, its arguments are incomplete.
     """
 
     index: int
@@ -37,7 +37,7 @@ class GeneratedCall:
 
 
 def joined_calls(pieces: Iterable[GeneratedCall]) -> list[GeneratedCall]:
-    """Return the calls of which *pieces* consist, in their order."""
+    """Join *pieces* into whole calls, in order."""
     calls: list[GeneratedCall] = []
     texts: list[str] = []
     for piece in pieces:
@@ -56,10 +56,10 @@ Piece = Sequence[int] | str | GeneratedCall
 class CallReader(ABC):
     """Separates the calls of one answer from its content.
 
-    - functions: those that the answer may call.
+    - functions: the functions that the answer may call.
     - many: whether several calls are allowed; else the answer ends with its first call.
-    - num_earlier: how many calls the chat has already.
-    - separator: what the content's text goes through.
+    - num_earlier: how many calls the chat already has.
+    - separator: filters the content's text.
     - is_cut: whether the answer ended within a call.
     """
 
@@ -79,16 +79,16 @@ class CallReader(ABC):
 
     @property
     def is_full(self) -> bool:
-        """Whether the answer has the one call that it may have; tokens after it are ignored."""
+        """Whether the answer already has the only call that it may make; later tokens are ignored."""
         return self.num_calls > 0 and not self.many
 
     @property
     @abstractmethod
     def num_tokens(self) -> int:
-        """The tokens that are not content: those of calls and their sections, and buffered ones."""
+        """How many tokens are not content: tokens of calls and their sections, and buffered tokens."""
 
     def take_tokens(self, token_ids: Sequence[int]) -> Iterator[Piece]:
-        """Yield the pieces of new tokens, without the id that ended the answer."""
+        """Yield the pieces in new *tokens*, which exclude the id that ended the answer."""
         content = list[int]()
         for token_id in token_ids:
             if self.is_full:
@@ -103,25 +103,25 @@ class CallReader(ABC):
 
     @abstractmethod
     def _is_content(self, token_id: int) -> bool:
-        """Return whether the next token belongs to no call, and begins none."""
+        """Whether the next token neither belongs to a call nor begins one."""
 
     @abstractmethod
     def _read_token(self, token_id: int) -> Iterator[Piece]:
-        """Yield the pieces of the next token, which is not certainly content."""
+        """Yield the pieces in the next token, which may not be content."""
 
     @abstractmethod
     def finish_answer(self, is_cut: bool) -> Iterator[Piece]:
-        """Yield the pieces of the buffered tokens at the end of the answer, which the limit of tokens may have cut."""
+        """Yield the pieces in the buffered tokens at the end of the answer, which the token limit may have cut off."""
 
     def _generated(self, name: str, arguments: str, call_id: str | None) -> GeneratedCall:
-        """Return the next call; *call_id* is the model's own."""
+        """Return the next call; *call_id* is the id that the model gave it."""
         self.num_calls += 1
         number = self.num_earlier + self.num_calls - 1
         own_id = f"{name}_{number}" if self._format.numbers_calls else call_id
         return GeneratedCall(self.num_calls - 1, own_id or f"call_{secrets.token_hex(12)}", name, arguments)
 
     def _open(self) -> "OpenCall":
-        """Return a call after its opening tag."""
+        """Return a call whose opening tag has just been read."""
         return OpenCall(self._format.pieces(self.functions), self._marks, self.tokenizer)
 
 
@@ -151,7 +151,7 @@ class OpenCall:
 
 
 def _marks(tokens: ToolCallTokens) -> dict[Token, Mark]:
-    """Return the ids of tags within calls."""
+    """Return the ids of the tags within calls."""
     ids: dict[int | None, Mark] = {
         tokens.separator_id: "separator",
         tokens.key_begin_id: "key_begin",
@@ -180,7 +180,7 @@ class Separator:
         return content
 
     def call(self) -> None:
-        """Begin a call after the content so far."""
+        """Note that a call begins after the content so far."""
         self._white_space = ""
         self._is_after_call = True
 

@@ -23,9 +23,9 @@ TOOL_CALLS = "tool_calls"
 
 
 class AnswerChunk(NamedTuple):
-    """The increment of *choice* in a delta: text of its reasoning, then of its content, and calls or pieces of calls.
+    """What a delta adds to *choice*: text of the reasoning, then of the content, and calls or pieces of calls.
 
-    *places* has for each call how many characters of *content* come before it.
+    For each call, *places* has the number of characters of *content* before it.
     """
 
     choice: "GeneratedChoice"
@@ -36,12 +36,12 @@ class AnswerChunk(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its texts, in UTF-8."""
+        """Size of the chunk's texts in UTF-8 bytes."""
         texts = (self.reasoning, self.content, *(call.arguments for call in self.calls))
         return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
 
     def parts(self) -> Iterator[str | GeneratedCall]:
-        """Yield the text of the content and the calls in their order."""
+        """Yield the content's texts and the calls in order."""
         start = 0
         for call, place in zip(self.calls, self.places, strict=True):
             if start < place:
@@ -55,10 +55,10 @@ class AnswerChunk(NamedTuple):
 class GeneratedChoice:
     """One choice while it is generated.
 
-    *detokenizer* reads the content. Stop strings apply neither to reasoning, which *reasoning* reads if the model has
-    it, nor to tool calls, which *tool_calls* reads if the request has tools. *markup* reads tags of several tokens
-    before both. *hidden_ids* that end the choice count as generated but are hidden. A call ends the reasoning, unless
-    a grammar *holds_calls*: it begins after the reasoning.
+    *detokenizer* reads the content. *reasoning* reads the reasoning if the model has any, and *tool_calls* reads tool
+    calls if the request has tools; stop strings apply to neither. *markup* comes before both and reads tags of several
+    tokens. *hidden_ids* that end the choice count as generated but are not shown. A call ends the reasoning, unless a
+    grammar *holds_calls*, since the grammar applies after the reasoning.
     """
 
     def __init__(
@@ -88,7 +88,10 @@ class GeneratedChoice:
         self._reaches_limit = False
 
     def take_delta(self, delta: TokenDelta) -> AnswerChunk:
-        """Take a delta of this choice and return its text, which may be "". Raises WorkerFailed for an aborted one."""
+        """Take a delta of this choice and return its chunk, whose text may be "".
+
+        Raises WorkerFailed if it was aborted.
+        """
         if delta.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
             raise WorkerFailed("The worker gave this request up.")
         num_tokens = self.num_tokens if self.record is not None else 0
@@ -114,12 +117,12 @@ class GeneratedChoice:
 
     @property
     def stop(self) -> str | None:
-        """The stop string that ended the choice, if one did."""
+        """The stop string that ended the choice, None if something else did."""
         return self.detokenizer.stop
 
     @property
     def ends_in_reasoning(self) -> bool:
-        """Whether the reasoning has not ended: there is no content."""
+        """Whether the choice ended during its reasoning, so that there is no content."""
         return self._reasoning is not None and self._reasoning.is_open
 
     @property
@@ -128,17 +131,17 @@ class GeneratedChoice:
 
     @property
     def num_calls(self) -> int:
-        """Calls of tools so far."""
+        """The number of tool calls so far."""
         return self._tool_calls.num_calls if self._tool_calls is not None else 0
 
     @property
     def num_tokens(self) -> int:
-        """Tokens so far, shown or not."""
+        """The number of tokens so far, shown or not."""
         return self.detokenizer.num_tokens + self.detokenizer.num_others + self._num_hidden_tokens
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens of reasoning so far, markers not counted."""
+        """The number of reasoning tokens so far, without markers."""
         return self._reasoning.num_tokens if self._reasoning is not None else 0
 
     def _read(self, token_ids: Sequence[int], is_last: bool) -> AnswerChunk:
@@ -213,7 +216,7 @@ class GeneratedChoice:
 
     @property
     def _num_others(self) -> int:
-        """Tokens so far that are not content: reasoning, its markers, tool calls, and the rest of tags."""
+        """The number of tokens so far that are not content: reasoning, its markers, tool calls, and parts of tags."""
         num_others = self._tool_calls.num_tokens if self._tool_calls is not None else 0
         num_others += self._markup.num_tokens if self._markup is not None else 0
         if self._reasoning is not None:
@@ -224,9 +227,9 @@ class GeneratedChoice:
 def choices_of(
     request: ChatRequest, chat: Chat, served: ServedModel, prompt: Sequence[int] = ()
 ) -> list[GeneratedChoice]:
-    """Return the choices of *request* before their first tokens, which follow the token ids of the *prompt*.
+    """Return the choices of *request*, still empty. Their first tokens will follow the token ids *prompt*.
 
-    They may call the tools of *chat*. The answer to a plain prompt is text only, even if it contains reasoning.
+    The choices may call the tools of *chat*. The answer to a plain prompt is only text, even if it contains reasoning.
     """
     hidden_ids: frozenset[int] = frozenset()
     if not request.include_stop_str_in_output:
@@ -259,7 +262,7 @@ def choices_of(
 
 
 def _text_rules(request: ChatRequest) -> TextRules:
-    """Return the tokens that the answer's text shows, and the strings that end it."""
+    """Return which tokens the answer's text shows, and which strings end it."""
     stop = request.stop or ()
     return TextRules(
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
@@ -276,7 +279,7 @@ def _reasoning(request: ChatRequest, served: ServedModel, rules: TextRules, prom
 
 
 def _holds_calls(request: ChatRequest, chat: Chat) -> bool:
-    """Return whether a grammar holds the calls of the tools of *chat*."""
+    """Whether a grammar constrains calls of *chat*'s tools."""
     return read_choice(request).must_call or any(tool["function"].get("strict") for tool in chat.tools or ())
 
 
@@ -288,7 +291,10 @@ def _record(request: ChatRequest, served: ServedModel) -> TokenRecord | None:
 def _call_readers(
     request: ChatRequest, served: ServedModel, chat: Chat, *, holds_calls: bool
 ) -> Callable[[], CallReader] | None:
-    """Return what makes a reader for each choice, None if the answer has no calls. The readers share the functions."""
+    """Return a factory of call readers, one for each choice; None if the answer has no calls.
+
+    All readers share the functions.
+    """
     if not chat.tools or served.tool_calls is None:
         return None
     many = request.parallel_tool_calls is not False

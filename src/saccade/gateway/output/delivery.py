@@ -13,18 +13,18 @@ SHORT_SECONDS = 0.001
 
 
 class ChunkWriter(Protocol):
-    """Writes the chunks of one answer in the format of its API."""
+    """Writes one answer's chunks in the format of its API."""
 
     @property
     def num_kept_bytes(self) -> int:
-        """Roughly the bytes of the answer that wait here to be written."""
+        """Size in bytes of the part of the answer that still waits to be written; an estimate."""
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
         """Return the events for *chunk*, if any."""
 
 
 class Response(Protocol):
-    """Takes the bytes for a client."""
+    """Sends bytes to a client."""
 
     def write_events(self, events: bytes, num_kept_bytes: int) -> bool:
         """Take *events*; the writer keeps *num_kept_bytes* more. Return whether more may follow at once."""
@@ -44,7 +44,7 @@ class Delivery:
         self._metrics = metrics
 
     def take(self, delta: TokenDelta) -> bool:
-        """Write the chunk of *delta*, unless its choice has already finished. Return whether more may follow at once.
+        """Write the chunk for *delta*, unless its choice has already finished. Return whether more may follow at once.
 
         Raises what Answer.take_delta() raises.
         """

@@ -1,7 +1,7 @@
-"""Reads calls that a grammar holds, and yields their arguments in pieces while the model writes them.
+"""Reads calls that a grammar constrains, and yields their arguments in pieces while the model writes them.
 
-A tag of a call is a token that the grammar allows there and nowhere else. So the first tag begins a call, the next end
-tag ends it, and nothing has to be buffered until it is clear what it is: only the text before the function's name.
+The grammar allows a call's tags in calls and nowhere else. So the first tag certainly begins a call, and the next end
+tag ends it. Only the text before the function's name has to be buffered.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,10 @@ from saccade.gateway.output.call_reader import CallReader, GeneratedCall, OpenCa
 
 
 class HeldCallReader(CallReader):
-    """Reads calls in the exact form of their grammar. If a worker breaks it, what is no argument yet is content."""
+    """Reads calls in the exact form of their grammar.
+
+    If a worker breaks the form, text that is not yet an argument becomes content.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,7 +53,7 @@ class HeldCallReader(CallReader):
         yield from self._end(rest, self.is_cut)
 
     def _push(self, call: OpenCall, token_id: int) -> Iterator[Piece]:
-        """Yield the pieces that a token of the open *call* adds."""
+        """Yield the pieces that a token adds to the open *call*."""
         is_end, unread = token_id == self._end_id, call.pieces.unread
         text = call.finish_call() if is_end else call.push_token(token_id)
         if call.pieces.is_broken:
@@ -69,7 +72,10 @@ class HeldCallReader(CallReader):
             yield from self._end(text, self.is_cut)
 
     def _break(self, call: OpenCall, unread: str, token_id: int) -> Iterator[Piece]:
-        """End the open *call*, which breaks with a token; *unread* is the text before it that is no argument yet."""
+        """End the open *call* at a token that breaks its form.
+
+        *unread* is the text before it that is not yet an argument.
+        """
         if self._announced is None:
             self._pending.append(token_id)
             yield from self._end("", is_cut=True)
@@ -84,14 +90,14 @@ class HeldCallReader(CallReader):
             yield [token_id]
 
     def _announce(self, call: OpenCall) -> GeneratedCall:
-        """Return the first piece of *call*, whose name is known."""
+        """Return the first piece of *call*, whose name is now known."""
         self._num_called += len(self._pending)
         self._pending = []
         self._announced = replace(self._generated(call.pieces.name, "", call.pieces.id), ends=False)
         return self._announced
 
     def _end(self, rest: str, is_cut: bool) -> Iterator[Piece]:
-        """End the open call with the *rest* of its arguments; without a name, it is content."""
+        """End the open call with the *rest* of its arguments; a call without a name is content."""
         announced, pending = self._announced, self._pending
         self._open_call, self._announced, self._pending = None, None, []
         if announced is None:

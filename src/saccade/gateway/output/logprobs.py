@@ -14,7 +14,7 @@ LOWEST = -9999.0
 class TopLogprob(Struct, frozen=True):
     """A possible token at a position, and its log probability there.
 
-    *bytes* are the token's own; *token* is their text, with U+FFFD for each incomplete character.
+    *bytes* are the token's bytes; *token* is their text, with U+FFFD for each incomplete character.
     """
 
     token: str
@@ -23,20 +23,20 @@ class TopLogprob(Struct, frozen=True):
 
 
 class TokenLogprobs(TopLogprob, frozen=True):
-    """A token of the answer, and the likeliest tokens at its position."""
+    """One of the answer's tokens, and the likeliest tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChoiceLogprobs(Struct, frozen=True):
-    """An entry for each token, including those of the reasoning and the one that ended the answer."""
+    """An entry for each token, including reasoning tokens and the token that ended the answer."""
 
     content: list[TokenLogprobs]
     refusal: None = None
 
 
 class PromptLogprob(Struct, frozen=True):
-    """The log probability of a token at a position of the prompt; *rank* is 1 for the likeliest."""
+    """A token's log probability at a position in the prompt; *rank* is 1 for the likeliest token."""
 
     logprob: float
     rank: int
@@ -44,14 +44,17 @@ class PromptLogprob(Struct, frozen=True):
 
 
 def choice_logprobs(tokenizer: Tokenizer, token_ids: Iterable[int], logprobs: Iterable[TokenLogprob]) -> ChoiceLogprobs:
-    """Return OpenAI's object for the tokens of a choice; logprobs[i] is that of token_ids[i]."""
+    """Return OpenAI's object for a choice's tokens; logprobs[i] belongs to token_ids[i]."""
     return ChoiceLogprobs([_entry(tokenizer, *pair) for pair in zip(token_ids, logprobs, strict=False)])
 
 
 def prompt_logprobs(
     tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Sequence[TokenLogprob]
 ) -> list[dict[str, PromptLogprob] | None]:
-    """Return vLLM's list for the token ids *prompt*; logprobs[i] is that of prompt[i + 1]: the first token has none."""
+    """Return vLLM's list for the token ids *prompt*.
+
+    logprobs[i] belongs to prompt[i + 1], since the first token has none.
+    """
     return [None, *(_ranked(tokenizer, *pair) for pair in zip(prompt[1:], logprobs, strict=False))]
 
 

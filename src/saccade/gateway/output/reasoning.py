@@ -1,8 +1,9 @@
-"""Separates the reasoning of an answer from its content.
+"""Separates an answer's reasoning from its content.
 
 Reasoning models write `<think> reasoning </think> content`, or their chat template writes the first marker. Markers are
-recognised by their token ids, so that no text is taken for one. Reasoning and content are detokenised separately: no
-character spans both, and a stream has the same text as a whole answer. Line breaks around the markers are kept.
+recognised by their token ids, so that no ordinary text is mistaken for a marker. Reasoning and content are detokenised
+separately: no character spans both, and a streamed answer has the same text as a whole one. Line breaks around the
+markers are kept.
 """
 
 from collections.abc import Sequence
@@ -13,10 +14,10 @@ from saccade.tokenization.tokenizer import Tokenizer
 
 
 class Reasoning:
-    """Separates the tokens of one answer. The first end marker closes the reasoning; others are left out.
+    """Separates one answer's tokens. The first end marker closes the reasoning; later ones are left out.
 
-    If the reasoning is not shown, its tokens still count. *rules* are those of its text. The token ids of the *prompt*
-    may end within reasoning.
+    Reasoning tokens count even if they are not shown. *rules* apply to the reasoning's text. The token ids *prompt* may
+    end within reasoning.
     """
 
     def __init__(
@@ -41,16 +42,19 @@ class Reasoning:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of reasoning so far, without markers."""
+        """The number of reasoning tokens so far, without markers."""
         return self._detokenizer.num_tokens
 
     @property
     def may_follow(self) -> bool:
-        """Whether the next token may be reasoning."""
+        """Whether the next token may belong to the reasoning."""
         return self.is_open or self._is_first
 
     def take_tokens(self, token_ids: Sequence[int]) -> tuple[str, Sequence[int]]:
-        """Separate new tokens, without the id that ended the answer: text of the reasoning, and ids of the content."""
+        """Return the reasoning's text and the content's ids in new tokens.
+
+        The new tokens exclude the id that ended the answer.
+        """
         if self._is_first and token_ids:
             self._is_first = False
             if token_ids[0] == self._start_id:
@@ -64,18 +68,18 @@ class Reasoning:
         return self._show(self._detokenizer.push_tokens(token_ids)), ()
 
     def take_text(self, text: str) -> tuple[str, str]:
-        """Separate text of a part of a token: text of the reasoning, and of the content."""
+        """Return the reasoning's text and the content's text in *text*, which is part of a token."""
         return (self._show(self._detokenizer.push_text(text)), "") if self.is_open else ("", text)
 
     def end_reasoning(self) -> str:
-        """End the reasoning, which may not be open, with what follows it. Return the rest of its text."""
+        """End the reasoning, if it is open, because something else follows. Return the rest of its text."""
         self._is_first = False
         text = self.finish_answer()
         self.is_open = False
         return text
 
     def finish_answer(self) -> str:
-        """Return the rest of the text at the end of the answer."""
+        """Return the rest of the reasoning's text at the end of the answer."""
         return self._show(self._detokenizer.finish_text(), is_last=True) if self.is_open else ""
 
     def _take_markers(self, token_ids: Sequence[int]) -> tuple[str, Sequence[int]]:
@@ -97,7 +101,7 @@ class Reasoning:
         return text, content
 
     def _show(self, text: str, *, is_last: bool = False) -> str:
-        """Return the part of *text* to show. The header is left out, in as many parts as it comes."""
+        """Return the part of *text* to show, without the header, which may arrive in several parts."""
         self._seen += text
         if is_last and self._seen == self._header.rstrip():
             self._seen = self._header

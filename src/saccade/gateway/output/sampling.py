@@ -1,4 +1,4 @@
-"""From a request's parameters to SamplingParams."""
+"""Turns a request's parameters into SamplingParams."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ class TokenRules:
 
 
 def token_rules(request: ChatRequest, served: ServedModel) -> TokenRules:
-    """Return the rules of *request*. Raises InvalidValue if they name tokens that the model does not have."""
+    """Return the token rules of *request*. Raises InvalidValue if a rule names a token that the model does not have."""
     eos_token_ids = () if request.ignore_eos else served.defaults.eos_token_ids
     stop_token_ids = (*eos_token_ids, *_valid_ids("stop_token_ids", request.stop_token_ids or (), served))
     return TokenRules(
@@ -36,11 +36,11 @@ def token_rules(request: ChatRequest, served: ServedModel) -> TokenRules:
 def sampling_params(
     request: ChatRequest, served: ServedModel, rules: TokenRules, prompt: Sequence[int], grammar: Grammar | None = None
 ) -> SamplingParams:
-    """Return the sampling parameters of the answer to the token ids *prompt*; others are the model's defaults.
+    """Return the sampling parameters for the answer to the token ids *prompt*; the model sets the defaults.
 
-    The answer keeps the *rules* of *request*, and matches *grammar*; if the prompt ends in reasoning, the grammar
-    applies after it. Raises ContextLengthExceeded if prompt and answer do not fit the context, and InvalidValue for
-    parameters that contradict each other.
+    The answer follows the *rules* of *request* and matches *grammar*. If the prompt ends in reasoning, the grammar
+    applies after the reasoning. Raises ContextLengthExceeded if prompt and answer do not fit the context, and
+    InvalidValue for parameters that contradict each other.
     """
     defaults = served.defaults
     max_tokens = _max_tokens(request, len(prompt), served)
@@ -69,7 +69,10 @@ def sampling_params(
 
 
 def _after_reasoning(grammar: Grammar, served: ServedModel, prompt: Sequence[int]) -> Grammar:
-    """Return *grammar* for an answer to the token ids *prompt*; if these end in reasoning, it begins after it."""
+    """Return *grammar* for the answer to the token ids *prompt*.
+
+    If they end in reasoning, the grammar begins after that.
+    """
     markers = served.reasoning
     if grammar.kind == "structural_tag" or markers is None or not markers.opened_by(prompt):
         return grammar
@@ -77,10 +80,10 @@ def _after_reasoning(grammar: Grammar, served: ServedModel, prompt: Sequence[int
 
 
 def _thinking_budget(request: ChatRequest, served: ServedModel, prompt: Sequence[int]) -> ThinkingBudget | None:
-    """Return the budget of the reasoning in an answer to the token ids *prompt*, None if the request sets none.
+    """Return the token budget for reasoning in the answer to the token ids *prompt*, None if the request sets none.
 
-    Raises UnsupportedParameter if the model has no reasoning tags of one token, InvalidValue if the end tag may not be
-    drawn.
+    Raises UnsupportedParameter if the model has no reasoning tags or they are not single tokens. Raises InvalidValue if
+    the request forbids the end tag.
     """
     num_tokens = request.thinking_token_budget
     if num_tokens in (None, NO_BUDGET):
@@ -109,7 +112,10 @@ def _or_default(value: float | None, default: float) -> float:
 
 
 def _valid_ids(field: str, token_ids: Iterable[int], served: ServedModel) -> tuple[int, ...]:
-    """Return *token_ids* of *field* without repetitions. Raises InvalidValue if one is no token of the model."""
+    """Return *token_ids*, from *field*, without duplicates.
+
+    Raises InvalidValue for an id that the model does not have.
+    """
     unique = tuple(dict.fromkeys(token_ids))
     if (largest := max(unique, default=0)) >= served.tokenizer.num_tokens:
         raise InvalidValue(

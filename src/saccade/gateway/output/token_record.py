@@ -8,7 +8,7 @@ from saccade.tokenization.tokenizer import Tokenizer
 
 
 class TokenRecord:
-    """The tokens of a choice that were not yet sent, if the client requests their ids or log probabilities."""
+    """A choice's tokens that were not yet sent, if the client requests their ids or log probabilities."""
 
     def __init__(self, tokenizer: Tokenizer, with_ids: bool, with_logprobs: bool) -> None:
         self._tokenizer = tokenizer
@@ -21,7 +21,8 @@ class TokenRecord:
     def add_tokens(self, delta: TokenDelta, num_tokens: int) -> None:
         """Add the first *num_tokens* of *delta*: the tokens after a stop string do not belong to the answer.
 
-        If negative, drop as many: the stop string was in tokens that were taken for the beginning of a call.
+        If *num_tokens* is negative, drop that many: the stop string was in tokens that looked like the beginning of a
+        call.
         """
         if num_tokens < 0:
             self._num_recalled += max(0, -num_tokens - len(self._token_ids))
@@ -31,7 +32,7 @@ class TokenRecord:
             self._logprobs += delta.logprobs[:num_tokens]
 
     def recall(self) -> int:
-        """Return how many tokens do not belong to the answer after all, though flush() has returned them before."""
+        """Return how many tokens that flush() has already returned do not belong to the answer after all."""
         num_recalled, self._num_recalled = self._num_recalled, 0
         return num_recalled
 

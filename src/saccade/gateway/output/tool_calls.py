@@ -1,11 +1,11 @@
-"""Separates tool calls from the content of an answer, by the token ids of the calls' tags.
+"""Separates tool calls from an answer's content by the token ids of their tags.
 
-Text that merely looks like a tag has other ids and opens nothing. The tokens of a call are buffered while the format's
-scanner says that they may be one; at its end, the format's function parses them together. So a call appears once it is
-complete and names one of the request's tools. If it turns out to be none, the first token becomes content, and the
-others are read again: a call may begin in them. A call of a declared function that the limit of tokens cut is sent as
-far as it is certain. Arguments become JSON as chat templates write it in later turns
-(json.dumps), so that the turn that a client sends back begins with the tokens that the model generated.
+Text that merely looks like a tag has other ids and opens no call. Tokens are buffered while the format's scanner says
+that they may be a call; at the call's end, the format's function parses them together. So a call appears when it is
+complete and names one of the request's tools. If the tokens turn out not to be a call, the first becomes content. The
+others are read again, since a call may begin in them. If the token limit cuts off a call of a declared function, the
+certain part of the call is sent. Arguments become JSON as chat templates write it in later turns (json.dumps), so that
+the turn that a client sends back begins with the tokens that the model generated.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -57,7 +57,7 @@ class ToolCallReader(CallReader):
             yield from self._read(others)
 
     def _read(self, tokens: Sequence[Token]) -> Iterator[Piece]:
-        """Yield the pieces of *tokens*, each of which may begin a call, belong to one, or be content."""
+        """Yield the pieces in *tokens*. Each token may begin a call, belong to one, or be content."""
         waiting = list(reversed(tokens))
         while waiting and not self.is_full:
             token = waiting.pop()
@@ -85,7 +85,7 @@ class ToolCallReader(CallReader):
         return self._opening in (token.encode() if isinstance(token, str) else self._bytes_of[token])
 
     def _push(self, token: Token) -> CallScanner:
-        """Give *token* to the scanner, which is a new one for the first token of a call."""
+        """Give *token* to the scanner; the first token of a call gets a new scanner."""
         if self._scanner is None:
             self._scanner = self._format.scanner(self.functions.keys())
             self._texts = self.tokenizer.stream(continues=True)
@@ -96,9 +96,10 @@ class ToolCallReader(CallReader):
         return self._scanner
 
     def _cut_call(self) -> GeneratedCall | None:
-        """Return the call that the buffered tokens begin, None if they do not certainly.
+        """Return the call that the buffered tokens begin, None if that is uncertain.
 
-        They begin with a tag, and then name a declared function. Text that begins a call may be an example.
+        It is certain if they begin with a tag and then name a declared function. Without a tag, the text may be an
+        example of a call.
         """
         first, *others = self._pending
         if first not in self._tags:
@@ -115,7 +116,7 @@ class ToolCallReader(CallReader):
         return replace(self._generated(call.pieces.name, arguments, call.pieces.id), is_cut=self.is_cut)
 
     def _settle(self) -> Generator[Piece, None, list[Token]]:
-        """Yield the pieces of the buffered tokens as far as they are certain. Return the others, to be read again."""
+        """Yield the pieces in the buffered tokens that are certain. Return the other tokens, to be read again."""
         pending, scanner = self._pending, self._scanner
         self._pending, self._scanner = [], None
         ending = None if scanner is None else scanner.ending

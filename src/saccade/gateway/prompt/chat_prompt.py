@@ -1,4 +1,4 @@
-"""A prompt as a chat, for workers that take chats only."""
+"""Sends a prompt as a chat, for workers that take only chats."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,17 +12,18 @@ from saccade.tokenization.image_tag import ImageTag
 
 
 def chat_prompt(served: ServedModel, chat: Chat, images: Sequence[bytes]) -> ChatPrompt:
-    """Return *chat* for a worker that renders and tokenises it; *images* are its encoded images."""
+    """Return *chat* with its encoded *images*, for a worker that renders and tokenises chats itself."""
     return ChatPrompt(tuple(served.template.tagged(chat.messages)), tuple(images), chat.switches)
 
 
 def why_not_as_chat(
     served: ServedModel, chat: Chat, image_settings: Sequence[Mapping[str, Any]], limits: Sequence[str] = ()
 ) -> RequestError | None:
-    """Return why a worker that renders and tokenises *chat* itself would get another prompt; None if it would not.
+    """Return why a worker that renders and tokenises *chat* itself would get another prompt, None if the same one.
 
-    Such a worker takes special tokens in users' text for the template's, and processes images with its own settings.
-    *image_settings* are the processor settings of the chat's images, and *limits* the fields of those of single images.
+    Such a worker mistakes special tokens in users' text for the template's, and processes images with its own settings.
+    *image_settings* are the processor settings for the chat's images; *limits* holds the fields that limit single
+    images.
     """
     contents = [message["content"] for message in chat.messages if not isinstance(message["content"], str)]
     if any(part["type"] == "video" for parts in contents for part in parts):

@@ -1,5 +1,7 @@
-"""Options of images and videos: a request's for all of them (vLLM's `mm_processor_kwargs` and `media_io_kwargs`), those
-of one part of a message, and the operator's for requests that set none.
+"""Options for images and videos.
+
+A request sets them for all its media (vLLM's `mm_processor_kwargs` and `media_io_kwargs`), a message's part sets them
+for itself, and the operator sets the defaults.
 """
 
 import json
@@ -54,7 +56,7 @@ _ANY: Final = msgspec.json.Decoder()
 
 @dataclass(frozen=True)
 class MediaOptions:
-    """The limits and the sampling of a request's images and videos."""
+    """How to limit and sample a request's images and videos."""
 
     limits: Mapping[str, int] = field(default_factory=dict)
     """Those of `min_pixels`, `max_pixels`, `max_soft_tokens` and the resized sides that are set."""
@@ -70,19 +72,20 @@ class MediaOptions:
     """Limits of pixels that hold for each frame of a video, as qwen-vl-utils reads them."""
 
     def of_images(self, detail: Detail = "auto") -> ImageOptions:
-        """Return the options of an image of *detail*."""
+        """Return the options for an image with *detail*."""
         return ImageOptions(detail, **self.limits)
 
     @property
     def of_videos(self) -> VideoOptions:
-        """The options of the request's videos."""
+        """The options for the request's videos."""
         settings = {**self.limits, **self.video_limits, **self.sampling}
         return VideoOptions(times=self.times, of_frame=self.of_frame, **settings)
 
     def of_part(self, part: ImageLimits, within: ImageLimits | None, field: str, key: str) -> "MediaOptions":
-        """Return the options for the image or video in *part*, the value of *field*, whose own limits replace these.
+        """Return the options for the image or video in *part*, the value of *field*.
 
-        Some limits may stand *within* the object at *key*. Raises InvalidValue that names the limit.
+        The part's own limits override these. Some limits may be *within* the object at *key*. Raises InvalidValue that
+        names the limit.
         """
         stated = {f"{field}.{name}": raw for name, raw in limits_of(part).items()}
         if within is not None:
@@ -100,9 +103,9 @@ class MediaOptions:
         return MediaOptions(limits, sampling or self.sampling, times, video_limits, tuple(stated), of_frame)
 
     def served_by(self, family: Family, *, is_from_request: bool) -> "MediaOptions":
-        """Return the options for *family*, without a number of tokens that it does not have.
+        """Return the options for *family*, without the token limits that it does not support.
 
-        Raises UnsupportedParameter or InvalidValue if it is the request's.
+        Raises UnsupportedParameter or InvalidValue if the request set such a limit.
         """
         budget, budgets = self.limits.get(_SOFT_TOKENS), family.soft_token_budgets
         if budget is None or budget in budgets:
@@ -121,7 +124,7 @@ NO_OPTIONS = MediaOptions()
 def read_media_options(
     processor: Mapping[str, Any] | None, media_io: Mapping[str, Any] | None, defaults: MediaOptions = NO_OPTIONS
 ) -> MediaOptions:
-    """Return the options in *processor* and *media_io*, else *defaults*. Raises RequestError, naming the field."""
+    """Return the options in *processor* and *media_io*, else *defaults*. Raises RequestError that names the field."""
     processor, videos = processor or {}, _read_media_io(media_io or {})
     sampling = {
         f"{name}.{key}": values.get(key)
@@ -145,7 +148,7 @@ def read_media_options(
 
 
 def _read_media_io(media_io: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings for videos. Raises RequestError for others."""
+    """Return the settings for videos. Raises RequestError for any other settings."""
     for kind, settings in media_io.items():
         name = f"media_io_kwargs.{excerpt(kind)}"
         if kind not in ("image", "video"):
@@ -190,19 +193,22 @@ def _indices(value: object, path: str) -> tuple[int, ...]:
 
 
 def _whole(value: object, least: int, most: int) -> int | None:
-    """Return the whole number *value*, which may be written as 4.0, None if it is none or out of bounds."""
+    """Return *value* if it is an integer, also one like 4.0, within bounds; None otherwise."""
     number = int(value) if isinstance(value, float) and value.is_integer() else value
     return number if type(number) is int and least <= number <= most else None
 
 
 def _small(raw: msgspec.Raw, path: str) -> object:
-    """Return the number in *raw*; what is too long for one stays bytes, which no limit may be."""
+    """Return the number in *raw*. A value that is too long for a number stays bytes, which no limit accepts."""
     content = bytes(memoryview(raw)[: MAX_LIMIT_BYTES + 1])
     return decode(raw, _ANY, path) if len(content) <= MAX_LIMIT_BYTES else content
 
 
 def _whole_limits(named: Sequence[tuple[str, str, object]], bounds: Mapping[str, tuple[int, str]]) -> dict[str, int]:
-    """Return the limits of *named*, (path in the request, name, value) each, that *bounds* has. Raises InvalidValue."""
+    """Return the limits among *named*, triples of (path in the request, name, value), that *bounds* lists.
+
+    Raises InvalidValue.
+    """
     limits: dict[str, int] = {}
     for path, name, value in named:
         if name not in bounds:
@@ -217,7 +223,7 @@ def _whole_limits(named: Sequence[tuple[str, str, object]], bounds: Mapping[str,
 
 
 def _check_together(limits: Mapping[str, int], field: str, ours: str = "") -> None:
-    """Raise InvalidValue if the *limits* in *field* contradict each other; *ours* says what the operator has set."""
+    """Raise InvalidValue if the *limits* in *field* contradict each other; *ours* describes the operator's settings."""
     for least, most in (("min_pixels", "max_pixels"), ("min_frames", "max_frames")):
         if limits.get(least, 0) > limits.get(most, MAX_PIXELS):
             raise InvalidValue(f"`{field}`: `{least}` must not be over `{most}`{ours}.", field)
@@ -226,7 +232,7 @@ def _check_together(limits: Mapping[str, int], field: str, ours: str = "") -> No
 
 
 def _limits_in(settings: Mapping[str, Any]) -> list[tuple[str, str, object]]:
-    """Return (path in the request, name of the limit, value) of every limit in *settings* that is not null."""
+    """Return (path in the request, limit's name, value) for every limit in *settings* that is not null."""
     limits: list[tuple[str, str, Any]] = []
     known = {**_LIMITS, **_VIDEO_LIMITS}
     for key, value in settings.items():
@@ -252,13 +258,16 @@ def _unknown_key(key: str, alternatives: str) -> UnsupportedParameter:
 
 
 def excerpt(name: str) -> str:
-    """Return a client's *name*, cut if it is long, for an error."""
+    """Return a client's *name* for an error, shortened if it is long."""
     return name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "…"
 
 
 @dataclass(frozen=True)
 class RequestDefaults:
-    """*switches* are for models whose template has them; *media* counts for each limit by itself."""
+    """The operator's defaults for requests.
+
+    *switches* apply to models whose template has them. Each limit in *media* applies on its own.
+    """
 
     switches: Mapping[str, Any] = field(default_factory=dict)
     media: MediaOptions = NO_OPTIONS
@@ -268,7 +277,7 @@ NO_DEFAULTS = RequestDefaults()
 
 
 def default_image_options(processor_kwargs: str | None, family: Family) -> ImageOptions:
-    """Return the options of an image of a request that sets none, at a gateway with these --mm-processor-kwargs.
+    """Return the options for an image if its request sets none, at a gateway with these --mm-processor-kwargs.
 
     Raises StartupError.
     """
@@ -278,9 +287,9 @@ def default_image_options(processor_kwargs: str | None, family: Family) -> Image
 def read_defaults(
     template_kwargs: str | None, processor_kwargs: str | None, media_io_kwargs: str | None = None
 ) -> RequestDefaults:
-    """Return the values of --default-chat-template-kwargs, --mm-processor-kwargs and --media-io-kwargs, JSON objects.
+    """Parse --default-chat-template-kwargs, --mm-processor-kwargs and --media-io-kwargs, which are JSON objects.
 
-    Raises StartupError for a name that no model has, or a wrong value.
+    Raises StartupError for a name that no model has, or for a wrong value.
     """
     switches = json.loads(template_kwargs or "{}")
     known = sorted({switch for family in models.families().values() for switch in family.template_switches})

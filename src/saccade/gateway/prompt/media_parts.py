@@ -1,4 +1,4 @@
-"""From a message's part with an image, a file or a video to its source and its options."""
+"""Reads the source and the options of an image, a file or a video from a message's part."""
 
 from typing import Final
 
@@ -18,9 +18,10 @@ _VIDEO: Final = msgspec.json.Decoder(VideoUrl | list[str] | str | None)
 
 
 def image_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
-    """Return the image in *part*, the value of *field*: a URL, or a file. Raises RequestError that names the field.
+    """Return the source of the image in *part*, the value of *field*: a URL or a file.
 
-    A `uuid` with an image is ignored; a `uuid` instead of an image is refused.
+    Raises RequestError that names the field. A `uuid` next to an image is ignored; a `uuid` without an image is
+    refused.
     """
     if part.type == "file":
         return _file_source(part, f"{field}.file", options)
@@ -39,7 +40,7 @@ def image_source(part: ContentPart, field: str, options: MediaOptions) -> ImageS
 
 
 def video_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
-    """Return the video in *part*, as image_source() does. A `uuid` is ignored."""
+    """Return the source of the video in *part*, like image_source(). A `uuid` is ignored."""
     video = part.video_url
     if part.type == "video" and part.video is not UNSET:
         video = decode(part.video, _VIDEO, f"{field}.video")
@@ -78,7 +79,7 @@ def _file_source(part: ContentPart, field: str, media_options: MediaOptions) -> 
 
 
 def check_file(url: str, field: str) -> None:
-    """Raise UnsupportedParameter if *url*, the value of *field*, states that it is no image and no PDF."""
+    """Raise UnsupportedParameter if *url*, the value of *field*, declares a type other than an image or a PDF."""
     if not url[: max(map(len, FILE_DATA))].lower().startswith(FILE_DATA):
         raise UnsupportedParameter(
             f"`{field}`: files other than images, PDFs and texts are not served; send a data: URL that begins with "

@@ -1,4 +1,4 @@
-"""From OpenAI messages to a Chat: messages for a chat template, the sources of images, and switches."""
+"""Turns OpenAI messages into a Chat: messages for a chat template, image sources, and template switches."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal
@@ -57,7 +57,7 @@ MAX_SWITCH_CHARACTERS = 256
 
 
 def read_chat(request: ChatRequest | TokenizeRequest, family: Family, defaults: RequestDefaults = NO_DEFAULTS) -> Chat:
-    """Return the chat in *request*, for a model of *family*. Raises RequestError that names the field."""
+    """Return the chat in *request* for a model of *family*. Raises RequestError that names the field."""
     options = defaults.media
     if request.mm_processor_kwargs or request.media_io_kwargs:
         options = read_media_options(request.mm_processor_kwargs, request.media_io_kwargs, options)
@@ -85,7 +85,7 @@ def read_chat(request: ChatRequest | TokenizeRequest, family: Family, defaults: 
 
 
 def num_characters(request: ChatRequest | TokenizeRequest) -> int:
-    """Return the work to read, render and tokenise the messages and tools of *request*, in characters."""
+    """Return the number of characters in *request*'s messages and tools, a measure of the work that they cause."""
     return sum(map(_num_characters, request.messages or ())) + sum(map(len, texts_in(request.tools)))
 
 
@@ -102,7 +102,7 @@ def _num_characters(message: ChatMessage) -> int:
 
 
 def _continues(request: ChatRequest | TokenizeRequest) -> bool:
-    """Return whether the answer continues the last message. Raises InvalidValue if it cannot be continued."""
+    """Whether the answer continues the last message. Raises InvalidValue if that message cannot be continued."""
     if not request.continue_final_message:
         return False
     last = request.messages[-1] if request.messages else None
@@ -164,10 +164,10 @@ def _are_alike(message: ChatMessage) -> bool:
 def _content(
     message: ChatMessage, field: str, options: MediaOptions, images: list[ImageSource]
 ) -> str | list[dict[str, str]]:
-    """Return the content of a turn; a refusal is text after it.
+    """Return a turn's content; a refusal becomes text after it.
 
-    An answer that only called tools, was cut within its reasoning, or is empty has no content. Clients send it back
-    like that.
+    An answer has no content if it only calls tools, was cut off within its reasoning, or is empty. Clients send such
+    answers back.
     """
     refusal = _of_assistant("refusal", message, field) or ""
     match message.content:
@@ -185,7 +185,10 @@ def _content(
 def _of_assistant(
     name: Literal["refusal", "reasoning", "reasoning_content"], message: ChatMessage, field: str
 ) -> str | None:
-    """Return the text of the field *name*. Raises InvalidValue if a turn of another role has one."""
+    """Return the text of the field *name*, which only assistants' turns may have.
+
+    Raises InvalidValue for other roles.
+    """
     text: str | None = getattr(message, name)
     if message.role == "assistant":
         return text
@@ -227,7 +230,7 @@ def _read_part(part: ContentPart, field: str, options: MediaOptions, images: lis
 
 
 def _refuse_other_media(holder: ChatMessage | ContentPart, field: str) -> None:
-    """Raise UnsupportedParameter for media under another name; an answer without them would be wrong."""
+    """Raise UnsupportedParameter for media under another name, because an answer that ignores them would be wrong."""
     for name in MEDIA_IN_MESSAGES if isinstance(holder, ChatMessage) else MEDIA_IN_PARTS:
         if name != getattr(holder, "type", None) and _holds_something(getattr(holder, name)):
             raise UnsupportedParameter(
@@ -246,8 +249,8 @@ def _holds_something(raw: Refused) -> bool:
 def _thinking(request: ChatRequest | TokenizeRequest, switches: tuple[str, ...]) -> dict[str, bool]:
     """Return the template's switch for reasoning, if `enable_thinking` or `reasoning_effort` sets it.
 
-    Templates know only on and off, so every effort but "none" means on. If the template has no such switch, neither
-    field changes anything. Raises InvalidValue if the request contradicts itself.
+    Templates know only on and off, so every effort except "none" means on. If the template has no such switch, neither
+    field has an effect. Raises InvalidValue if the request contradicts itself.
     """
     effort = request.reasoning_effort
     switch = _thinking_switch(switches)
@@ -272,7 +275,7 @@ def _thinking_switch(switches: tuple[str, ...]) -> str | None:
 
 
 def _unobeyed(request: ChatRequest | TokenizeRequest, switches: tuple[str, ...]) -> str:
-    """Return a warning about settings that no template, or not this one, obeys; "" if there are none."""
+    """Return a warning about settings that this template, or any template, ignores; "" if there are none."""
     remarks = list[str]()
     if _thinking_switch(switches) is None:
         settings = {

@@ -17,7 +17,7 @@ PIECE_BYTES = 256
 
 
 class PieceCache:
-    """The ids of each tenant's texts: the time that a prompt takes tells a tenant nothing about others."""
+    """Caches token ids per tenant, so that the time a prompt takes tells a tenant nothing about others."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._ids: TenantLru[bytes, array[int]] = TenantLru(budget_bytes)
@@ -27,9 +27,10 @@ class PieceCache:
     def encode(
         self, salt: bytes, tokenizer: bytes, texts: Sequence[str], encode: Callable[[str], list[int]]
     ) -> list[int]:
-        """Return the ids of *texts* together: those that the tenant with *salt* has used, and what *encode* returns.
+        """Return the ids of *texts*, joined.
 
-        *tokenizer* names the tokenizer. Threads may call this at the same time.
+        Ids of texts that the tenant of *salt* has used are cached; *encode* makes the rest. *tokenizer* names the
+        tokenizer. Threads may call this at the same time.
         """
         token_ids: list[int] = []
         for text in texts:

@@ -1,4 +1,4 @@
-"""The placeholders of images in a prompt: written into its text, and expanded among its tokens."""
+"""Writes image placeholders into a prompt's text, and expands them among its tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,7 +9,7 @@ from saccade.tokenization.tokenizer import Segment
 
 
 def runs(layout: ImageLayout) -> list[int]:
-    """Return the lengths of the runs of placeholders of an image or video, in order."""
+    """Return the lengths of an image's or video's placeholder runs, in order."""
     return [piece for piece in layout.prompt if isinstance(piece, int)] or [layout.num_tokens]
 
 
@@ -19,10 +19,10 @@ def write_images(
     placeholders: Placeholders,
     layouts: Sequence[ImageLayout],
 ) -> Iterator[Segment]:
-    """Yield a rendered prompt in which each of *layouts* replaces the template's text by its own.
+    """Yield a rendered prompt in which each of *layouts* replaces the template's text with its own.
 
-    Every run of placeholders is one placeholder, which `expand` repeats. A prompt whose images differ from *layouts*
-    stays unchanged, and `expand` refuses it. Raises InvalidValue if videos differ.
+    Every run is written as a single placeholder, which `expand` repeats. A prompt whose images do not match *layouts*
+    stays unchanged, and `expand` refuses it. Raises InvalidValue if the videos do not match.
     """
     segments_of_media = list(media_segments(segments, special_tokens, placeholders))
     if [is_video for _, _, is_video in segments_of_media] != [bool(layout.frames) for layout in layouts]:
@@ -47,8 +47,8 @@ def expand(
 ) -> tuple[list[int], tuple[tuple[Span, ...], ...]]:
     """Repeat each placeholder of *layouts* to the length of its run.
 
-    Return the ids, and the spans of each image or video. Raises InvalidValue if the placeholders of the prompt are not
-    those of the runs.
+    Return the ids, and each image's or video's spans. Raises InvalidValue if the prompt's placeholders do not match the
+    runs.
     """
     places = sorted(place for placeholder in placeholders.ids for place in _places(token_ids, placeholder))
     expected = [placeholders.id_of(layout) for layout in layouts for _ in runs(layout)]

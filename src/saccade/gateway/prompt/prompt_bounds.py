@@ -1,4 +1,4 @@
-"""Whether a prompt may fit the context, by its characters and by its tokens."""
+"""Checks, by characters and by tokens, whether a prompt may fit the context."""
 
 from dataclasses import replace
 
@@ -19,10 +19,10 @@ MAX_UTF8_BYTES = 4
 def read_chat_that_may_fit(
     request: ChatRequest | TokenizeRequest, served: ServedModel, defaults: RequestDefaults = NO_DEFAULTS
 ) -> Chat:
-    """Return the chat in *request*, its turns in a form that the template writes.
+    """Return the chat in *request*, with its turns in a form that the template writes.
 
-    Raises RequestError, also ContextLengthExceeded if its text cannot fit. A template may leave text out, such as the
-    reasoning of earlier turns. So a chat with too much text is rendered, and the rendered text decides.
+    A template may leave out text, such as the reasoning of earlier turns. So a chat with too much text is rendered, and
+    the rendered text decides. Raises RequestError, such as ContextLengthExceeded if the text cannot fit.
     """
     chat = read_chat(request, served.declaration, defaults)
     if request.chat_template is not None:
@@ -45,12 +45,12 @@ def read_chat_that_may_fit(
 
 
 def check_context(num_prompt_tokens: int, request: ChatRequest | TokenizeRequest, served: ServedModel) -> None:
-    """Raise ContextLengthExceeded for a prompt that does not fit even without an answer."""
+    """Raise ContextLengthExceeded if the prompt does not fit even without an answer."""
     if num_prompt_tokens > served.max_model_len:
         completion = num_completion(request)
         raise ContextLengthExceeded.of(served.max_model_len, num_prompt_tokens, completion, "messages")
 
 
 def num_completion(request: ChatRequest | TokenizeRequest) -> int:
-    """Return the tokens that *request* needs for its answer."""
+    """Return how many tokens *request* needs for its answer."""
     return request.needed_tokens if isinstance(request, ChatRequest) else 0

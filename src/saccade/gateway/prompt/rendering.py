@@ -1,4 +1,4 @@
-"""A chat as the model's template writes it."""
+"""Renders chats with the model's template."""
 
 from saccade.gateway.chat import Chat
 from saccade.gateway.prompt.sent_texts import check_sent_texts
@@ -9,9 +9,9 @@ from saccade.tokenization.tokenizer import Segment
 
 
 def render(served: ServedModel, chat: Chat) -> list[Segment]:
-    """Return the prompt of *chat* as the model's template writes it.
+    """Return the prompt that the model's template writes for *chat*.
 
-    Raises InvalidValue if the template refuses the chat, or leaves out a text of the request.
+    Raises InvalidValue if the template refuses the chat or leaves out a text of the request.
     """
     template = template_of(served, chat)
     segments = template.render(

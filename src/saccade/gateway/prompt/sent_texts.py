@@ -1,4 +1,4 @@
-"""Look for every text of a request in its prompt, so that no template leaves one out silently."""
+"""Checks that every text of a request is in its prompt, so that no template drops one silently."""
 
 from collections.abc import Collection, Iterator, Sequence
 from json import dumps
@@ -13,11 +13,11 @@ MAX_HEADS: Final = 16
 
 
 def check_sent_texts(messages: Sequence[Message], prompt: str, end_of_reasoning: str, results_first: bool) -> None:
-    """Raise InvalidValue that names the first of *messages* of which *prompt* lacks a text.
+    """Raise InvalidValue that names the first of *messages* with a text that *prompt* lacks.
 
-    Each text stands after the one before, but system turns anywhere: a template may write them at the beginning or
-    in the last turn. Texts may be trimmed or escaped as in JSON, and an assistant's may lack what comes before
-    *end_of_reasoning*. With *results_first*, results of tools stand before the text of the turn with their calls.
+    Texts must be in order, except for system turns, which a template may write at the beginning or in the last turn.
+    Texts may be trimmed or escaped as in JSON. An assistant's text may lack everything before *end_of_reasoning*. With
+    *results_first*, tool results come before the text of the turn that called the tools.
     """
     of_systems = of_others = 0
     for position in _in_written_order(messages) if results_first else range(len(messages)):
@@ -40,7 +40,7 @@ def check_sent_texts(messages: Sequence[Message], prompt: str, end_of_reasoning:
 
 
 def _in_written_order(messages: Sequence[Message]) -> Iterator[int]:
-    """Yield the position of each turn with calls after those of their results."""
+    """Yield the turns' positions, each turn with calls after the results of these calls."""
     caller: int | None = None
     for position, message in enumerate(messages):
         if caller is not None and message["role"] != "tool":
@@ -55,10 +55,10 @@ def _in_written_order(messages: Sequence[Message]) -> Iterator[int]:
 
 
 def _find_end(text: str, prompt: str, start: int) -> int:
-    """Return where *text* ends in *prompt* from *start* on, -1 if it is not there.
+    """Return where *text* ends in *prompt*, searched from *start*, -1 if it is missing.
 
-    All forms are looked for in a part that grows, so that the time for all texts grows with the prompt's length: each
-    stands soon after the one before, in a form that only the template knows.
+    Each text comes soon after the previous one, in a form that only the template knows. So all forms are searched for
+    in a growing part of the prompt, and the time for all texts is linear in the prompt's length.
     """
     trimmed = text.strip()
     if not trimmed:
@@ -78,15 +78,15 @@ def _find_end(text: str, prompt: str, start: int) -> int:
 
 
 def _escaped_forms(text: str) -> Collection[str]:
-    """Return how *text* stands in JSON, if that differs from itself."""
+    """Return the escaped forms of *text* in JSON that differ from *text* itself."""
     return {dumps(text, ensure_ascii=False)[1:-1], dumps(text)[1:-1]} - {text}
 
 
 def _find(form: str, prompt: str, start: int, stop: int) -> int:
-    """Return the first place from *start* on and before *stop* at which *prompt* has *form*, -1 for none.
+    """Return the first place in [*start*, *stop*) at which *prompt* has *form*, -1 for none.
 
-    For a long text `str.find` prepares for tenths of a second, and holds the interpreter's lock meanwhile. The head of
-    a text alone is found at once, and most often the text stands there.
+    For a long text, `str.find` prepares for tenths of a second while it holds the GIL. The text's head alone is found
+    at once, and the rest usually follows it.
     """
     head = form[:HEAD_CHARACTERS]
     for _ in range(MAX_HEADS):

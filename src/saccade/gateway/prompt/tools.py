@@ -1,4 +1,4 @@
-"""Tools of a request: their declarations, the choice among them, and the calls of earlier turns."""
+"""A request's tools: their declarations, the choice among them, and the calls in earlier turns."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -22,9 +22,10 @@ _NAME: Final = re.compile(TOOL_NAME)
 
 @dataclass(frozen=True)
 class CallRule:
-    """Whether an answer may call tools; by default it may. *name* is the only function that it may call.
+    """Whether an answer may call tools; by default it may.
 
-    Of the tools, the prompt declares the *allowed* ones alone, all if it is None.
+    If *name* is set, the answer may call only that function. The prompt declares only the *allowed* tools, or all tools
+    if *allowed* is None.
     """
 
     no_tools: bool = False
@@ -34,7 +35,7 @@ class CallRule:
 
 
 def read_tools(request: ChatRequest | TokenizeRequest) -> tuple[Tool, ...]:
-    """Return the tools that the prompt declares: none with `tool_choice: "none"`.
+    """Return the tools that the prompt declares; none with `tool_choice: "none"`.
 
     Raises InvalidValue for a wrong declaration, UnsupportedParameter for an unsupported one.
     """
@@ -78,7 +79,7 @@ def read_choice(request: ChatRequest | TokenizeRequest) -> CallRule:
 
 
 def check_allowed(allowed: Sequence[str], names: Collection[str], field: str) -> None:
-    """Raise InvalidValue if one of the *allowed* tools, which *field* lists, is none of *names*."""
+    """Raise InvalidValue if one of the *allowed* tools, which *field* lists, is not in *names*."""
     for position, name in enumerate(allowed):
         if name not in names:
             place = f"{field}[{position}]"
@@ -121,7 +122,7 @@ def _read_tool(tool: Mapping[str, Any], field: str) -> Tool:
 def read_calls(message: ChatMessage, field: str) -> list[dict[str, Any]]:
     """Return the calls of an earlier turn for the template, with parsed arguments. Raises InvalidValue.
 
-    Arguments that are no JSON object, as a model may write them, stay a text.
+    A model may have written arguments that are not a JSON object; these stay text.
     """
     if not message.tool_calls:
         return []
@@ -153,7 +154,7 @@ def _read_call(call: ToolCall, field: str) -> dict[str, Any]:
 
 
 def check_served(tools: Sequence[Tool], reads_calls: bool, takes_tools: bool) -> None:
-    """Raise UnsupportedParameter if the model's template ignores *tools*, or its calls cannot be parsed."""
+    """Raise UnsupportedParameter if the model's template ignores *tools*, or if the model's calls cannot be parsed."""
     if tools and not takes_tools:
         raise UnsupportedParameter("This model's chat template does not write `tools`; leave them out.", "tools")
     if tools and not reads_calls:
@@ -165,7 +166,7 @@ def check_served(tools: Sequence[Tool], reads_calls: bool, takes_tools: bool) ->
 
 
 def check_history(messages: Sequence[Message], template: ChatTemplate) -> None:
-    """Raise UnsupportedParameter if *template* ignores calls or results of earlier turns."""
+    """Raise UnsupportedParameter if *template* ignores the calls or results in earlier turns."""
     for position, message in enumerate(messages):
         field = f"messages[{position}]"
         if template.loses_calls and "tool_calls" in message:
@@ -183,9 +184,9 @@ def check_history(messages: Sequence[Message], template: ChatTemplate) -> None:
 
 
 def place_result_images(messages: list[Message], template: ChatTemplate) -> list[Message]:
-    """Return *messages* with images and videos of results where *template* writes them, in the same order.
+    """Return *messages* with the media of tool results moved to where *template* writes them, in the same order.
 
-    That is in the next turn of the user, or in one of their own if none follows at once, unless results may have them.
+    If the template drops media in results, they move to the user's turn that follows at once, or to a new user's turn.
     """
     results = [message["content"] for message in messages if message["role"] == "tool"]
     has_media = any(part["type"] != "text" for parts in results if not isinstance(parts, str) for part in parts)
@@ -210,7 +211,7 @@ def place_result_images(messages: list[Message], template: ChatTemplate) -> list
 
 
 def texts_in(value: Any) -> list[str]:
-    """Return all strings of the JSON *value*, keys included, those of the outer levels first."""
+    """Return all strings in the JSON *value*, keys included, outer levels first."""
     texts: list[str] = []
     level = [value]
     while level:

@@ -1,14 +1,14 @@
-"""Every text of a request stands in its prompt: turns take a form that the template writes, and the prompt is checked.
+"""Rewrites turns into a form that the template writes, so that every text of a request is in its prompt.
 
-A template's losses are known from its load (tokenization/written_turns.py). What it would lose is rewritten:
+What a template would drop is known when it is loaded (tokenization/written_turns.py). Those turns are rewritten:
 
 - System turns at the beginning become one, in order, with a blank line between them.
-- A later system turn becomes text of the user's turn next to it: the one before, else the one after, else a turn of its
-  own at that place. So it keeps its place, and the prompt of the next request begins with this one's.
-- A list of texts becomes one string, a line for each.
-- A call whose arguments are no JSON object becomes text of its turn, if the template takes objects alone.
+- A later system turn becomes text of the user's turn before it, else of the one after it, else of a new one. So it
+  keeps its place, and the next request's prompt begins with this one's.
+- A list of texts becomes one string, with a line for each text.
+- A call whose arguments are not a JSON object becomes text of its turn, if the template takes only objects.
 
-A template that writes turns as they are gets them as they are.
+A template that drops nothing gets the turns unchanged.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ Content = str | list[dict[str, str]]
 
 
 def rewrite_turns(messages: Sequence[Message], form: WrittenTurns) -> tuple[list[Message], str]:
-    """Return *messages* in a *form* that their template writes, and a warning or ""."""
+    """Return *messages* in a *form* that the template writes, and a warning or ""."""
     turns: list[Message] = []
     pending: list[Message] = []
     position, warning = 0, ""
@@ -64,9 +64,9 @@ def _is_written(before: Sequence[Message], role_after: str | None, form: Written
 
 
 def _add_turn(turns: list[Message], pending: list[Message], message: Message) -> list[Message]:
-    """Append *message* to *turns*, and the *pending* turns to it or before it. Return those that still move.
+    """Append *message* to *turns*, and merge the *pending* turns into it or put them before it.
 
-    Results of tools follow their calls at once.
+    Return the turns that are still pending, since tool results must follow their calls at once.
     """
     if not pending or message["role"] == "tool":
         turns.append(message)
@@ -79,7 +79,7 @@ def _add_turn(turns: list[Message], pending: list[Message], message: Message) ->
 
 
 def _join_turns(turns: Sequence[Message], role: str) -> Message:
-    """Return one turn of *role* with the content of *turns*, and the other fields of the last one of that role."""
+    """Return one turn of *role* with the contents of *turns*, and the other fields of the last turn of that role."""
     fields = next((turn for turn in reversed(turns) if turn["role"] == role), {})
     content = turns[0]["content"]
     for turn in turns[1:]:
@@ -112,7 +112,7 @@ def _text(text: str) -> dict[str, str]:
 
 
 def _join_list(message: Message) -> Message:
-    """Return *message* with one string in the place of a list of texts."""
+    """Return *message* with a list of texts joined into one string."""
     content = message["content"]
     if isinstance(content, str) or any("text" not in part for part in content):
         return message
@@ -120,7 +120,7 @@ def _join_list(message: Message) -> Message:
 
 
 def _write_texts_of_calls(turn: Message) -> Message:
-    """Return *turn* with calls whose arguments are a text in its content."""
+    """Return *turn* with each call whose arguments are text moved into its content."""
     functions = [call["function"] for call in turn["tool_calls"]]
     texts = [f"{one['name']}({one['arguments']})" for one in functions if isinstance(one["arguments"], str)]
     if not texts:

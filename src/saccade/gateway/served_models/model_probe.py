@@ -1,7 +1,7 @@
-"""Try a model's files in a limited child before the gateway loads them.
+"""Tries a model's files in a limited child before the gateway loads them.
 
-A tokenizer.json can unfold to gigabytes, and its patterns and a chat template can run without end. The gateway loads
-the files only if the child succeeds. The child writes a line before each file, and one with the result.
+A tokenizer.json can expand to gigabytes, and its patterns or a chat template can run forever. The gateway loads the
+files only if the child succeeds. The child writes a line before each file, and one with the result.
 """
 
 import os
@@ -33,7 +33,7 @@ class _Task(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the child's output: it begins with a file, it refuses the model, or all files passed."""
+    """A line of the child's output: it starts with a file, it refuses the model, or all files have passed."""
 
     begins: str | None = None
     refused: str | None = None

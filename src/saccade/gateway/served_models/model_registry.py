@@ -1,4 +1,4 @@
-"""The models that a gateway serves, built from the descriptions of their workers."""
+"""Builds and holds the models that a gateway serves, from their workers' descriptions."""
 
 import asyncio
 import dataclasses
@@ -24,8 +24,8 @@ class ModelRegistry:
     - parsers: the operator's choice of parsers for answers.
     - model_files: replace the files that workers send, by model name.
     - chat_template: replaces the template in the files.
-    - unservable: called with the reason when all workers have described their models and none can be built, unless one
-      was served before.
+    - unservable: called with the reason if all workers have described their models, none can be built, and none was
+          served before.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class ModelRegistry:
         return [self._models[model.name] for model in self._worker_pool.models() if model.name in self._models]
 
     def names(self) -> list[tuple[str, ServedModel]]:
-        """Return every name that requests can use, with its model; a model's own name precedes its aliases."""
+        """Return every name that requests can use, with its model; a model's own name comes before its aliases."""
         served = [
             (model, self._models[model.name]) for model in self._worker_pool.models() if model.name in self._models
         ]
         return [(name, one) for model, one in served for name in (model.name, *self._worker_pool.aliases(model.name))]
 
     def get(self, name: str | None) -> ServedModel:
-        """Return the model that requests call *name*; None means the only one.
+        """Return the model with the name or alias *name*; None means the only model.
 
         Raises ModelNotFound and WorkerUnavailable.
         """
@@ -81,7 +81,7 @@ class ModelRegistry:
         return served
 
     def is_current(self, served: ServedModel) -> bool:
-        """Whether *served* is what the workers of its model serve now."""
+        """Whether *served* still matches what its model's workers serve."""
         return self._models.get(served.name) is served
 
     def _on_model(self, model: Model) -> None:
@@ -124,7 +124,7 @@ class ModelRegistry:
                 gc.freeze()
 
     def _judge(self) -> None:
-        """Settle *unservable* if no worker has, or may yet describe, a model that can be served."""
+        """Call *unservable* if no worker has a model that can be served, or may yet describe one."""
         described = [client.description for client in self._worker_pool.clients]
         reasons = [None if description is None else self._refused.get(description.model) for description in described]
         first = next(iter(reasons), None)

@@ -1,4 +1,4 @@
-"""ServedModel: the gateway's part of a model, built once from the files that its workers send."""
+"""ServedModel: the gateway's side of a model, built once from the files that its workers send."""
 
 import secrets
 import time
@@ -53,7 +53,7 @@ OPENING_TOKENS = 2
 
 @dataclass(frozen=True)
 class Parsers:
-    """The parsers of answers; "auto" is the one that the model's family declares, "none" parses nothing.
+    """Which parsers to use for answers: "auto" is the one that the model's family declares, "none" parses nothing.
 
     The other names of *reasoning* are vLLM's parsers for the markers that "auto" looks for.
     """
@@ -66,7 +66,7 @@ class Parsers:
         return self.reasoning != "none"
 
     def tool_format(self, family: Family) -> str | None:
-        """Return the format of calls that is parsed in answers of a model of *family*, None for none."""
+        """Return the call format to parse in answers from a model of *family*, None to parse no calls."""
         if self.tool_calls == "auto":
             return family.tool_format
         return None if self.tool_calls == "none" else self.tool_calls
@@ -76,7 +76,7 @@ DECLARED: Final = Parsers()
 
 
 class Placeholders(NamedTuple):
-    """The placeholders of media in a model's prompts."""
+    """The media placeholders in a model's prompts."""
 
     image: int | None
     """The id of an image's placeholder; None for a model that reads text only."""
@@ -97,7 +97,7 @@ class Placeholders(NamedTuple):
         return frozenset(placeholder for placeholder in (self.image, self.video_id) if placeholder is not None)
 
     def id_of(self, layout: ImageLayout) -> int:
-        """Return the id of the placeholders of the image or video of *layout*. Raises InvalidValue if there is none."""
+        """Return the placeholder id for the image or video with *layout*. Raises InvalidValue if there is none."""
         token_id = self.image if self.video_id is None or not layout.frames else self.video_id
         if token_id is None:
             raise InvalidValue("This model's prompts have no place for images.", "messages")
@@ -115,7 +115,7 @@ class Placeholders(NamedTuple):
 def media_segments(
     segments: Sequence[Segment], special_tokens: Mapping[str, int], placeholders: Placeholders
 ) -> Iterator[tuple[int, int, bool]]:
-    """Yield for each image and video in a rendered prompt: its segments [start, stop), and whether it is a video."""
+    """Yield the segments [start, stop) of each image and video in a rendered prompt, and whether it is a video."""
     position, width = 0, len(placeholders.video_tokens)
     while position < len(segments):
         here = segments[position : position + width]
@@ -138,7 +138,7 @@ def _ignore(_: str) -> None:
 class ReasoningTokens:
     """The token ids that enclose reasoning in one model's answers, and the text *header* that begins it.
 
-    They may be those of tags of several tokens (markup.py).
+    A tag may also consist of several tokens (markup.py).
     """
 
     start_id: int
@@ -147,28 +147,28 @@ class ReasoningTokens:
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Tokenizer, tags: ReasoningTags) -> "ReasoningTokens | None":
-        """Return the markers of a model, None if it has none."""
+        """Return a model's markers, None if it has none."""
         if Markup.of_tokenizer(tokenizer) is not None:
             return cls(THINK, END_THINK)
         start_id, end_id = tokenizer.token_id(tags.begin), tokenizer.token_id(tags.end)
         return None if start_id is None or end_id is None else cls(start_id, end_id, tags.header)
 
     def opened_by(self, prompt: Sequence[int]) -> bool:
-        """Return whether the token ids *prompt* end within reasoning, so that the answer continues it."""
+        """Whether the token ids *prompt* end within reasoning, so that the answer continues the reasoning."""
         last = list(prompt[-OPENING_TOKENS:])
         return self.start_id in last and self.end_id not in last[last.index(self.start_id) :]
 
 
 @dataclass(frozen=True)
 class VideoSide:
-    """The gateway's part of a model's videos, whose token is *placeholder*, with its own id or not."""
+    """The gateway's side of a model's videos. Their token is *placeholder*, which may lack an id of its own."""
 
     placeholder: str
     placeholder_token_id: int
     layout: VideoLayout
 
     def placeholders(self, images: Placeholders) -> Placeholders:
-        """Return *images* with those of videos."""
+        """Return the placeholders of *images*, together with those of videos."""
         return images._replace(
             video_id=self.placeholder_token_id, video=self.placeholder, video_tokens=self.layout.template_tokens
         )
@@ -215,10 +215,10 @@ class ServedModel:
         begin: Callable[[str], None] = _ignore,
         parsers: Parsers = DECLARED,
     ) -> "ServedModel":
-        """Build the gateway's part of a model from its files; *begin* is called with a file's name before its use.
+        """Build the gateway's side of a model from its files; *begin* is called with each file's name before its use.
 
-        *parsers* are the operator's choice of parsers for answers.
-        Raises StartupError. A gateway tries the files in a child first (model_probe).
+        *parsers* is the operator's choice of parsers for answers. A gateway first tries the files in a child
+        (model_probe). Raises StartupError.
         """
         begin(CONFIG)
         config = files.parse_json(model_files, CONFIG)
@@ -262,11 +262,11 @@ class ServedModel:
         return images if self.videos is None else self.videos.placeholders(images)
 
     def fingerprint(self, settings: Mapping[str, Any]) -> bytes:
-        """Return the part of an image's content hash that depends on the processor and its *settings*."""
+        """Return what an image's content hash must include about the processor and its *settings*."""
         return processor_fingerprint(settings, self.files_digest, DECODER)
 
     def video_fingerprint(self, settings: Mapping[str, Any]) -> bytes:
-        """As fingerprint(), for a video that is sampled and processed with *settings*."""
+        """Like fingerprint(), for a video that is sampled and processed with *settings*."""
         return processor_fingerprint(settings, self.files_digest, video_header.DECODER)
 
 
@@ -295,7 +295,10 @@ def _template_file(model_files: ModelFiles) -> str:
 def _video_side(
     name: str, family: Family, config: Mapping[str, Any], source: ModelFiles, text: TextSide
 ) -> VideoSide | None:
-    """Return the part for videos, None if family, tokenizer or template support none. Raises StartupError."""
+    """Return the side for videos, None if the family, tokenizer or template does not support them.
+
+    Raises StartupError.
+    """
     placeholder, special = family.video_placeholder or "", text.tokenizer.special_tokens
     # If images and videos share a placeholder, config.json names another token, which templates write for a video.
     stated = None if placeholder == family.placeholder else config.get("video_token_id")
@@ -316,7 +319,7 @@ def _video_side(
 
 
 def _placeholder_id(family: Family, declared: int | None, tokenizer: Tokenizer) -> int | None:
-    """Return the id of the token for an image: *declared*, or that in *tokenizer*; None for a family without images.
+    """Return the id of the image token: *declared*, or the one in *tokenizer*; None for a family without images.
 
     Raises StartupError.
     """
@@ -337,7 +340,10 @@ def _placeholder_id(family: Family, declared: int | None, tokenizer: Tokenizer) 
 
 
 def _template_token_id(family: Family, tokenizer: Tokenizer, placeholder: int | None) -> int | None:
-    """Return the id of the token that templates write for an image, None without images. Raises StartupError."""
+    """Return the id of the token that templates write for an image, None if there are no images.
+
+    Raises StartupError.
+    """
     mark = family.template_mark
     if mark is not None and mark not in tokenizer.special_tokens:
         raise StartupError(f"The tokenizer has no token {mark}, which templates write for an image.")
@@ -351,7 +357,7 @@ def text_side(
     begin: Callable[[str], None] = _ignore,
     video_tokens: tuple[str, ...] = (),
 ) -> TextSide:
-    """Return tokenizer, template and placeholder, which must agree about images, if any. Raises StartupError.
+    """Return the tokenizer, template and placeholder, which must agree about images. Raises StartupError.
 
     *video_tokens* are the tokens that the template writes for a video; the vocabulary may lack them.
     """
@@ -384,7 +390,7 @@ def text_side(
 
 
 def _writes_probe(template: ChatTemplate, tokenizer: Tokenizer, image_id: int | None) -> bool:
-    """Return whether *template* writes one image as one *image_id*, or, without images, a text alike in both forms.
+    """Whether *template* writes an image as a single *image_id* or, without images, writes a text alike in both forms.
 
     Raises InvalidValue if the template refuses the message.
     """

@@ -17,10 +17,10 @@ METRICS_PATH = "/metrics"
 
 
 class Keys:
-    """Checks the keys of requests. Neither PROBES nor *more_open_paths* need a key.
+    """Checks requests' keys. PROBES and *more_open_paths* need no key.
 
-    Keys of the keys file do not open /metrics, which shows what every tenant uses. If it is an open path, a request
-    without another key gets everybody's account, and sees no tenant.
+    Keys from the keys file do not open /metrics, which shows every tenant's usage. If /metrics is an open path, a
+    request without an operator's key gets everybody's account, and sees no tenant.
     """
 
     def __init__(self, api_keys: ApiKeyStore, more_open_paths: Collection[str] = ()) -> None:
@@ -28,7 +28,7 @@ class Keys:
         self._open_paths = PROBES.union(more_open_paths)
 
     def account(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Account:
-        """Return the account of the key in *headers*; for paths without key, everybody's. Raises InvalidApiKey."""
+        """Return the account for the key in *headers*, or everybody's account on open paths. Raises InvalidApiKey."""
         if path in self._open_paths:
             return self._operator(path, headers) if path == METRICS_PATH else self._api_keys.everybody
         account = self._api_keys.account(_key(path, headers))
@@ -40,7 +40,7 @@ class Keys:
         return account
 
     def _operator(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Account:
-        """Return the account of a key of --api-key, else everybody's."""
+        """Return the account for a key from --api-key, else everybody's account."""
         try:
             account = self._api_keys.account(_key(path, headers))
         except InvalidApiKey:

@@ -51,10 +51,10 @@ _STEP: Final = re.compile(r"\.?([^.\[\]]+)|\[[0-9]{1,6}\]")
 
 
 class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="event", tag="request"):
-    """One request. The code that serves the request fills in its line.
+    """One request's line. The code that serves the request fills it in.
 
-    It contains nothing that a user sent but *request_id*, which people send in order to find the line. The fields from
-    *id* to *ttft_seconds* belong to chats.
+    The line contains nothing that a user sent, except for *request_id*, which people send in order to find the line.
+    The fields from *id* to *ttft_seconds* are for chats.
     """
 
     timestamp: datetime
@@ -86,7 +86,7 @@ class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="e
 
 
 def span_attributes(line: RequestLine) -> dict[str, Any]:
-    """Return what *line* contains, for the span of its request."""
+    """Return the contents of *line* as attributes for its request's span."""
     values = {name: getattr(line, field) for field, name in SPAN_ATTRIBUTES.items()}
     return {name: value for name, value in values.items() if value not in (None, "")}
 
@@ -109,7 +109,7 @@ def note_failure(error: SaccadeError) -> None:
 
 
 def known_field(path: str) -> str:
-    """Return *path* of a field up to the first name that this program does not know: that one is the client's."""
+    """Return a field's *path* up to the first unknown name, which the client has chosen."""
     end = 0
     while (step := _STEP.match(path, end)) is not None and (step[1] is None or step[1] in _known_names()):
         end = step.end()
@@ -118,7 +118,7 @@ def known_field(path: str) -> str:
 
 @cache
 def _known_names() -> frozenset[str]:
-    """Return the names of all fields of all structs: a client cannot make one of them."""
+    """Return the field names of all structs, none of which a client can have invented."""
     kinds, names = [msgspec.Struct], set[str]()
     while kinds:
         kind = kinds.pop()
@@ -143,7 +143,7 @@ class AccessLog:
             self._render = _short_text
 
     def begin_line(self, request_id: str, method: str, status: int) -> RequestLine:
-        """Return the line of a new request with a preliminary *status*."""
+        """Return the line for a new request, with a preliminary *status*."""
         line = RequestLine(
             timestamp=datetime.now(UTC),
             level="info",
@@ -157,7 +157,7 @@ class AccessLog:
         return line
 
     def end_line(self, line: RequestLine) -> None:
-        """Keep the error of *line*, if it has one and is no probe's, and write the line."""
+        """Write *line*, and keep its error, if it has one and is not a probe's."""
         if line.code is not None and line.route not in PROBES:
             fields = msgspec.structs.asdict(line) | {"time": line.timestamp.timestamp(), "message": line.reason}
             self.errors.appendleft(msgspec.convert(fields, RequestError))
@@ -170,7 +170,7 @@ class AccessLog:
 
 
 class LogMetrics(Collector):
-    """Metrics of log lines: how many were dropped, and how many each level has. Lines of requests do not count."""
+    """Counts log lines for metrics: the dropped ones, and all of each level. Lines of requests do not count."""
 
     def __init__(self, output: LogOutput) -> None:
         self._output = output
@@ -185,7 +185,10 @@ class LogMetrics(Collector):
 
 
 def access_log(output: LogOutput | None) -> AccessLog:
-    """Return the access log of *output*; without short lines it writes none if its level is above INFO."""
+    """Return the access log that writes to *output*.
+
+    Without short lines, it writes nothing if its level is above INFO.
+    """
     writes = output is not None and (output.level <= logging.INFO or output.has_short_lines)
     return AccessLog(output if writes else None)
 
@@ -217,5 +220,5 @@ def _short_text(line: RequestLine) -> bytes:
 
 
 def _printable(text: str) -> bytes:
-    """Return *text* without control characters: a model's name may have some, and a terminal acts on them."""
+    """Return *text* without control characters, which a model's name may contain and a terminal would act on."""
     return (text if text.isprintable() else text.encode("unicode_escape").decode()).encode(errors="backslashreplace")

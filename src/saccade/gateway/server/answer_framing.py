@@ -1,4 +1,4 @@
-"""Frame and write an answer, beyond what uvicorn does: it knows HTTP/1.1 only."""
+"""Frames and writes answers where uvicorn, which knows only HTTP/1.1, does not."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,15 +15,16 @@ CONTINUE = b"HTTP/1.1 100 "
 
 
 def needs_framing(cycle: RequestResponseCycle) -> bool:
-    """Whether the answer of *cycle* may need what framed() does."""
+    """Whether the answer in *cycle* may need framed()."""
     return cycle.scope["http_version"] != "1.1" or cycle.waiting_for_100_continue
 
 
 def framed(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-    """Return *app* for one request, whose answer is framed as its client understands.
+    """Return *app* for one request, with its answer framed in a way that the client understands.
 
     - HTTP/1.0 has no chunks: the end of the connection ends a body of unknown length (RFC 9112, 6.3).
-    - A client that was not asked for its body may send it or not, so nothing can be read after it (RFC 9110, 10.1.1).
+    - A client that waited in vain for 100 Continue may still send its body. So nothing can be read after the request
+          (RFC 9110, 10.1.1).
     """
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,8 +50,8 @@ def framed(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
 class AnswerTransport:
     """The transport of a request's answer, with *close* instead of its own.
 
-    uvicorn writes the head apart, which would be a system call, and a packet for the client to read. If *holds_head*,
-    it waits for the first write of the body.
+    uvicorn writes the head separately, which costs a system call and a packet. If *holds_head*, the head waits for the
+    first write of the body.
     """
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None], *, holds_head: bool) -> None:
@@ -76,7 +77,7 @@ class AnswerTransport:
 
 
 def refusal(error: SaccadeError) -> bytes:
-    """Return the complete HTTP response to a connection that is closed next."""
+    """Return the complete HTTP response that refuses a connection before it is closed."""
     body = encode_error(error)
     head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body

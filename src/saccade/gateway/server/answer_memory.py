@@ -1,7 +1,7 @@
-"""A whole answer is counted until its client has read it, and handed to its connection in pieces.
+"""Counts a whole answer until its client has read it, and hands it to the connection in pieces.
 
-A connection keeps what it cannot send, perhaps in a copy. So an answer waits here instead: no connection has more than
-a few pieces of it. Streams count what they keep themselves (event_stream.py).
+A connection keeps, perhaps in a copy, what it cannot send. So the answer waits here instead, and no connection holds
+more than a few pieces of it. Streams count their own memory (event_stream.py).
 """
 
 import asyncio
@@ -68,6 +68,9 @@ class AnswerMemory:
 
 
 def _pieces(body: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Return *body* in pieces, each with whether it is the last. They are copies: a view would keep all of *body*."""
+    """Return *body* in pieces, each with whether it is the last.
+
+    Pieces are copies, since a view would keep all of *body*.
+    """
     for start in range(0, len(body), PIECE_BYTES):
         yield body[start : start + PIECE_BYTES], start + PIECE_BYTES >= len(body)

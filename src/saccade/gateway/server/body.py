@@ -47,7 +47,7 @@ class BodyReader:
 
     @classmethod
     def of_config(cls, config: ServerSettings, limits: Limits, threads: WorkThreads) -> Self:
-        """Return the reader of *config*. Raises StartupError if a proxy's network is malformed."""
+        """Return the reader for *config*. Raises StartupError if a proxy's network is malformed."""
         max_bytes = min(config.max_body_bytes, config.max_request_memory_bytes // COPIES)
         return cls(limits, threads, TrustedProxies(config.trusted_proxies), max_bytes)
 
@@ -62,11 +62,11 @@ class BodyReader:
         return Request.begin_request(self.limits, account, self._client(scope, account), is_charged=is_charged)
 
     def answer_memory(self, scope: Scope) -> Reservation:
-        """Return an empty reservation for the answer to the request of *scope*."""
+        """Return an empty reservation for the answer to the request in *scope*."""
         return self.limits.memory.reservation(self._client(scope, scope[ACCOUNT]))
 
     async def read_body(self, scope: Scope, receive: Receive, request: Request) -> bytearray:
-        """Return the body, decoded, and reserve memory for it; LARGE_BODY_BYTES or less need no reservation.
+        """Return the decoded body, and reserve memory for it; a body of at most LARGE_BODY_BYTES needs no reservation.
 
         Raises UnsupportedContentEncoding, InvalidValue, BodyTooLarge, QueueFull and ClientDisconnected.
         """
@@ -105,7 +105,7 @@ class BodyReader:
         return _without_mark(body)
 
     async def read_short(self, scope: Scope, receive: Receive, max_bytes: int) -> bytearray:
-        """Return a body of at most *max_bytes*, decoded, which is too short for any reservation.
+        """Return a decoded body of at most *max_bytes*, which is too short to need a reservation.
 
         Raises UnsupportedContentEncoding, InvalidValue, BodyTooLarge and ClientDisconnected.
         """
@@ -118,7 +118,7 @@ class BodyReader:
         return _without_mark(body)
 
     def _client(self, scope: Scope, account: Account) -> Hashable:
-        """Return the unit of fair sharing: the tenant, or the address if there are no API keys."""
+        """Return who shares fairly with others: the tenant, or the address if there are no API keys."""
         return account.tenant.id or self.proxies.client_of(scope)
 
     def _too_large(self) -> BodyTooLarge:
@@ -126,9 +126,9 @@ class BodyReader:
 
 
 class _Arrival:
-    """A body that arrives, perhaps encoded, as *headers* say.
+    """A body as it arrives, with the encoding that *headers* name.
 
-    *num_bytes* are the bytes so far, encoded or decoded, whichever are more.
+    *num_bytes* is its size so far, encoded or decoded, whichever is larger.
     """
 
     def __init__(self, receive: Receive, headers: Sequence[tuple[bytes, bytes]], threads: WorkThreads) -> None:
@@ -165,7 +165,7 @@ class _Arrival:
         return piece
 
     async def _decode(self, encoded: EncodedBody, piece: bytes) -> bytes:
-        """Return what the next step of *encoded* decodes; if it needs more for one, give it *piece*."""
+        """Decode the next step of *encoded*; if that needs more input, feed it *piece* first."""
         if not encoded.has_more:
             encoded.feed(piece, not self._is_coming)
         # A step for a short body takes less time than a thread needs to begin.

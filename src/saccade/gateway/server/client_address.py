@@ -1,4 +1,4 @@
-"""Who sends a request: the address of its client, which trusted proxies may forward."""
+"""Finds the address of a request's client, which trusted proxies may forward."""
 
 import ipaddress
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ MAX_FORWARDED = 32
 
 @lru_cache(maxsize=1024)
 def client_key(host: str) -> str:
-    """Return the client of *host*, an address: for IPv6 its /64 network."""
+    """Return the key that identifies a client by its address *host*; for IPv6, the /64 network."""
     address = _parse(host)
     if isinstance(address, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((int(address), IPV6_PREFIX), strict=False))
@@ -41,7 +41,10 @@ class TrustedProxies:
         return address is not None and any(address in network for network in self._networks)
 
     def client_of(self, scope: Scope) -> str:
-        """Return a request's client: its peer or, if that is a proxy, the rightmost forwarded address that is not."""
+        """Return a request's client.
+
+        That is its peer or, if the peer is a proxy, the rightmost forwarded address that is not a proxy.
+        """
         peer = scope.get("client")
         host = peer[0] if peer else ""
         if not self.is_trusted(host):

@@ -1,5 +1,7 @@
-"""HTTP connections with limits that apply before any application runs: their number, the bytes and time of a head, the
-rate of a body, and how long a client may leave its answer unread.
+"""HTTP connections with limits that apply before any application runs.
+
+The limits are on the number of connections, the size and time of a head, and the rate of a body. Another limits how
+long a client may leave its answer unread.
 """
 
 import asyncio
@@ -47,7 +49,7 @@ TOO_MUCH_FRAMING = "The request has too many bytes besides its body: send larger
 
 
 class Places(Protocol):
-    """The account of all connections, as one of them sees it."""
+    """The accounting of all connections, as a single connection sees it."""
 
     limits: ConnectionLimits
 
@@ -61,8 +63,8 @@ class Places(Protocol):
 class Connection(HttpToolsProtocol):
     """uvicorn's connection with deadlines, and with one request at a time.
 
-    uvicorn itself keeps any amount of headers, and keeps a request without time limit if its body never arrives or its
-    answer is never read.
+    uvicorn itself accepts headers of any size. It waits forever for a body that never arrives and for a client that
+    never reads its answer.
     """
 
     def __init__(self, places: Places, *arguments: Any, **settings: Any) -> None:
@@ -99,12 +101,12 @@ class Connection(HttpToolsProtocol):
 
     @property
     def can_go(self) -> bool:
-        """Whether no answer is lost if the connection ends: it is idle, or reads the rest of a refused body."""
+        """Whether the connection may end without loss: it is idle, or reads the rest of a refused body."""
         return self.is_idle or (self.cycle is not None and self.cycle.response_complete)
 
     @property
     def num_read_bytes(self) -> int:
-        """Bytes per read now."""
+        """How many bytes the next read may take."""
         if self._has_small_pieces:
             return SMALL_READ_BYTES
         return READ_BYTES if self._has_begun_body and not self._is_chunked else FIRST_READ_BYTES
@@ -121,7 +123,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def watch(self, on_lost: Callable[[], object] | None) -> None:
-        """Call *on_lost* when the client leaves, or at once if it has left; None ends the watch."""
+        """Call *on_lost* when the client leaves, or at once if it has left already; None ends the watch."""
         self._on_lost = on_lost
         if on_lost is None:
             return
@@ -140,9 +142,10 @@ class Connection(HttpToolsProtocol):
             raise
 
     def bytes_per_second(self, now: float) -> float | None:
-        """Return the rate of the body for which the server waits, 0.0 for a client that reads nothing of its answer.
+        """Return how fast the client moves on: the rate of its body, or 0.0 if it does not read its answer.
 
-        None if the server does not wait, or has not for *waiting_seconds*; *now* is the event loop's time.
+        None if the server does not wait for the client, or has not waited for *waiting_seconds* yet. *now* is the event
+        loop's time.
         """
         reads_body = self._expects_body and not self.flow.read_paused
         since = self._unread_since if self.flow.write_paused else self._body_since if reads_body else None
@@ -165,7 +168,7 @@ class Connection(HttpToolsProtocol):
         self._head_since = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Drop the request: it refers to its connection and holds the unread part of its body."""
+        """Drop the request, which refers to its connection and holds the unread part of its body."""
         super().connection_lost(exc)
         self._is_lost = True
         if self._on_lost is not None:
@@ -203,7 +206,7 @@ class Connection(HttpToolsProtocol):
         return data
 
     def _refuse(self, error: RequestError) -> None:
-        """Answer *error* unless the answer has begun, and read no further request."""
+        """Answer with *error* unless the answer has begun, and read no further request."""
         if self._expects_body and self.cycle.response_complete:
             self._expects_body = False
             self._discard_the_rest()
@@ -274,7 +277,10 @@ class Connection(HttpToolsProtocol):
             self._idle_since = self.loop.time()
 
     def on_response_complete(self) -> None:
-        """Read what the client has sent after the request, or wait for more. Replaces uvicorn's timer and pipeline."""
+        """Read what the client has sent after the request, or wait for more.
+
+        This replaces uvicorn's timer and pipeline.
+        """
         self.server_state.total_requests += 1
         if self.transport.is_closing() or self._is_last:
             return
@@ -294,9 +300,10 @@ class Connection(HttpToolsProtocol):
             self._discard_the_rest()
 
     def _discard_the_rest(self) -> None:
-        """Send nothing more, and discard what comes until the client ends the connection, too (RFC 9112, 9.6).
+        """Send nothing more, and discard input until the client ends the connection, too (RFC 9112, 9.6).
 
-        A close with unread bytes resets the connection, and the client may miss its answer. TLS ends in its own way.
+        To close with unread bytes would reset the connection, and the client might miss its answer. TLS connections
+        close their own way.
         """
         self._is_last = True
         self._next = b""
@@ -343,7 +350,7 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
     def _check_body_rate(self) -> None:
-        """Refuse a body that arrives too slowly. Only time in which the server reads counts."""
+        """Refuse a body that arrives too slowly. Only the time during which the server reads counts."""
         limits = self._limits
         self._body_seconds += limits.sweep_seconds
         if self._body_seconds > limits.body_seconds:
@@ -383,7 +390,7 @@ def _unacknowledged_bytes(transport: asyncio.Transport) -> int:
 
 
 def _has_left(transport: asyncio.Transport) -> bool:
-    """Return whether the client has ended the connection, which is noticed by itself only while the server reads."""
+    """Whether the client has ended the connection, which the event loop notices only while the server reads."""
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
     return bool(poll.poll(0))
@@ -394,6 +401,6 @@ def _is_over(since: float | None, seconds: float, now: float) -> bool:
 
 
 async def _refuse_request(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer that there are too many connections."""
+    """Answer the request with an error: there are too many connections."""
     error = QueueFull(TOO_MANY)
     await send_json(send, error.status, encode_error(error))

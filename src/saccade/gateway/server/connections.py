@@ -1,6 +1,6 @@
 """All connections of a server: how many there may be, who holds them, and which one makes room for another.
 
-One shared buffer is read into. A connection's own limits are in connection.py.
+All connections read into one shared buffer. The limits of a single connection are in connection.py.
 """
 
 import asyncio
@@ -34,12 +34,13 @@ Holder = str | bytes | None
 class Connections:
     """Creates and counts a server's connections, and checks their deadlines. All read into one shared buffer.
 
-    A connection counts towards its address until a valid key comes, then towards its tenant. Connections of trusted
-    peers do not count towards an address: a proxy has many clients.
+    A connection counts towards its address until a valid key arrives, then towards its tenant. Connections of trusted
+    peers do not count towards an address, since a proxy has many clients.
 
-    One over *max_connections* takes the place of one without a request. Without any, the largest holder gives up the
-    slowest of those that keep the server waiting. If there is none, the new one may only ask for one of *probes*, paths
-    of orchestrators. A few may; the newest stay, since the answer to a probe takes no time.
+    A connection over *max_connections* replaces one without a request. If there is none, the largest holder loses its
+    slowest connection among those that keep the server waiting. Otherwise the new connection may only ask for one of
+    *probes*, the paths that orchestrators poll. A few such connections are allowed; the newest stay, since a probe is
+    answered at once.
     """
 
     def __init__(
@@ -65,12 +66,15 @@ class Connections:
 
     @property
     def num_unsent_bytes(self) -> int:
-        """Bytes of answers that wait in all connections."""
+        """Bytes of answers that wait to be sent, in all connections."""
         return sum(connection.transport.get_write_buffer_size() for connection in tuple(self._open))
 
     @property
     def memory_part(self) -> MemoryPart:
-        """What the connections have of answers. A piece of an answer more may come while UNSENT_BYTES wait."""
+        """The answers' bytes in the connections.
+
+        While UNSENT_BYTES wait, one more piece of an answer may still be added.
+        """
         bound = self.limits.max_connections * (UNSENT_BYTES + 2 * PIECE_BYTES)
         return MemoryPart("connections", bound, lambda: self.num_unsent_bytes)
 
@@ -124,11 +128,11 @@ class Connections:
 
     @property
     def _num_ordinary(self) -> int:
-        """The number of connections that are not open for probes alone."""
+        """The number of connections that may ask for more than probes."""
         return len(self._open) - len(self._probing)
 
     def _hold(self, connection: Connection, holder: Holder) -> None:
-        """Count *connection* towards *holder*, and no longer towards another one."""
+        """Count *connection* towards *holder* instead of its previous holder."""
         before = self._open.get(connection)
         if before is not None:
             self._num_held[before] -= 1
@@ -139,7 +143,7 @@ class Connections:
             self._num_held[holder] += 1
 
     def _find_room(self) -> bool:
-        """Return whether there is a place for one connection more, if need be that of another one that can go."""
+        """Return whether there is a place for another connection; if necessary, close one that can go."""
         if self._num_ordinary < self.limits.max_connections:
             return True
         now = asyncio.get_running_loop().time()
@@ -151,7 +155,10 @@ class Connections:
         return False
 
     def _make_room_for_probe(self, connection: Connection) -> None:
-        """Let *connection* ask for *probes*, in the place of the oldest that may. Raises QueueFull without a place."""
+        """Let *connection* ask for *probes*, in place of the oldest such connection.
+
+        Raises QueueFull if there is no place.
+        """
         if not (self.limits.num_for_probes and self._probes):
             raise QueueFull(TOO_MANY)
         if len(self._probing) >= self.limits.num_for_probes:
@@ -161,7 +168,7 @@ class Connections:
         self._probing[connection] = None
 
     def _close_idle(self, holder: Holder = None) -> bool:
-        """Close the oldest connection without a request, of *holder* if one is given; return False if there is none."""
+        """Close the oldest connection without a request, of *holder* if set. Return False if there is none."""
         idle = (one for one, its in self._open.items() if one.can_go and holder in (None, its))
         oldest = next((one for one in idle if one not in self._probing), None)
         if oldest is not None:
@@ -170,7 +177,10 @@ class Connections:
         return oldest is not None
 
     def _close_slowest(self, now: float) -> bool:
-        """Close the slowest of the largest holder that keeps the server waiting; return False if there is none."""
+        """Close the largest holder's slowest connection that keeps the server waiting.
+
+        Return False if there is none.
+        """
         if not self._num_held:
             return False
         [(largest, _)] = self._num_held.most_common(1)
@@ -233,7 +243,7 @@ class _Reader(asyncio.BufferedProtocol):
 
 
 def allow_descriptors(max_connections: int) -> int:
-    """Raise this process's limit of open files as far as allowed; return how many connections fit."""
+    """Raise this process's limit on open files as far as allowed; return how many connections fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     goal = max_connections + OTHER_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < goal:

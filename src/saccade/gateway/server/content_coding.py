@@ -1,9 +1,9 @@
-"""Content codings of request bodies (RFC 9110, 8.4.1), decoded piece by piece.
+"""Decodes the content codings of request bodies (RFC 9110, 8.4.1), piece by piece.
 
-A few bytes may decode to gigabytes. So a step takes and returns a bounded number of bytes, and whoever takes the steps
-stops when the body is too long.
+A few bytes may decode to gigabytes. So each step takes and returns a bounded number of bytes, and the caller stops when
+the body is too long.
 
-Some proxies decode a body and leave the header as it was. A body that begins as JSON or as a form is taken as it is.
+Some proxies decode a body but keep the header. So a body that begins like JSON or a form is not decoded.
 """
 
 import re
@@ -38,7 +38,7 @@ _PLAIN: Final = re.compile(rb"""(?:\xef\xbb\xbf)?(?:--|[ \t\r\n]*(?:\{(?:[ \t\r\
 
 
 class Stream(Protocol):
-    """One compressed stream, as Python's decompressors of lzma, bz2 and zstd have it."""
+    """One compressed stream, with the interface of Python's lzma, bz2 and zstd decompressors."""
 
     @property
     def eof(self) -> bool:
@@ -50,14 +50,14 @@ class Stream(Protocol):
 
     @property
     def unused_data(self) -> bytes:
-        """What follows the end of the stream."""
+        """The input after the end of the stream."""
 
     def decompress(self, data: bytes, max_length: int, /) -> bytes:
         """Take *data* and return at most *max_length* bytes."""
 
 
 class _ZlibStream:
-    """A Stream over zlib's decompressor, which names its methods differently."""
+    """Adapts zlib's decompressor, whose methods have other names, to Stream."""
 
     def __init__(self, window_bits: int) -> None:
         self._object = zlib.decompressobj(window_bits)
@@ -78,7 +78,7 @@ class _ZlibStream:
 
 
 class _PlainStream:
-    """A Stream of bytes that are not compressed. It ends with the body."""
+    """A Stream of uncompressed bytes, which ends with the body."""
 
     eof, needs_input, unused_data = False, True, b""
 
@@ -87,7 +87,7 @@ class _PlainStream:
 
 
 def _deflate(start: bytes) -> Stream:
-    """Return a decoder of a zlib stream, or of the bare deflate data that some clients send under the same name."""
+    """Return a decoder for a zlib stream, or for the raw deflate data that some clients send under the same name."""
     is_zlib = len(start) > 1 and start[0] & 0x0F == zlib.DEFLATED and (start[0] << 8 | start[1]) % 31 == 0
     return _ZlibStream(zlib.MAX_WBITS if is_zlib else -zlib.MAX_WBITS)
 
@@ -102,9 +102,9 @@ def _zstd(start: bytes) -> Stream:
 
 @dataclass(frozen=True)
 class Coding:
-    """A content coding. *begin* returns the decoder of a stream by its first bytes.
+    """A content coding. *begin* returns the decoder for a stream's first bytes.
 
-    If further streams may follow the first one, *next_start* matches how they begin.
+    If more streams may follow the first one, *next_start* matches their first bytes.
     """
 
     name: str
@@ -128,7 +128,8 @@ _REFUSED: Final = f"Send it with one of these as Content-Encoding: {ACCEPTED}; o
 def coding_of(headers: Sequence[tuple[bytes, bytes]]) -> Coding | None:
     """Return the coding that *headers* name, None if they name none.
 
-    If it is not served, its begin() raises UnsupportedContentEncoding: a proxy may have decoded the body.
+    If the coding is not supported, only its begin() raises UnsupportedContentEncoding, since a proxy may already have
+    decoded the body.
     """
     listed = ""
     for header, value in headers:
@@ -153,7 +154,7 @@ def _unserved(message: str, reason: str) -> Coding:
 
 
 class EncodedBody:
-    """A body that arrives in *coding*: feed() takes its pieces, each decode() is one step.
+    """A body that arrives in *coding*: feed() takes its pieces, and each decode() does one step.
 
     *has_more* says whether another step can decode something before the next piece.
     """
@@ -175,8 +176,8 @@ class EncodedBody:
     def decode(self) -> bytes:
         """Return at most OUTPUT_BYTES of the body, perhaps none.
 
-        Raises InvalidValue if the bytes are not in the coding, end too early, or others follow, and
-        UnsupportedContentEncoding.
+        Raises InvalidValue if the bytes are not in the coding, end too early, or are followed by others. Raises
+        UnsupportedContentEncoding if the coding is not supported.
         """
         self._stream = stream = self._stream or self._begin()
         if stream is None:
@@ -202,7 +203,7 @@ class EncodedBody:
         return output
 
     def _begin(self) -> Stream | None:
-        """Return the stream at the beginning of the input, None if too little of it is there."""
+        """Return the stream at the beginning of the input, None if too little of it has arrived."""
         if len(self._input) < _START_BYTES and not self._is_whole:
             return None
         if not self._num_streams and _PLAIN.match(self._input):

@@ -1,4 +1,4 @@
-"""The bodies of errors, in OpenAI's format or Anthropic's; an error is also recorded in its request's log line."""
+"""The bodies of errors in OpenAI's or Anthropic's format. Each error is also recorded in its request's log line."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -33,13 +33,13 @@ class ErrorDetail(Struct, frozen=True):
 
 
 class ErrorAnswer(Struct, frozen=True):
-    """The body of every answer that is not a 2xx."""
+    """The body of every answer whose status is not 2xx."""
 
     error: ErrorDetail
 
 
 class MessagesErrorDetail(Struct, frozen=True):
-    """What went wrong: *type* follows from the HTTP status; *param* and *code* are those of all errors here."""
+    """What went wrong: *type* follows from the HTTP status; *param* and *code* are the same as in OpenAI's format."""
 
     type: str
     message: str
@@ -48,7 +48,7 @@ class MessagesErrorDetail(Struct, frozen=True):
 
 
 class MessagesError(Struct, frozen=True, tag="error"):
-    """The body of an answer that is not a 2xx, and the last event of a stream that failed."""
+    """The body of an answer whose status is not 2xx, and the last event of a failed stream."""
 
     error: MessagesErrorDetail
 
@@ -57,8 +57,8 @@ def drop_tracebacks(error: BaseException) -> None:
     """Drop the tracebacks of *error* and of the errors that led to it.
 
     An error in a local variable forms a cycle with its frame, so the frames of its traceback would keep the request's
-    body until the garbage collector runs. Clearing the frames instead would end suspended ones, and an error of shared
-    work may still pass through frames of another request.
+    body until the garbage collector runs. To clear the frames instead would end suspended ones, and a shared task's
+    error may still pass through another request's frames.
     """
     errors: list[BaseException | None] = [error]
     while errors:
@@ -70,7 +70,7 @@ def drop_tracebacks(error: BaseException) -> None:
 def encode_error(error: SaccadeError) -> bytes:
     """Return OpenAI's error object for *error* as JSON, and record *error* in the request's log line.
 
-    Clients do not see an operator's error.
+    Clients do not see errors that are meant for the operator.
     """
     error = _noted(error)
     detail = ErrorDetail(message=error.message, type=error.type, param=error.param, code=error.code)
@@ -78,7 +78,7 @@ def encode_error(error: SaccadeError) -> bytes:
 
 
 def encode_messages_error(error: SaccadeError) -> bytes:
-    """As encode_error(), but return Anthropic's error object."""
+    """Like encode_error(), but return Anthropic's error object."""
     error = _noted(error)
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return msgspec.json.encode(MessagesError(MessagesErrorDetail(kind, error.message, error.param, error.code)))
@@ -90,13 +90,13 @@ def _noted(error: SaccadeError) -> SaccadeError:
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-    """Send a whole response of JSON."""
+    """Send a whole JSON response."""
     await send(json_head(status, len(body), headers))
     await send({"type": "http.response.body", "body": body})
 
 
 def json_head(status: int, num_bytes: int, headers: Mapping[str, str] | None = None) -> Message:
-    """Return the message that begins a response of JSON with *num_bytes*."""
+    """Return the ASGI message that begins a JSON response of *num_bytes*."""
     all_headers = {"content-type": "application/json", "content-length": str(num_bytes), **(headers or {})}
     encoded = [(name.encode(), value.encode()) for name, value in all_headers.items()]
     return {"type": "http.response.start", "status": status, "headers": encoded}

@@ -38,8 +38,8 @@ NO_ROOM = (
 class WholeResponse:
     """A response that is sent when it is complete.
 
-    *memory* counts it, and what its writers keep until then. If memory runs out while a response of more than one piece
-    grows, it ends with QueueFull.
+    *memory* counts the response, and what its writers keep until then. If memory runs out while a response of several
+    pieces grows, it ends with QueueFull.
     """
 
     def __init__(self, send: Send, memory: Reservation) -> None:
@@ -47,17 +47,17 @@ class WholeResponse:
         self._memory = memory
 
     def write_events(self, events: bytes, num_kept_bytes: int) -> bool:
-        """Count *num_kept_bytes* more of the answer; there are no *events*. Return whether there is room for more."""
+        """Count *num_kept_bytes* more of the answer, which has no *events*. Return whether there is room for more."""
         self._memory.count(num_kept_bytes)
         return not self._is_over
 
     async def flush(self) -> None:
-        """Raise QueueFull, unless there is room for more of the answer by now."""
+        """Raise QueueFull unless there is now room for more of the answer."""
         if self._is_over:
             raise QueueFull(NO_ROOM)
 
     async def end_response(self, parts: Sequence[Part]) -> None:
-        """Send the whole response, in JSON."""
+        """Send the whole response as JSON."""
         self._memory.count(num_held_bytes(parts) - self._memory.num_bytes)
         num_left = num_bytes(parts)
         await self._send(json_head(200, num_left))
@@ -76,13 +76,13 @@ class EventStream:
     A stream is in one of three states:
 
     1. Before the headers: events wait in a backlog, and a task sends them with the headers through *send*.
-    2. Direct: an event goes straight to *connection*.
+    2. Direct: events go straight to *connection*.
     3. Backlog: the client reads too slowly. Events wait, and a task sends them through *send*; then the stream is
        direct again.
 
-    *memory* counts the backlog, and what its writers keep. The last event goes through *send*. A context manager: after
-    its end nothing is sent. If an error ends the block after the first event, *failure* turns it into the last event;
-    else it is raised.
+    *memory* counts the backlog, and what the writers keep. The last event goes through *send*. As a context manager, it
+    sends nothing after the block. If an error ends the block after the first event, *failure* turns it into the last
+    event; otherwise it is raised.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class EventStream:
         return len(self._backlog) <= BACKLOG_BYTES and not self._memory.is_over
 
     async def end_response(self, parts: Sequence[Part]) -> None:
-        """Send the last events, and return when the connection has accepted all."""
+        """Send the last events, and return when the connection has accepted all of them."""
         self._more = False
         self.write_events(b"".join(joined(parts, PIECE_BYTES)))
         await self.flush()
@@ -157,7 +157,7 @@ class EventStream:
             await asyncio.shield(self._sending)
 
     def _ping(self) -> None:
-        """Send a comment after a silence, so that proxies keep the connection."""
+        """Send a comment after a silence, so that proxies keep the connection open."""
         is_silent = time.monotonic() - self._last >= self._ping_interval_seconds
         # A complete answer, or one that waits for its client, needs no comment.
         if is_silent and self._more and self._sending is None:

@@ -1,4 +1,4 @@
-"""The bytes of server-sent events."""
+"""Encodes server-sent events."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def named_event(name: str, data: bytes) -> bytes:
 
 
 def typed_event(kind: str, **fields: Any) -> bytes:
-    """Return an object of *fields* as a server-sent event whose name is its type."""
+    """Return an object with *fields* as a server-sent event named after the object's type."""
     return named_event(kind, msgspec.json.encode({"type": kind, **fields}))
 
 

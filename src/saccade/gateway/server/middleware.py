@@ -1,6 +1,6 @@
-"""Middleware: every request gets an id and an account, and every failure becomes an error response.
+"""Middleware: gives every request an id and an account, and turns every failure into an error response.
 
-Each part is an ASGI application around another one, outermost first:
+Each part is an ASGI application around the next; the outermost comes first:
 
     TelemetryMiddleware     shortens the path by a slash at its end, gives the request an id, logs and counts it
     (CORS)                  Starlette's, if origins are allowed
@@ -75,7 +75,7 @@ _logger = structlog.get_logger(__name__)
 class TelemetryMiddleware:
     """Gives every request an id (the client's x-request-id if it is well formed), and logs, counts and traces it.
 
-    A slash at the end of a path is removed here, so that keys, origins, routes and logs see one path.
+    It removes a slash at the end of a path, so that keys, origins, routes and logs all see one path.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, access_log: AccessLog, tracer: Tracer | None = None) -> None:
@@ -168,8 +168,8 @@ def below(root_path: str, app: ASGIApp) -> ASGIApp:
 class GuardMiddleware:
     """Checks path and raw headers, and turns every exception of the application into a response.
 
-    PROBES pass. For all other paths it checks Host and Origin, then the key; then the request is routed. Responses
-    have headers with the rest of the tenant's limits.
+    PROBES pass unchecked. For all other paths it checks Host and Origin, then the key, and then routes the request.
+    Response headers tell what is left of the tenant's limits.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, web_pages: AllowedOrigins) -> None:
@@ -235,7 +235,7 @@ class NamedRoute:
 
 
 def _without_slash(path: str) -> str:
-    """Return *path* without the slash that some clients write at its end; two are not one."""
+    """Return *path* without the single slash that some clients write at its end; two slashes stay."""
     return path[:-1] if path.endswith("/") and len(path) > 1 and path[-2] != "/" else path
 
 
@@ -268,7 +268,7 @@ def _routing_failure(error: HTTPException, scope: Scope) -> SaccadeError:
 
 
 def _allowed_methods(scope: Scope) -> list[str]:
-    """Return the methods of all routes with the path of *scope*: each route knows its own only."""
+    """Return the methods of all routes with the path in *scope*, since each route knows only its own."""
     router: Router = scope["router"]
     routes = [
         route for route in router.routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
@@ -277,7 +277,7 @@ def _allowed_methods(scope: Scope) -> list[str]:
 
 
 def _hint(path: str, router: Router | None) -> str:
-    """Return the end of the sentence that there is no *path* here, "" if *router* has nothing like it."""
+    """Return a hint for the error about an unknown *path*, "" if *router* has nothing similar."""
     if path.startswith("/api/"):
         return (
             ": Ollama's API is not served. Send chats to /v1/chat/completions, and list the models by GET /v1/models."

@@ -1,4 +1,4 @@
-"""Forms with files (multipart/form-data, RFC 7578), parsed in one pass over a body in memory; parts are not nested."""
+"""Parses forms with files (multipart/form-data, RFC 7578) in one pass over a body in memory. Parts are not nested."""
 
 import re
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _ESCAPED = re.compile(r"\\([\"\\])")
 
 
 class Field(NamedTuple):
-    """A part of a form; *filename* is None if the part is no file."""
+    """A part of a form; *filename* is None if the part is not a file."""
 
     name: str
     filename: str | None
@@ -34,7 +34,7 @@ class Field(NamedTuple):
 def parse_form(body: bytes | bytearray, headers: Sequence[tuple[bytes, bytes]]) -> list[Field]:
     """Return the parts of a form as views of *body*.
 
-    Raises UnsupportedMediaType if Content-Type is no form, and InvalidValue if the form is malformed.
+    Raises UnsupportedMediaType if Content-Type is not a form's, and InvalidValue if the form is malformed.
     """
     content_type = next((value for name, value in headers if name == b"content-type"), b"")
     match = _BOUNDARY.fullmatch(content_type)
@@ -64,7 +64,7 @@ def _end_of_delimiter(body: bytes | bytearray, delimiter: bytes, start: int) -> 
 
 
 def _read_head(head: bytes) -> tuple[str, str | None]:
-    """Return the name and the filename in the header of a part."""
+    """Return the name and the filename in a part's header."""
     try:
         lines = head.decode().split("\r\n")
     except UnicodeDecodeError as error:

@@ -1,8 +1,8 @@
-"""Checks of Host and Origin for servers without keys.
+"""Checks Host and Origin for servers without keys.
 
-Any page in a browser on the same machine can send requests to a server on localhost; the browser adds the page's origin
-in the header Origin. A page can also point its own name at 127.0.0.1 (DNS rebinding). Its requests then have the
-server's origin, but the page's name in the header Host.
+Any page in a browser on the same machine can send requests to a server on localhost. The browser puts the page's origin
+into the header Origin. A page can also point its own name at 127.0.0.1 (DNS rebinding). Its requests then have the
+server's origin, but the header Host still has the page's name.
 """
 
 import ipaddress
@@ -38,10 +38,10 @@ NOT_JSON = "Content-Type must be application/json. With curl: -H 'Content-Type: 
 
 
 class AllowedOrigins:
-    """Checks Host and Origin of requests.
+    """Checks requests' Host and Origin.
 
     *allowed_origins* are origins as browsers write them, or `*` for all. *allowed_hosts* are names, `*.suffix`, or `*`
-    for every name. Only a *keyless* server checks Host and Origin: a page does not know a key.
+    for every name. Only a *keyless* server needs these checks, since a page does not know a key.
     """
 
     def __init__(self, allowed_origins: Collection[str], allowed_hosts: Collection[str], *, keyless: bool) -> None:

@@ -1,7 +1,7 @@
-"""Divides a client's bytes into requests, and decides what the parser of heads and chunks leaves open.
+"""Splits a client's bytes into requests, and decides what the HTTP parser leaves open.
 
-The parser (llhttp, through httptools) sees the bytes of one request at a time, so what follows a request is read when
-its answer has been sent. A request that might end in more than one place is refused, and its connection ends.
+The parser (llhttp, through httptools) sees one request's bytes at a time, so later bytes are read when the answer has
+been sent. A request whose end is ambiguous is refused, and its connection ends.
 """
 
 import re
@@ -37,7 +37,7 @@ OTHER_CODING = "The only Transfer-Encoding of a request may be chunked; send the
 def body_length(version: str, headers: Sequence[tuple[bytes, bytes]]) -> int | None:
     """Return the length of a request's body in bytes, None if it is chunked (RFC 9112, 6.3).
 
-    Raises InvalidValue for a version other than 1.0 and 1.1, and for transfer codings besides chunked.
+    Raises InvalidValue for an HTTP version other than 1.0 and 1.1, and for a transfer coding other than chunked.
     """
     if version not in ("1.0", "1.1"):
         raise InvalidValue(OTHER_VERSION)
@@ -56,7 +56,7 @@ def body_length(version: str, headers: Sequence[tuple[bytes, bytes]]) -> int | N
 class RequestReader:
     """Gives *connection*'s parser the head of a request, then its body; each read_request() stops at the end of either.
 
-    The parser calls the connection's methods, and the connection calls begin_body() and end_body() in turn.
+    The parser calls the connection's methods; the connection then calls begin_body() and end_body().
     """
 
     def __init__(self, connection: HttpToolsProtocol) -> None:
@@ -67,7 +67,7 @@ class RequestReader:
         self._last_bytes = b""
 
     def begin_body(self, length: int | None) -> None:
-        """Record that a head has ended, and the *length* of its body; None if it is chunked."""
+        """Record that a head has ended and a body of *length* bytes follows, None if the body is chunked."""
         self._is_in_body = True
         self._num_left = length
         self._last_bytes = b""
@@ -77,7 +77,7 @@ class RequestReader:
         self._is_in_body = False
 
     def skip_empty_lines(self, data: bytes) -> bytes:
-        """Return *data* without the ends of lines before a request (RFC 9112, 2.2)."""
+        """Return *data* without empty lines before a request (RFC 9112, 2.2)."""
         return data if self._head or self._is_in_body else data.lstrip(b"\r\n")
 
     def read_request(self, data: bytes) -> bytes:
@@ -107,9 +107,9 @@ class RequestReader:
         return data[num_read:]
 
     def _read_without_upgrade(self, head: bytes) -> None:
-        """Parse *head* again as if it had no Upgrade, which a server may ignore (RFC 9110, 7.8).
+        """Parse *head* again without its Upgrade header, which a server may ignore (RFC 9110, 7.8).
 
-        The parser has ended the message at its head, and would take a body for another protocol.
+        With that header, the parser ends the message after the head, and would take the body for another protocol.
         """
         if self._connection.parser.get_method() == b"CONNECT":
             raise MethodNotAllowed(NO_PROXY)
@@ -125,7 +125,10 @@ class RequestReader:
         return data[len(piece) :]
 
     def _read_chunks(self, data: bytes) -> bytes:
-        """Parse *data* up to each empty line in turn: the body ends at one of them, and only the parser knows which."""
+        """Parse *data* up to each empty line in turn.
+
+        The body ends at one of them, and only the parser knows which.
+        """
         seen = self._last_bytes + data
         position = len(self._last_bytes)
         while self._is_in_body and position < len(seen):

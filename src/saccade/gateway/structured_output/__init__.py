@@ -1,4 +1,4 @@
-"""Grammars of requests: read from their fields, tried in a limited child, and cached.
+"""Reads grammars from requests' fields, tries them in a limited child, and caches them.
 
 Other packages use `RequestGrammars` (the constructor), the `AnswerGrammar` that it returns, and the readers of fields.
 """

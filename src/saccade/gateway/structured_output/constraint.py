@@ -1,7 +1,7 @@
-"""What a request demands of its answer: a schema or grammar, or calls of tools.
+"""The constraint that a request puts on its answer: a schema, a grammar, or tool calls.
 
-A schema comes from OpenAI's `response_format`, vLLM's `structured_outputs` or `guided_*`, or the fields that llama.cpp,
-TGI and SGLang have instead. Calls come from `tool_choice` and `strict` functions.
+A schema comes from OpenAI's `response_format`, from vLLM's `structured_outputs` or `guided_*`, or from the
+corresponding fields of llama.cpp, TGI and SGLang. Calls come from `tool_choice` and `strict` functions.
 """
 
 import json
@@ -41,7 +41,7 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 class Constraint:
     """A client's grammar, from the field *param*. No keyword of a *strict* schema is dropped.
 
-    The text of "tool_calls" is a CallConstraint in JSON.
+    For "tool_calls", the text is a CallConstraint as JSON.
     """
 
     kind: Kind
@@ -53,7 +53,7 @@ class Constraint:
 def read_constraint(request: ChatRequest) -> Constraint | None:
     """Return the constraint on the answer, None if there is none.
 
-    Raises InvalidValue for two constraints or an incomplete one; UnsupportedParameter for others of vLLM's fields.
+    Raises InvalidValue for two constraints or an incomplete one, and UnsupportedParameter for other fields of vLLM's.
     """
     constraints = [*_response_format(request), *_structured_outputs(request), *_guided(request), *_others(request)]
     if len(constraints) > 1:
@@ -63,7 +63,7 @@ def read_constraint(request: ChatRequest) -> Constraint | None:
 
 
 def without_constraint(request: ChatRequest) -> ChatRequest:
-    """Return *request* without the fields of read_constraint(), which keep the whole body alive."""
+    """Return *request* without the fields that read_constraint() reads, which keep the whole body alive."""
     return msgspec.structs.replace(
         request,
         response_format=None,
@@ -152,7 +152,7 @@ def _others(request: ChatRequest) -> Iterator[Constraint]:
 
 
 def _schema(schema: Raw | UnsetType, param: str, strict: bool = False) -> Constraint:
-    """Return the constraint by *schema*, which may stand within OpenAI's object with its name."""
+    """Return the constraint for *schema*, which may be inside OpenAI's object next to its name."""
     text = _text(schema)
     if '"schema"' in text and text.lstrip().startswith("{"):
         inner = decode(text.encode(), _OBJECT, param)
@@ -162,7 +162,7 @@ def _schema(schema: Raw | UnsetType, param: str, strict: bool = False) -> Constr
 
 
 def _text(schema: Raw | UnsetType) -> str:
-    """Return the JSON of *schema*, which vLLM's clients may send as a JSON string."""
+    """Return *schema* as JSON text; vLLM's clients may send it as a JSON string."""
     text = b"" if schema is UNSET else bytes(schema)
     return str(json.loads(text)) if text.startswith(b'"') else text.decode()
 
@@ -170,10 +170,10 @@ def _text(schema: Raw | UnsetType) -> str:
 def with_calls(
     constraint: Constraint | None, request: ChatRequest, tools: Sequence[Tool], tokens: ToolCallTokens | None
 ) -> Constraint | None:
-    """Return the constraint on the answer: *constraint*, or calls of *tools*, or either of them, or None.
+    """Return the constraint on the answer: *constraint*, calls of *tools*, a choice of the two, or None.
 
-    JSON without *tools* stays as it is, unless answers in the form of *tokens* enclose it in tags. Raises InvalidValue
-    if calls and a *constraint* that is no JSON would both apply.
+    Without *tools*, a JSON constraint stays unchanged, unless answers in the form of *tokens* enclose the JSON in tags.
+    Raises InvalidValue if calls would apply together with a *constraint* that is not JSON.
     """
     choice = read_choice(request)
     is_strict = any(tool["function"].get("strict") for tool in tools)

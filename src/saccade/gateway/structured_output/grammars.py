@@ -1,6 +1,6 @@
-"""The grammars of requests, each tried once and cached.
+"""Tries each request's grammar once, and caches the outcome.
 
-Tenants share neither trials nor cached outcomes: the time of an answer would reveal another tenant's grammars.
+Tenants share neither trials nor cached outcomes, since an answer's timing would reveal other tenants' grammars.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ SAYS_NOTHING = (InternalError.code, DeadlineExceeded.code)
 
 @dataclass(frozen=True)
 class AnswerGrammar:
-    """The *grammar* of an answer, from the field *param*. It does not enforce the schema's keywords at *dropped*."""
+    """An answer's *grammar*, from the field *param*. It does not enforce the schema's keywords at *dropped*."""
 
     grammar: Grammar
     param: str
@@ -42,7 +42,7 @@ class AnswerGrammar:
 
     @property
     def refusal(self) -> UnsupportedParameter | None:
-        """The error of a request whose model's workers take no grammars; structural tags are for such workers."""
+        """The error for a request if its model's workers take no grammars; structural tags are for such workers."""
         if self.grammar.kind == "structural_tag":
             return None
         field = self.param.split(".")[0]
@@ -70,16 +70,16 @@ class RequestGrammars:
 
     @property
     def memory_part(self) -> MemoryPart:
-        """The outcomes that are kept."""
+        """The memory of the cached outcomes."""
         return MemoryPart("grammars", CACHE_BYTES, lambda: self._outcomes.num_bytes)
 
     async def grammar_of(
         self, constraint: Constraint, salt: bytes = b"", client: Hashable = None, priority: int = 1
     ) -> AnswerGrammar:
-        """Return the grammar of *constraint* for the tenant of *salt*; a trial takes a turn of *client*.
+        """Return the grammar for *constraint* and the tenant of *salt*; a trial takes a turn of *client*.
 
-        Raises InvalidValue and UnsupportedParameter, which name the place, and QueueFull if too many wait. A trial ends
-        when the last request that waits for it is cancelled.
+        A trial ends when the last request that waits for it is cancelled. Raises InvalidValue and UnsupportedParameter,
+        which name the place, and QueueFull if too many wait.
         """
         key = salt, constraint
         outcome = self._outcomes.get(key)

@@ -39,7 +39,7 @@ logger = structlog.get_logger(__name__)
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The grammar for workers and the places of its dropped keywords; or the error, in the field *param*."""
+    """The grammar for workers and the places of its dropped keywords, or else the error in the field *param*."""
 
     grammar: Grammar | None = None
     dropped: list[str] = []
@@ -49,7 +49,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Trial:
-    """The trial of *constraint* in a child. If nobody waits for the outcome any more, any thread may call kill()."""
+    """The trial of *constraint* in a child. Any thread may call kill() if nobody waits for the outcome any more."""
 
     def __init__(self, constraint: Constraint, limits: ChildLimits) -> None:
         self._constraint = constraint
@@ -58,7 +58,7 @@ class Trial:
         self.kill = self._child.stop
 
     def run_child(self) -> Outcome:
-        """Return the outcome; blocks until the child has ended."""
+        """Block until the child has ended, and return the outcome."""
         if self._child.is_stopped:
             return _failed(self._constraint)
         wait_seconds = self._limits.seconds + START_SECONDS
@@ -158,7 +158,7 @@ def _grammar_of(schema: Schema) -> Grammar:
 
 
 def _lark(constraint: Constraint) -> str:
-    """Return a grammar in Lark's format; as in vLLM, it may also be in llama.cpp's GBNF."""
+    """Return a grammar in Lark's format, converted if it is in llama.cpp's GBNF, which vLLM accepts too."""
     try:
         return any_to_lark(constraint.text)
     except MemoryError:

@@ -1,4 +1,4 @@
-"""Tenant: who sends a request, and the salt of its caches. Account: its usage, and what its limits have left."""
+"""Tenant: who sends a request, with the salt of its caches. Account: a tenant's usage, and what its limits leave."""
 
 import math
 import time
@@ -26,14 +26,14 @@ REFILL_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Limits:
-    """A tenant's limits per minute; None is no limit. *tokens* count prompts and answers."""
+    """A tenant's limits per minute; None means no limit. *tokens* counts prompts and answers."""
 
     requests: int | None = None
     tokens: int | None = None
     image_bytes: int | None = None
 
     def part(self, num_processes: int) -> "Limits":
-        """Return the share of each of *num_processes*, rounded up."""
+        """Return each process's share among *num_processes*, rounded up."""
         whole = (self.requests, self.tokens, self.image_bytes)
         return Limits(*(None if limit is None else -(-limit // num_processes) for limit in whole))
 
@@ -63,16 +63,16 @@ EVERYBODY = Tenant()
 
 
 def key_tenant(key: bytes) -> Tenant:
-    """Return the tenant of a key from a flag; its salt derives from the key, so all gateways of a fleet agree."""
+    """Return the tenant of a key from a flag. Its salt derives from the key, so all gateways in a fleet agree."""
     salt = blake3(key, derive_key_context=KEY_CONTEXT).digest(SALT_BYTES)
     return Tenant(salt, salt)
 
 
 def named_tenant(name: str, group: str, priority: int, limits: Limits, salt_key: str) -> Tenant:
-    """Return a tenant of a keys file.
+    """Return a tenant from a keys file.
 
-    Its salt derives from *salt_key* and the name of its group or, without a group, its own name. So keys may change
-    while caches stay, and every gateway with the same file derives the same salt.
+    Its salt derives from *salt_key* and its group's name or, without a group, its own name. So caches outlive a change
+    of keys, and every gateway with the same file derives the same salt.
     """
     secret = blake3(salt_key.encode(), derive_key_context=NAME_CONTEXT).digest()
     known_as = _named(secret, "tenant", name)
@@ -87,7 +87,7 @@ def _named(secret: bytes, kind: str, name: str) -> bytes:
 def request_salt(salt: bytes, cache_salt: str | None) -> bytes:
     """Return the salt of a request: its tenant's, hashed with the request's *cache_salt* if it has one.
 
-    The tenant's salt is the key of the hash, so that no request reaches the caches of another tenant.
+    The tenant's salt is the key of the hash, so that no request reaches another tenant's caches.
     """
     if cache_salt is None:
         return salt
@@ -96,10 +96,10 @@ def request_salt(salt: bytes, cache_salt: str | None) -> bytes:
 
 
 class TokenBucket:
-    """At most *per_minute* units, which refill evenly within a minute; None is no limit. A new bucket is full.
+    """At most *per_minute* units, which refill evenly within a minute; None means no limit.
 
-    A caller may spend more than there is: the level is then negative, and has to rise to 0 first. *clock* returns
-    seconds.
+    A new bucket is full. A caller may spend more than the level, which then becomes negative and has to rise to 0
+    first. *clock* returns seconds.
     """
 
     def __init__(self, per_minute: int | None, clock: Callable[[], float]) -> None:
@@ -110,7 +110,7 @@ class TokenBucket:
 
     @property
     def level(self) -> float:
-        """Units left now; infinite without a limit."""
+        """The units left now; infinite without a limit."""
         if self.per_minute is None:
             return math.inf
         now = self._clock()
@@ -120,7 +120,7 @@ class TokenBucket:
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds until a whole unit is left, 0 if one is."""
+        """Seconds until a whole unit is available, 0 if one already is."""
         return self._seconds_until(1.0)
 
     @property
@@ -129,7 +129,7 @@ class TokenBucket:
         return 0.0 if self.per_minute is None else self._seconds_until(float(self.per_minute))
 
     def spend(self, num_units: int) -> None:
-        """Take *num_units*, even if fewer are left; negative units are given back."""
+        """Take *num_units*, even if fewer are left; a negative number gives units back."""
         if self.per_minute is not None:
             self._level = self.level - num_units
 
@@ -149,8 +149,8 @@ class TokenBucket:
 class Account:
     """A tenant's account at one gateway process. Each of *num_processes* has its share of the limits.
 
-    A request is refused if a limit has nothing left, and else is charged in full: a prompt may be longer than the rest,
-    and the tokens of an answer are known only as they are generated. The excess is deducted from the next minute.
+    A request is refused if a limit has nothing left; otherwise it is charged in full. A prompt may be longer than what
+    is left, and an answer's tokens are known only as they are generated. The excess is deducted from the next minute.
     """
 
     def __init__(self, tenant: Tenant, num_processes: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
@@ -163,7 +163,7 @@ class Account:
         self._image_bytes = TokenBucket(limits.image_bytes, clock)
 
     def change(self, tenant: Tenant) -> None:
-        """Apply changed limits, priority or group of the same tenant."""
+        """Apply the tenant's changed limits, priority or group."""
         self.tenant = tenant
         limits = tenant.limits.part(self._num_processes)
         self._requests.resize(limits.requests)
@@ -172,7 +172,7 @@ class Account:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Serve a request in the block, and count it: towards the limit at once, as usage at its end.
+        """Count the request in the block: towards the limit at once, as usage at its end.
 
         A request that no worker could serve is not charged. Raises RateLimitExceeded, before the block, if no request
         or token is left.
@@ -193,7 +193,7 @@ class Account:
                 self._requests.spend(-1)
 
     def begin_images(self, num_images: int) -> None:
-        """Raise RateLimitExceeded if a request has images and no byte is left, so that none is fetched."""
+        """Raise RateLimitExceeded if a request has images and no bytes are left, before any image is fetched."""
         if num_images:
             self._check(self._image_bytes, "bytes of images")
 
@@ -220,7 +220,7 @@ class Account:
         self.usage.cached_tokens += num_tokens
 
     def headers(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield OpenAI's headers for the limits on requests and tokens, if there are any."""
+        """Yield OpenAI's rate limit headers for requests and tokens, if there are such limits."""
         for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket.per_minute is not None:
                 remaining = max(0, math.floor(bucket.level))
@@ -240,7 +240,7 @@ class Account:
 
 
 def duration(seconds: float) -> str:
-    """Return *seconds*, rounded up to milliseconds, in OpenAI's format: 0s, 250ms, 8.5s, 1m12.5s."""
+    """Format *seconds*, rounded up to milliseconds, as OpenAI does: 0s, 250ms, 8.5s, 1m12.5s."""
     milliseconds = math.ceil(seconds * 1000)
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"

@@ -1,4 +1,4 @@
-"""ApiKeyStore: the accounts of all tenants by their keys. It follows the file of --api-keys-file."""
+"""ApiKeyStore: the accounts of all tenants by their keys. It follows changes of the keys file."""
 
 import asyncio
 import logging
@@ -24,13 +24,13 @@ UNFORESEEN = "an unforeseen error, which the log has"
 
 
 def flag_keys(api_keys: Iterable[str], admin_keys: Iterable[str]) -> dict[bytes, str]:
-    """Return the flags of keys by the keys' hashes."""
+    """Return which flag each key came from, by the key's hash."""
     flags = {digest_of(key.encode()): "--admin-key" for key in admin_keys}
     return flags | {digest_of(key.encode()): "--api-key" for key in api_keys}
 
 
 def read_keys_file(file: WatchedFile, flags: Mapping[bytes, str]) -> KeyTable:
-    """Return parse_keys() of *file* when a program starts. Raises StartupError that names the file."""
+    """Parse the keys file *file* when a program starts. Raises StartupError that names the file."""
     try:
         return parse_keys(file.read_content() or b"", flags)
     except StartupError as error:
@@ -41,13 +41,13 @@ class ApiKeyStore:
     """The accounts of all tenants, by their keys. Without keys, everybody shares one account. Raises StartupError.
 
     - api_keys: keys of tenants that have an account each, without limits.
-    - path: the file of other tenants and their keys.
+    - path: the file with other tenants and their keys.
     - admin_keys: keys that must not be in the file.
     - kind: names the keys in errors.
-    - num_processes: the gateway processes that share the limits.
+    - num_processes: how many gateway processes share the limits.
     - named: the accounts of the file's tenants, by name.
     - everybody: the account of requests without a key.
-    - fault: why the file, as it is now, is not used; "" if it is.
+    - fault: why the current content of the file is not used; "" if it is used.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class ApiKeyStore:
         return account
 
     def usages(self) -> dict[str, TenantUsage]:
-        """Return the usage of each tenant of the file at this process, by name."""
+        """Return the usage at this process of each tenant in the file, by name."""
         return {name: account.usage for name, account in self.named.items()}
 
     async def follow(self) -> None:
-        """Reload the file whenever it has changed, until this is cancelled."""
+        """Reload the file whenever it has changed, until cancelled."""
         try:
             while self._file is not None:
                 await asyncio.sleep(LOOK_SECONDS)
@@ -120,7 +120,7 @@ class ApiKeyStore:
         self._note(self._content_fault)
 
     def _use(self, content: bytes) -> str:
-        """Use a new *content* of the file; return why it cannot be used, "" if it is."""
+        """Use the file's new *content*; return why it cannot be used, "" if it can."""
         try:
             table = parse_keys(content, self._flags)
         except StartupError as error:
@@ -130,7 +130,7 @@ class ApiKeyStore:
         return ""
 
     def _take(self, table: KeyTable) -> None:
-        """Use *table*. Tenants of the last table keep their account."""
+        """Use *table*. Tenants that were in the last table keep their account."""
         accounts = {}
         for name, tenant in table.tenants.items():
             account = self.named.get(name)

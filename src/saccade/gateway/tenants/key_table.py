@@ -13,8 +13,8 @@
     tenant = "acme"
     sha256 = "..."                        # of the key; `saccade key new --tenant acme` prints one
 
-A key is 256 random bits, so nobody can search for it by a plain hash; slow hashes are for passwords, which people
-choose. Errors name the entry and never its value, which could be a key that was put there by mistake.
+A key is 256 random bits, so a plain hash is enough: nobody can guess the key. Slow hashes are for passwords, which
+people choose. Errors name the entry and never its value, which could be a key put there by mistake.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""What operators see of tenants: a report of each, and metrics."""
+"""What operators see of tenants: a report on each, and metrics."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -27,7 +27,7 @@ DESCRIPTIONS = {
 
 
 class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant of the keys file: its limits, None if there is none, and its usage."""
+    """A keys-file tenant: its limits, None for no limit, and its usage."""
 
     tenant: str
     group: str
@@ -39,7 +39,7 @@ class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tenant_reports(accounts: Mapping[str, Account], usages: Sequence[Mapping[str, TenantUsage]]) -> list[TenantReport]:
-    """Return the report of each of *accounts*; *usages* are the usage at every process, by tenant."""
+    """Return a report on each of *accounts*; *usages* holds every process's usage by tenant."""
     reports = []
     for name, account in sorted(accounts.items()):
         tenant = account.tenant
@@ -58,7 +58,10 @@ def tenant_reports(accounts: Mapping[str, Account], usages: Sequence[Mapping[str
 
 
 class TenantMetrics(Collector):
-    """The usage of each tenant, and whether the current keys file is used. No metrics without a keys file."""
+    """Collects each tenant's usage, and whether the current keys file is in use.
+
+    Without a keys file, it has no metrics.
+    """
 
     def __init__(self, api_keys: ApiKeyStore) -> None:
         self._api_keys = api_keys

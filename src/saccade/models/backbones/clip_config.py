@@ -47,7 +47,7 @@ class ClipConfig(VisionConfig):
 
     @classmethod
     def read_vision(cls, vision: Mapping[str, Any]) -> Self:
-        """Read a `vision_config`. Raises StartupError, naming the key."""
+        """Read a `vision_config`. Raises StartupError that names the key."""
         vision = {**SILENT, **vision}
         activation = choice(vision, "hidden_act", ("quick_gelu", "gelu", "gelu_pytorch_tanh"))
         config = cls(activation=activation, **values_of(cls, vision))
@@ -65,7 +65,7 @@ class ClipConfig(VisionConfig):
 
     @property
     def side(self) -> int:
-        """Number of patches along each side of an image."""
+        """The number of patches along each side of an image."""
         return self.image_size // self.patch_size
 
     @property

@@ -1,9 +1,9 @@
-"""CLIP's vision tower: square images to hidden states of a chosen block (Radford et al. 2021, arXiv:2103.00020).
+"""CLIP's vision tower: maps square images to a block's hidden states (Radford et al. 2021, arXiv:2103.00020).
 
-Formulas: transformers, modeling_clip.py (CLIPVision*). Parameters have the names of the releases, with `pre_layrnorm`
-as they spell it. Encoder contract: `prepare` runs on the host; `forward` then runs without a device sync.
-Shapes: V images of one size, S the side of an image in pixels, P patches of all images, C values of a patch,
-T tokens of all images (each has a class token before its patches), H heads, D head size, E hidden size.
+Formulas: transformers, modeling_clip.py (CLIPVision*). Parameters have the releases' names, including their spelling
+`pre_layrnorm`. Encoder contract: `prepare` runs on the host; `forward` then runs without a device sync. Shapes: V
+images of one size, S the side of an image in pixels, P patches of all images, C values of a patch, T tokens of all
+images (each has a class token before its patches), H heads, D head size, E hidden size.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ from saccade.nn.vision import IN_THE_ENCODER, PatchEmbedding, packed_sequences
 
 @dataclass(frozen=True, slots=True)
 class ViewMetadata:
-    """The metadata of a number of images."""
+    """The metadata for a number of images."""
 
     layout: PackedLayout
     backend: VisionAttentionBackend
@@ -57,7 +57,7 @@ class ClipAttention(nn.Module):
 
 
 class ClipBlock(nn.Module):
-    """Attention, then the MLP; each reads a normalised input, and its result is added to the residual."""
+    """Attention, then the MLP; each reads a normalised input and adds its result to the residual."""
 
     def __init__(self, config: ClipConfig, ranks: Ranks, norm: Norm = LayerNorm) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class ClipBlock(nn.Module):
 class ClipEmbeddings(nn.Module):
     """A class token and the embedded patches of each image, plus learned positions.
 
-    Some checkpoints have a bias, and dimensions of 1 before those of the token and of the table.
+    Some checkpoints have a bias, and extra leading dimensions of 1 in the token and the table.
     """
 
     def __init__(self, config: ClipConfig, *, bias: bool = False, has_ones: bool = False) -> None:
@@ -140,8 +140,8 @@ class ClipTower(ViewTower):
         """Return the parameter that the tensor *name*, relative to the tower, fills; None if the network does not need
         it.
 
-        Blocks after the chosen hidden states, the norm after the last block, and position ids, which old releases hold,
-        are not needed.
+        Blocks after the chosen hidden states and the norm after the last block are not needed, nor are the position ids
+        in old releases.
         """
         name = name.removeprefix("vision_model.")
         if name.startswith("post_layernorm.") or name == "embeddings.position_ids":
@@ -167,13 +167,13 @@ class MlpProjector(nn.Module):
 
 
 def joined_squares(x_VPC: torch.Tensor, scale: int) -> torch.Tensor:
-    """Return the channels of each *scale* x *scale* patches of square views, joined by rows: [U, C * scale^2]."""
+    """Join the channels of every *scale* x *scale* patches of square views, by rows: [U, C * scale^2]."""
     side = round(x_VPC.shape[1] ** 0.5)
     blocks: torch.Tensor = x_VPC.unflatten(1, (side // scale, scale, side // scale, scale))
     return blocks.transpose(2, 3).flatten(3).flatten(0, 2)
 
 
 def view_patches(views_V3SS: torch.Tensor, patch_size: int) -> torch.Tensor:
-    """Return the patches [P, 3 * patch_size^2] of images, by rows, without the rest beyond whole patches."""
+    """Return the images' patches [P, 3 * patch_size^2] by rows, without pixels beyond whole patches."""
     patches = views_V3SS.unfold(2, patch_size, patch_size).unfold(3, patch_size, patch_size)
     return patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)

@@ -1,4 +1,4 @@
-"""Shared parts of text decoders: the embedding table, the order of layers and of a layer, its MLP, rotary positions.
+"""Shared parts of text decoders: the embedding table, the layers and their order, the MLP, and rotary positions.
 
 Shapes: N tokens, E hidden size, V vocabulary.
 """
@@ -23,8 +23,8 @@ Norm = Callable[[int, float], nn.Module]
 class DecoderLayer(nn.Module):
     """A mixer of tokens, then the MLP or experts; each reads a normalised input, and adds its result to the residual.
 
-    `add_to` of *mixer*, which has the name *mixer_name* in checkpoints, takes the residual, its input, the decoder's
-    rotation, and the context; that of *mlp* the residual and its input.
+    *mixer*, which checkpoints call *mixer_name*, has an `add_to` that takes the residual, its input, the decoder's
+    rotation, and the context. The `add_to` of *mlp* takes the residual and its input.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class DecoderLayer(nn.Module):
 
 
 class TextDecoder(nn.Module):
-    """Maps embeddings to hidden states. Features may be added after the first layers, at chosen rows."""
+    """Maps embeddings to hidden states. It may add features after the first layers, at chosen rows."""
 
     def __init__(self, config: DecoderConfig, ranks: Ranks, layers: Iterable[nn.Module], norm: Norm = RMSNorm) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class TextDecoder(nn.Module):
         return self.embed_tokens(input_ids)  # type: ignore[no-any-return]
 
     def finish(self) -> None:
-        """Compute the values derived from the loaded weights and their device."""
+        """Compute the values that derive from the loaded weights and their device."""
         rope, device = self.config.rope, self.embedding_VE.device
         num_pairs = len(rope.divisors)
         axes = interleaved_axes if self.config.style.axes == "interleaved" else chunked_axes
@@ -78,11 +78,14 @@ class TextDecoder(nn.Module):
         self.frequencies = inverse_frequencies(rope.theta, 2 * num_pairs, device, rope.divisors)
 
     def rotation(self, angles: torch.Tensor, dtype: torch.dtype) -> Any:
-        """Return the rotation for the layers' mixers, from an angle for each token and pair of channels."""
+        """Return the rotation for the layers' mixers, from one angle for each token and channel pair."""
         return cos_sin(angles, dtype, self.config.rope.magnitude)
 
     def rotation_at(self, positions: torch.Tensor, dtype: torch.dtype) -> Any:
-        """Return the rotation for tokens at *positions* int64 [3, N]; one of the three axes turns each pair."""
+        """Return the rotation for tokens at *positions* int64 [3, N].
+
+        Each channel pair follows one of the three axes.
+        """
         return self.rotation(positions.index_select(0, self.axes).t() * self.frequencies, dtype)
 
     def forward(
@@ -128,7 +131,7 @@ class GatedMlp(Layer):
         return self.down_proj.add_to(residual_NE, self._gated(x_NE))
 
     def summand(self, x_NE: torch.Tensor) -> torch.Tensor:
-        """Return what the ranks sum to `forward`, if there are no biases."""
+        """Return this rank's summand; the ranks' summands add up to `forward` if there are no biases."""
         return self.down_proj.summand(self._gated(x_NE))
 
     def add_summand(self, addend_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:

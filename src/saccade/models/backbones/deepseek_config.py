@@ -15,8 +15,8 @@ from saccade.models.spec import KvSpec, Latent
 class ExpertConfig:
     """Routed experts and shared experts. Every token uses *num_chosen* of the routed experts, and all shared ones.
 
-    The experts are in *num_groups* groups of equal size; a token chooses within its best *num_chosen_groups*. The
-    weights of a token's experts are multiplied by *scaling*; with *normalised* they sum to 1 before that.
+    The experts form *num_groups* groups of equal size; a token chooses within its best *num_chosen_groups*. Its
+    experts' weights are multiplied by *scaling*; with *normalised*, they sum to 1 before that.
     """
 
     num_experts: Annotated[int, "n_routed_experts"]
@@ -30,7 +30,7 @@ class ExpertConfig:
 
     @classmethod
     def read_experts(cls, text: Mapping[str, Any]) -> "ExpertConfig":
-        """Read `text_config`. Raises StartupError, naming the key."""
+        """Read `text_config`. Raises StartupError that names the key."""
         check_equal(text, {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1})
         config = cls(
             shared_intermediate_size=integer(text, "moe_intermediate_size") * integer(text, "n_shared_experts"),
@@ -91,5 +91,5 @@ class DeepseekTextConfig(DecoderConfig):
 
     @property
     def score_scale(self) -> float:
-        """The factor of the products of queries and keys."""
+        """The factor for the products of queries and keys."""
         return float((self.plain_width + self.rope_width) ** -0.5 * self.rope.score_factor)

@@ -1,9 +1,9 @@
 """DeepSeek-V3's decoder: attention over latents, then an MLP or a mixture of experts.
 
-A token's keys and values of all heads are products of one latent, and only the latent is cached. The matrix of the keys
-is applied to the queries instead, and that of the values to the attended latents (DeepSeek-V2, arXiv:2405.04434,
-section 2.1.2). Formulas: transformers, modeling_deepseek_v3.py. Shapes: N tokens, E hidden size, Q query heads, K plain
-width of a query, R rotated width, W latent width, C = W + R, V value width of a head.
+All of a token's keys and values derive from one latent, and only the latent is cached. The key matrix is applied to the
+queries instead, and the value matrix to the attended latents (DeepSeek-V2, arXiv:2405.04434, section 2.1.2). Formulas:
+transformers, modeling_deepseek_v3.py. Shapes: N tokens, E hidden size, Q query heads, K plain width of a query, R
+rotated width, W latent width, C = W + R, V value width of a head.
 """
 
 import torch
@@ -23,7 +23,7 @@ LATENT_NORM_EPS = 1e-6
 
 
 class Queries(Layer):
-    """The queries of this rank's heads, [N, Q * (K + R)]; through a latent if the configuration has one."""
+    """Computes the queries of this rank's heads, [N, Q * (K + R)], through a latent if the configuration has one."""
 
     def __init__(self, config: DeepseekTextConfig, ranks: Ranks) -> None:
         super().__init__()
@@ -44,7 +44,10 @@ class Queries(Layer):
 
 
 class LatentAttention(Layer):
-    """Causal attention with absorbed queries over cached latents; the heads are cut over ranks, the latents are not."""
+    """Causal attention with absorbed queries over cached latents.
+
+    The ranks share the heads, but each has all latents.
+    """
 
     def __init__(self, config: DeepseekTextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
@@ -101,8 +104,8 @@ class LatentAttention(Layer):
 class ExpertRouter(Layer):
     """Chooses each token's experts, in float32.
 
-    *e_score_correction_bias* changes which experts are chosen, not their weights (DeepSeek-V3, arXiv:2412.19437,
-    section 2.1.2); it decides between near equals and stays float32, as in the releases. Shapes: X experts, G groups,
+    *e_score_correction_bias* changes which experts are chosen, but not their weights (DeepSeek-V3, arXiv:2412.19437,
+    section 2.1.2). It decides between near equals, so it stays float32 as in the releases. Shapes: X experts, G groups,
     T experts of a token.
     """
 
@@ -125,7 +128,7 @@ class ExpertRouter(Layer):
         return ids_NT, weights_NT * self.config.scaling
 
     def _within_groups(self, choice_NX: torch.Tensor) -> torch.Tensor:
-        """Exclude experts outside of a token's best groups; the rank of a group is the sum of its two best experts."""
+        """Exclude experts outside a token's best groups. A group's score is the sum of its two best experts' scores."""
         config = self.config
         if config.num_groups == 1:
             return choice_NX

@@ -1,4 +1,4 @@
-"""The draft layer of a hybrid decoder: it predicts the token after the next one.
+"""A hybrid decoder's draft layer, which predicts the token after the next one.
 
 Formulas: vLLM, qwen3_5_mtp.py (Qwen3_5MultiTokenPredictor); the idea is that of DeepSeek-V3, arXiv:2412.19437, section
 2.2. The releases share the embedding table and the head with the decoder. Shapes: N tokens, E hidden size.
@@ -19,9 +19,9 @@ from saccade.nn.parallel import Ranks
 
 
 class DraftLayer(nn.Module):
-    """Joins a token's embedding and the hidden state of the token before it; then a layer that attends to all tokens.
+    """Joins a token's embedding and the previous token's hidden state, then applies a layer that attends to all tokens.
 
-    The hidden state is the decoder's result, after its last norm.
+    The hidden state is the decoder's result after its last norm.
     """
 
     def __init__(self, config: HybridConfig, ranks: Ranks) -> None:

@@ -1,4 +1,4 @@
-"""Gated delta net: a layer of linear attention whose state has a fixed size for any context.
+"""Gated delta net, a linear attention layer whose state has a fixed size for any context.
 
 Formulas: transformers, modeling_qwen3_5.py (Qwen3_5GatedDeltaNet); Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464.
 Shapes: N tokens, E hidden size, K key heads, H value heads, D key width, W value width, T taps of the convolution,
@@ -17,7 +17,7 @@ from saccade.nn.parallel import Ranks, Sharding, shards_of
 
 
 class CausalConv(Layer):
-    """The taps of a depthwise convolution over queries, keys and values, cut over ranks by heads."""
+    """The taps of a depthwise convolution over queries, keys and values; ranks share the heads."""
 
     def __init__(self, config: DeltaNetConfig, ranks: Ranks) -> None:
         super().__init__()

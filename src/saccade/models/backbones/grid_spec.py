@@ -22,7 +22,7 @@ def placeholders(config: Mapping[str, Any], vocab_size: int) -> Mapping[str, int
 
 
 class MergedPatchSpec(ModelSpec):
-    """The spec of images of one frame, and videos, of whose patches vision.merge_size squared become one token.
+    """The spec for images of one frame and videos, in which vision.merge_size squared patches become one token.
 
     A patch of a video has vision.temporal_patch_size frames.
     """
@@ -72,10 +72,9 @@ class MergedPatchSpec(ModelSpec):
 
 @dataclass(frozen=True)
 class GridSpec(MergedPatchSpec):
-    """Positions are those of the grids, on three axes.
+    """The spec for models whose positions follow the grids, on three axes.
 
-    With *divides_videos* there is text between the groups of a video's frames, so that each has the positions of an
-    image.
+    With *divides_videos*, there is text between a video's frame groups, so that each group has an image's positions.
     """
 
     divides_videos: ClassVar[bool] = True
@@ -91,11 +90,11 @@ class GridSpec(MergedPatchSpec):
         return any(divisor != 1 for divisor in self.text.rope.divisors)
 
     def positions(self, media: Sequence[MediaItem]) -> MultimodalPositions:
-        """Return the positions; tokens of an image or video have those of the merged grid."""
+        """Return the positions. An image's or video's tokens have the positions of the merged grid."""
         return MultimodalPositions(sorted(span for item in media for span in self._grid_spans(item)))
 
     def time_step(self, item: MediaItem) -> float:
-        """Return the distance of the positions of successive groups of a video's frames."""
+        """Return the distance between the positions of a video's successive frame groups."""
         return 1.0
 
     def _grid_spans(self, item: MediaItem) -> Iterator[GridSpan]:

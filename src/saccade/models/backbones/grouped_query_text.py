@@ -21,7 +21,10 @@ from saccade.nn.parallel import ALONE, Ranks
 
 
 class GroupedQueryAttention(Layer):
-    """One matrix computes queries, keys and values; queries and keys are rotated per head, some after a norm."""
+    """One matrix computes queries, keys and values.
+
+    Queries and keys are rotated per head, in some models after a norm.
+    """
 
     def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
@@ -73,7 +76,7 @@ class GroupedQueryAttention(Layer):
 
 
 class MixtureOfExperts(nn.Module):
-    """A router chooses experts for each token by their probabilities, which weigh the experts' results."""
+    """A router chooses each token's experts by probability; the probabilities also weight their results."""
 
     def __init__(self, config: TextConfig, experts: ExpertsConfig, ranks: Ranks) -> None:
         super().__init__()

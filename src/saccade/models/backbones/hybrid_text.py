@@ -20,7 +20,7 @@ from saccade.nn.parallel import ALONE, Ranks
 class GatedAttention(Layer):
     """Grouped-query attention with a sigmoid gate for each channel of its output, projected with the queries.
 
-    The checkpoint's `q_proj` has for each head D rows of the query, then D rows of the gate.
+    For each head, the checkpoint's `q_proj` has D rows for the query, then D rows for the gate.
     """
 
     def __init__(self, config: HybridConfig, layer: int, ranks: Ranks) -> None:

@@ -33,7 +33,7 @@ class ImageTextNetwork(TextNetwork):
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Compute the values derived from loaded weights and their device. Call once, after loading."""
+        """Compute the values that derive from loaded weights and their device. Call once, after loading."""
         super().finish()
         self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=self.device) * 255
 

@@ -1,4 +1,4 @@
-"""The type of each layer of a decoder that has two, from config.json. No torch."""
+"""Reads the type of each layer from config.json, for a decoder with two types. No torch."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -12,9 +12,9 @@ FULL: Final = "full_attention"
 
 
 def layer_types(text: Mapping[str, Any], other: str, interval: Callable[[], int]) -> list[str]:
-    """Return the type of each layer, FULL or *other*: as `layer_types` lists them, else every *interval*-th is FULL.
+    """Return each layer's type, FULL or *other*, from `layer_types`, or else with every *interval*-th layer FULL.
 
-    Raises StartupError, naming the key.
+    Raises StartupError that names the key.
     """
     num_layers, types = integer(text, "num_hidden_layers"), text.get("layer_types")
     if types is None:
@@ -26,7 +26,9 @@ def layer_types(text: Mapping[str, Any], other: str, interval: Callable[[], int]
 
 
 def check_window(text: Mapping[str, Any], *, is_in_all: bool) -> None:
-    """Raise StartupError if `layer_types` gives the window to other layers than all, or to some although none has it.
+    """Raise StartupError if `layer_types` contradicts the window.
+
+    All layers must have the window, or none if the model has no window.
 
     transformers reads the list in some of these decoders, and vLLM in others.
     """

@@ -27,7 +27,7 @@ class MergingConfig(MergingVisionConfig):
 
     @classmethod
     def read_vision(cls, vision: Mapping[str, Any]) -> Self:
-        """Read `vision_config`. Raises StartupError, naming the key."""
+        """Read `vision_config`. Raises StartupError that names the key."""
         vision = {**cls.defaults, **vision}
         activation = choice(vision, "hidden_act", ACTIVATIONS)
         config = cls(activation=activation, **values_of(cls, vision), **cls.more(vision))
@@ -38,7 +38,7 @@ class MergingConfig(MergingVisionConfig):
 
     @classmethod
     def more(cls, vision: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a subclass that name no key. Raises StartupError, naming the key."""
+        """Return the fields of a subclass that name no key. Raises StartupError that names the key."""
         return {}
 
     @property
@@ -48,5 +48,5 @@ class MergingConfig(MergingVisionConfig):
 
     @property
     def num_features(self) -> int:
-        """Vectors of the text model's width that each token of an image has."""
+        """How many vectors of the text model's width each image token has."""
         return 1

@@ -1,4 +1,4 @@
-"""A merging tower and a text decoder as one network; families differ in the tower, the decoder and in names.
+"""A merging tower and a text decoder as one network. Families differ in the tower, the decoder and the names.
 
 Shapes: B bytes of pixels, U tokens of images in the step, W = E * number of features of a token.
 """

@@ -1,9 +1,9 @@
 """A vision tower that rotates patches by row and column, and joins each square of them into one vector.
 
 Formulas: transformers, modeling_qwen2_vl.py (Qwen2VisionTransformerPretrainedModel), modeling_qwen3_vl.py
-(Qwen3VLVision*) and modeling_paddleocr_vl.py. Encoder contract: `prepare` does all that depends on grids, on the host;
-`forward` then runs without a device sync. Shapes: P patches, C channels * height * width of a patch, E hidden size,
-D head size, T entries of the table for one position, U merged patches, X text width.
+(Qwen3VLVision*) and modeling_paddleocr_vl.py. Encoder contract: `prepare` does everything that depends on grids, on the
+host; `forward` then runs without a device sync. Shapes: P patches, C channels * height * width of a patch, E hidden
+size, D head size, T entries of the table for one position, U merged patches, X text width.
 """
 
 from collections.abc import Sequence
@@ -65,13 +65,16 @@ class LearnedMetadata:
 
 
 def axial_cos_sin(places_P2: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Return the rotations [P, 1, D / 2] of patches at (row, column): half of the angles by row, half by column."""
+    """Return the rotations [P, 1, D / 2] of patches at (row, column).
+
+    Half of the angles follow the row, half the column.
+    """
     frequencies = inverse_frequencies(ROPE_THETA, head_dim // 2, places_P2.device)
     return cos_sin_pairs((places_P2.unsqueeze(-1) * frequencies).flatten(1))
 
 
 class TowerMlp(VisionMlp):
-    """Has the names of Qwen3-VL; those of other releases are renamed."""
+    """An MLP with Qwen3-VL's parameter names; other releases' names are mapped to them."""
 
     names = ("linear_fc1", "linear_fc2")
 
@@ -90,7 +93,7 @@ class GatedTowerMlp(GatedMlp):
 
 
 class VisionBlock(nn.Module):
-    """*attn*, then *mlp*; each reads a normalised input, and its result is added to the residual."""
+    """*attn*, then *mlp*; each reads a normalised input and adds its result to the residual."""
 
     def __init__(self, config: MergingVisionConfig, attn: PackedSelfAttention, mlp: nn.Module, norm: Norm) -> None:
         super().__init__()
@@ -106,7 +109,7 @@ class VisionBlock(nn.Module):
 
 
 class PatchMerger(nn.Module):
-    """Concatenate each merge block and project it. The norm comes before the concatenation, or after it."""
+    """Concatenates each merge block and projects it. The norm comes before or after the concatenation."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Read values from a checkpoint's config.json; a missing or wrong value raises StartupError, which names its key."""
+"""Reads values from a checkpoint's config.json. A missing or wrong value raises StartupError that names its key."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -47,7 +47,7 @@ def choice(config: Mapping[str, Any], key: str, supported: tuple[str, ...]) -> s
 
 
 def flag(config: Mapping[str, Any], key: str) -> bool:
-    """Return the truth of the value under *key*, false if there is none."""
+    """Return whether the value under *key* is true; false if there is none."""
     return bool(config.get(key, False))
 
 

@@ -1,9 +1,9 @@
-"""MoonViT, a tower for images of any size and clips of a few frames, and its projector.
+"""MoonViT, a vision tower for images of any size and clips of a few frames, and its projector.
 
-Every image attends to itself, with learned positions that are resampled to its grid and 2-D rotary positions. The
-frames of a clip attend to each other, have positions in time as well, and are averaged to one; a video is cut into
-clips of `clip_frames`, of which the last may be shorter. Patches come in raster order, frame after frame, and are put
-into merge-block order at once.
+Every image attends to itself, with learned positions that are resampled to its grid and 2-D rotary positions. A clip's
+frames attend to each other, also have positions in time, and are averaged into one. A video is cut into clips of
+`clip_frames`; the last may be shorter. Patches arrive in raster order, frame after frame, and are first put into
+merge-block order.
 
 Formulas: transformers, modeling_kimi_k25.py (vision tower) and vision_utils.py. Shapes: P patches, C values of a patch,
 E hidden size, F frames of a clip, U merged patches, X text width.
@@ -57,7 +57,7 @@ class ClipMetadata:
 class MoonVitMetadata(LearnedMetadata):
     """The metadata that depends only on grids. *clips* is None if all clips have one frame.
 
-    *order* int64 [P] is the place in the raster of each patch in merge-block order.
+    *order* int64 [P] is the raster position of each patch in merge-block order.
     """
 
     order: torch.Tensor
@@ -65,7 +65,7 @@ class MoonVitMetadata(LearnedMetadata):
 
 
 def clips_of(grid: Grid, most: int) -> list[Grid]:
-    """Return the grids of the clips of a video or image, each of *most* frames but the last."""
+    """Return the grids of a video's or image's clips. Each clip has *most* frames; the last may have fewer."""
     frames, rows, columns = grid
     return [(min(most, frames - first), rows, columns) for first in range(0, frames, most)]
 

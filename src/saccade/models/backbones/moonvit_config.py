@@ -57,7 +57,8 @@ FIXED: Mapping[str, Any] = MappingProxyType(
 class MoonVitConfig(MergingVisionConfig):
     """The vision part of config.json, checked.
 
-    *table_rows* and *table_columns* are those of the learned positions. A clip has at most *clip_frames* frames.
+    *table_rows* and *table_columns* are the size of the table of learned positions. A clip has at most *clip_frames*
+    frames.
     """
 
     table_rows: Annotated[int, "pos_emb_height"]

@@ -1,6 +1,6 @@
-"""Rotary frequencies for contexts longer than those of the training, from config.json. No torch.
+"""Reads from config.json the rotary frequencies for contexts longer than in training. No torch.
 
-Each way divides the frequency of each channel pair by a different number. Formulas: transformers 5.23,
+Each method divides every channel pair's frequency by a number of its own. Formulas: transformers 5.23,
 modeling_rope_utils.py. Linear: Chen et al. 2023, arXiv:2306.15595. YaRN: Peng et al. 2023, arXiv:2309.00071. Longrope:
 Ding et al. 2024, arXiv:2402.13753.
 """
@@ -20,7 +20,7 @@ ORIGINAL_LENGTH = "original_max_position_embeddings"
 class Rope(NamedTuple):
     """Channel pair i has the frequency 1 / (divisors[i] * theta^(i / pairs)); cosine and sine times *magnitude*.
 
-    Some decoders multiply attention scores by *score_factor*. *factors* names the set that longrope chose of its two.
+    Some decoders multiply attention scores by *score_factor*. *factors* says which of longrope's two sets applies.
     """
 
     theta: float
@@ -31,7 +31,7 @@ class Rope(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A reader's input: the decoder's keys, those of its scaling, and the longest sequence to serve."""
+    """A reader's input: the decoder's keys, the keys of its scaling, and the longest sequence to serve."""
 
     text: Mapping[str, Any]
     scaling: Mapping[str, Any]
@@ -41,12 +41,12 @@ class _Source(NamedTuple):
 
     @property
     def original_length(self) -> int:
-        """Return the length of the sequences in the training."""
+        """Return the sequence length in training."""
         return original_length(self.text)
 
 
 def rope_section(text: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the decoder's keys of its rotary positions, {} if there are none. Raises StartupError.
+    """Return the decoder's keys for rotary positions, {} if there are none. Raises StartupError.
 
     Older releases have `rope_scaling` next to `rope_theta`; newer ones put both into `rope_parameters`.
     """
@@ -55,7 +55,7 @@ def rope_section(text: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def original_length(text: Mapping[str, Any]) -> int:
-    """Return the length of the sequences in the training, from the decoder's keys *text*. Raises StartupError."""
+    """Return the sequence length in training, from the decoder's keys *text*. Raises StartupError."""
     holder = next((one for one in (text, rope_section(text)) if one.get(ORIGINAL_LENGTH) is not None), None)
     return integer(text, "max_position_embeddings") if holder is None else integer(holder, ORIGINAL_LENGTH, least=2)
 
@@ -63,8 +63,8 @@ def original_length(text: Mapping[str, Any]) -> int:
 def read_rope(text: Mapping[str, Any], head_dim: int, max_model_len: int, rotary_factor: float = 1.0) -> Rope:
     """Return the rotary frequencies of a decoder that serves sequences of up to *max_model_len* tokens.
 
-    *rotary_factor* is the part of a head's channels that the decoder rotates. The length chooses between longrope's two
-    sets of factors, once for all sequences of any length. Raises StartupError, naming the key.
+    *rotary_factor* is the share of a head's channels that the decoder rotates. *max_model_len* chooses between
+    longrope's two sets of factors, once for sequences of any length. Raises StartupError that names the key.
     """
     scaling = rope_section(text)
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
@@ -77,9 +77,9 @@ def read_rope(text: Mapping[str, Any], head_dim: int, max_model_len: int, rotary
 
 
 def longest(text: Mapping[str, Any]) -> int:
-    """Return the longest sequence in tokens: `max_position_embeddings`, or what YaRN makes of the length of training.
+    """Return the longest sequence in tokens: `max_position_embeddings`, or the training length as YaRN extends it.
 
-    Who adds YaRN as a release's README says may leave `max_position_embeddings` as it is. Raises StartupError.
+    Operators who add YaRN by a release's README may leave `max_position_embeddings` unchanged. Raises StartupError.
     """
     scaling, stated = rope_section(text), integer(text, "max_position_embeddings")
     original = scaling.get(ORIGINAL_LENGTH)
@@ -97,7 +97,7 @@ def _linear(source: _Source) -> Rope:
 
 
 def _llama3(source: _Source) -> Rope:
-    """Long waves are stretched by the factor, short ones not, and those between by a mixture of both."""
+    """Stretch long waves by the factor, leave short ones, and interpolate in between."""
     factor, low, high = (number(source.scaling, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     if low >= high:
         raise StartupError("config.json: `low_freq_factor` must be below `high_freq_factor`.")
@@ -108,9 +108,9 @@ def _llama3(source: _Source) -> Rope:
 
 
 def _yarn(source: _Source) -> Rope:
-    """Long waves are stretched by the factor, short ones not, and those between by a mixture of both.
+    """Stretch long waves by the factor, leave short ones, and interpolate in between.
 
-    The factor of scores is DeepSeek-V3's: transformers, modeling_deepseek_v3.py, yarn_apply_mscale.
+    The score factor is DeepSeek-V3's: transformers, modeling_deepseek_v3.py, yarn_apply_mscale.
     """
     scaling, width = source.scaling, 2 * source.num_pairs
     factor, original = number(scaling, "factor"), source.original_length

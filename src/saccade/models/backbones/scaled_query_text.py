@@ -1,4 +1,4 @@
-"""A decoder of grouped-query attention whose queries grow with their positions.
+"""A decoder with grouped-query attention whose queries grow with their positions.
 
 Formula: transformers 5.23, modeling_ministral3.py (get_llama_4_attn_scale). Shapes: N tokens, E hidden size, Q query
 heads, D head size.

@@ -31,7 +31,7 @@ class SiglipEmbeddings(nn.Module):
         self.positions_PC = torch.empty(0)
 
     def finish(self) -> None:
-        """Take the entries of the loaded table, one for each patch."""
+        """Select the loaded table's entries, one for each patch."""
         table_PC: torch.Tensor = self.position_embedding.weight  # type: ignore[assignment]
         self.positions_PC = table_PC.detach()
 
@@ -42,9 +42,9 @@ class SiglipEmbeddings(nn.Module):
 
 
 class SiglipTower(ViewTower):
-    """SigLIP's vision tower (Zhai et al. 2023, arXiv:2303.15343): as CLIP's, without class token and first norm.
+    """SigLIP's vision tower (Zhai et al. 2023, arXiv:2303.15343): like CLIP's, but without class token and first norm.
 
-    A family may have an *embedding_class* of its own.
+    A family may have its own *embedding_class*.
     """
 
     embedding_class: ClassVar[type[SiglipEmbeddings]] = SiglipEmbeddings

@@ -1,4 +1,7 @@
-"""The config.json of text decoders, checked: one reader, and a table of what their styles differ in. No torch."""
+"""Reads and checks the config.json of text decoders: one reader, and a table of the differences between styles.
+
+No torch.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,13 +31,13 @@ SHARED_WIDTH = "shared_expert_intermediate_size"
 
 
 class TextStyle(NamedTuple):
-    """Properties of an architecture that config.json does not have, and the *defaults* of keys that it leaves out.
+    """An architecture's properties that config.json does not state, and *defaults* for keys that it leaves out.
 
-    *fixed* are keys with one supported value: the reference ignores them, and other programs do not.
-    *normed_heads*: queries and keys are normalised per head, and config.json names the head size. *qkv_bias*: queries,
-    keys and values have biases. *has_window*: `sliding_window` counts. *axes*: how the channels of M-RoPE's axes lie,
-    None for positions on one axis; *mrope_section* applies if config.json has none. *rotary_factor* is the part of a
-    head's channels that is rotated if config.json does not say; None for decoders that know only 1. *scales_queries*:
+    *fixed* are keys with a single supported value, which the reference ignores but other programs obey. *normed_heads*:
+    queries and keys are normalised per head, and config.json names the head size. *qkv_bias*: queries, keys and values
+    have biases. *has_window*: `sliding_window` counts. *axes*: how M-RoPE's axes divide the channels, None for
+    positions on one axis; *mrope_section* applies if config.json has none. *rotary_factor* is the share of a head's
+    channels that is rotated if config.json does not say; None for decoders that support only 1. *scales_queries*:
     queries grow with their positions.
     """
 
@@ -63,7 +66,7 @@ DEEPSEEK = TextStyle(text_defaults.DEEPSEEK)
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """The keys of all decoders."""
+    """The keys that all decoders have."""
 
     vocab_size: Annotated[int, "vocab_size"]
     hidden_size: Annotated[int, "hidden_size"]
@@ -81,9 +84,9 @@ class DecoderConfig:
 
     @classmethod
     def read_decoder(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None = None) -> Self:
-        """Read the decoder's keys *text*. Raises StartupError, naming the key.
+        """Read the decoder's keys *text*. Raises StartupError that names the key.
 
-        *max_model_len* is the length of the longest sequence to serve, None that of the model. See read_rope.
+        *max_model_len* is the length of the longest sequence to serve, None for the model's own. See read_rope.
         """
         text = {**style.defaults, **text}
         if text.get("rope_parameters") is None and "rope_parameters" in style.defaults:
@@ -94,7 +97,7 @@ class DecoderConfig:
 
     @classmethod
     def more(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None) -> dict[str, Any]:
-        """Return the fields that name no key. Raises StartupError, naming the key."""
+        """Return the fields that name no key. Raises StartupError that names the key."""
         raise NotImplementedError
 
     def rope_of(self, layer: int) -> Rope:
@@ -103,13 +106,13 @@ class DecoderConfig:
 
     @property
     def kv_specs(self) -> tuple[KvSpec, ...]:
-        """Return what each layer keeps of a sequence."""
+        """Return the kind of state that each layer keeps of a sequence."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsConfig:
-    """Mixture of experts: of *num_experts* MLPs, *num_chosen* compute each token in the layers with such an MLP.
+    """Mixture of experts: *num_chosen* of *num_experts* MLPs compute each token in layers with experts.
 
     *layers* are the indices of these layers; the others have a dense MLP. With *normalised*, the weights of the chosen
     experts sum to 1.
@@ -123,7 +126,7 @@ class ExpertsConfig:
 
     @classmethod
     def read_experts(cls, text: Mapping[str, Any]) -> "ExpertsConfig | None":
-        """Read the decoder's keys; None for a dense model. Raises StartupError, naming the key."""
+        """Read the decoder's keys; None for a dense model. Raises StartupError that names the key."""
         # transformers reads the first name before the second.
         key = next((key for key in ("num_local_experts", "num_experts") if key in text), "")
         if not text.get(key):
@@ -143,7 +146,7 @@ class ExpertsConfig:
 
 
 class QueryScaling(NamedTuple):
-    """A query at position p is multiplied by 1 + *beta* * log(1 + floor(p / *length*)), with the length of training."""
+    """A query at position p is multiplied by 1 + *beta* * log(1 + floor(p / *length*)), with the training length."""
 
     beta: float
     length: int
@@ -151,7 +154,7 @@ class QueryScaling(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(DecoderConfig):
-    """Grouped-query attention. *attention_bias*: all four matrices of the attention have biases.
+    """Grouped-query attention. *attention_bias*: all four attention matrices have biases.
 
     *sliding_window* is the number of tokens, including itself, that a token attends to; None if no sequence is longer.
     """
@@ -262,7 +265,7 @@ class DeltaNetConfig:
 
     @classmethod
     def read_delta_net(cls, text: Mapping[str, Any]) -> "DeltaNetConfig":
-        """Read the decoder's keys. Raises StartupError, naming the key."""
+        """Read the decoder's keys. Raises StartupError that names the key."""
         integer(text, "linear_conv_kernel_dim", least=2)
         config = cls(**values_of(cls, text))
         if config.num_value_heads % config.num_key_heads:
@@ -271,18 +274,18 @@ class DeltaNetConfig:
 
     @property
     def heads(self) -> tuple[int, int, int]:
-        """Number of heads of queries, keys and values."""
+        """The numbers of heads for queries, keys and values."""
         return self.num_key_heads, self.num_key_heads, self.num_value_heads
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Number of channels of queries, keys and values."""
+        """The numbers of channels for queries, keys and values."""
         keys = self.num_key_heads * self.key_width
         return keys, keys, self.num_value_heads * self.value_width
 
     @property
     def state(self) -> Recurrent:
-        """A layer's state of a sequence: that of the delta rule, and the last inputs of the convolution."""
+        """A layer's state for a sequence: the delta rule's state, and the convolution's last inputs."""
         rule = (self.num_value_heads, self.key_width, self.value_width)
         inputs = (self.num_taps - 1, sum(self.widths))
         parts = tuple((heads, width // heads) for heads, width in zip(self.heads, self.widths, strict=True))
@@ -296,7 +299,7 @@ class HybridConfig(TextConfig):
 
     Every other layer keeps a recurrent state, which *delta_net* describes.
 
-    With experts, *intermediate_size* is the shared one's. With *drafts*, the network has the release's draft layer.
+    With experts, *intermediate_size* is the shared expert's. With *drafts*, the network has the release's draft layer.
     """
 
     delta_net: DeltaNetConfig

@@ -1,7 +1,7 @@
-"""Values of keys that a text network's section leaves out: the defaults of its class of configuration. No torch.
+"""Values for keys that a text network's section leaves out: the defaults of its configuration class. No torch.
 
-Source: transformers 5.23; a conformance test compares each key with the class. Families whose decoder has a class of
-its own have its table in their folder.
+Source: transformers 5.23; a conformance test compares each key with the class. A family whose decoder has a separate
+class has the table in its own folder.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A text decoder between its embedding and its head: the base of every network, and all of one without a vision tower.
+"""A text decoder between embedding and head: the base of every network, and the whole network if there is no tower.
 
 Shapes: N tokens, E hidden size, R rows to predict from, V vocabulary, U tokens of images, W = E, except for families
 with several features for each token.
@@ -26,7 +26,7 @@ class TextNetwork(Layer):
     """models.network.Network, except for images. Parameters are empty until the loader has filled them.
 
     A family names its *decoder*, which is made from the spec's text and the ranks, and adds `target`. Networks that
-    take images read config.json and the settings of the image processor, which this one ignores.
+    take images also read config.json and the image processor's settings, which this one ignores.
     """
 
     decoder: ClassVar[Callable[..., Any]]
@@ -49,7 +49,7 @@ class TextNetwork(Layer):
         return self.language_model.embedding_VE.dtype
 
     def target(self, name: str) -> Target | None:
-        """Return the place of the release's tensor *name*; None if no network of the family needs it."""
+        """Return the parameter for the release's tensor *name*; None if no network of the family needs it."""
         raise NotImplementedError
 
     def _head(self) -> Linear:
@@ -57,7 +57,7 @@ class TextNetwork(Layer):
         return Linear(text.hidden_size, text.vocab_size, bias=False, split="outputs", ranks=ranks)
 
     def untie(self) -> None:
-        """Take a head of its own, still empty. Call before loading."""
+        """Give the network a separate head, still empty. Call before loading."""
         with torch.device(self.device):
             self.lm_head = self._head().to(self.dtype)
         self.is_tied = False
@@ -70,7 +70,7 @@ class TextNetwork(Layer):
     def locate(self, name: str) -> Target | Derived | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed.
 
-        A tied head fills the embedding. Old releases hold rotary frequencies, which the configuration gives.
+        A tied head fills the embedding. Old releases also have rotary frequencies, which the configuration determines.
         """
         target = self.target(name)
         if target is None:
@@ -82,9 +82,9 @@ class TextNetwork(Layer):
         return target
 
     def _frequencies(self, target: Target) -> Derived | Target:
-        """Return the rotary frequencies of a layer, or of the whole decoder; *target* for a layer that is not there.
+        """Return the rotary frequencies of a layer, or of the whole decoder; *target* if there is no such layer.
 
-        Releases hold them as their code computes with them, or before they are stretched for longer contexts.
+        Releases have them as their code uses them, or before they are stretched for longer contexts.
         """
         match = LAYER.match(target.parameter)
         layer = 0 if match is None else int(match[1])
@@ -96,7 +96,7 @@ class TextNetwork(Layer):
         return Derived(tuple(every), "the rotary positions of config.json")
 
     def finish(self) -> None:
-        """Compute the values derived from loaded weights and their device. Call once, after loading."""
+        """Compute the values that derive from loaded weights and their device. Call once, after loading."""
         for part in self.children():
             finish(part)
         if self.is_tied:
@@ -112,7 +112,7 @@ class TextNetwork(Layer):
     ) -> torch.Tensor:
         """Return hidden states [N, E] for ids int64 [N]; media_UW replaces the embeddings at *media_rows* int64 [U].
 
-        Of several features of a token, the others are added after the first layers.
+        If a token has several features, all but the first are added after the first layers.
         """
         x_NE = self.embed(input_ids, media_rows, media_UW)
         if media_UW is None:
@@ -130,6 +130,6 @@ class TextNetwork(Layer):
         return x_NE
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, V] in float32 on rank 0. All ranks must call; the others get their part."""
+        """Return logits [R, V] in float32 on rank 0. All ranks must call; the others get only their part."""
         part = self.lm_head(hidden_RE)  # type: ignore[misc]
         return self.language_model.embed_tokens.ranks.gather(part).float()

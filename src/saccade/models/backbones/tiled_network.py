@@ -1,6 +1,7 @@
-"""Square views of images and a text decoder as one network; families differ in the tower, the projector and in names.
+"""A tower for square views and a text decoder as one network.
 
-Shapes: B bytes of pixels, U tokens of images in the step, E hidden size.
+Families differ in the tower, the projector and the names. Shapes: B bytes of pixels, U tokens of images in the step, E
+hidden size.
 """
 
 from collections.abc import Callable, Sequence

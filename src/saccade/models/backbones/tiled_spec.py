@@ -1,4 +1,4 @@
-"""The spec of a model whose images are square tiles and the whole image. No torch."""
+"""The spec of a model that sees an image as square tiles plus the whole image. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

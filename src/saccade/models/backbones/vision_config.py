@@ -1,4 +1,4 @@
-"""What the configurations of all vision towers have. No torch."""
+"""The fields that all vision towers' configurations share. No torch."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -32,7 +32,7 @@ class VisionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MergingVisionConfig(VisionConfig):
-    """A tower of which *merge_size* squared patches become one token of *out_hidden_size*."""
+    """A tower whose *merge_size* squared patches become one token of width *out_hidden_size*."""
 
     merge_size: int
     out_hidden_size: int
@@ -40,7 +40,7 @@ class MergingVisionConfig(VisionConfig):
     def check_rotation(self, heads: str) -> None:
         """Raise StartupError unless pairs of a head's channels rotate by rows and as many by columns.
 
-        *heads* says what the configuration calls the number of heads.
+        *heads* is the configuration's key for the number of heads.
         """
         if self.hidden_size % (4 * self.num_heads):
             raise StartupError(f"config.json: the vision tower's width must be a multiple of 4 * {heads}.")

@@ -1,4 +1,4 @@
-"""Gemma 3's text decoder: layers with a window, and layers that attend to all tokens.
+"""Gemma 3's text decoder, with sliding-window layers and layers that attend to all tokens.
 
 Formulas: transformers 5.23, the text model of Gemma 3. Shapes: N tokens, E hidden size, Q query heads, K
 key/value heads, H = Q + K, D head size.
@@ -19,7 +19,7 @@ Rotations = dict[LayerKind, CosSin]
 
 
 class WindowedAttention(Layer):
-    """Grouped-query attention with a norm for each head's queries and keys. Tokens of an image see all of it."""
+    """Grouped-query attention with a norm for each head's queries and keys. An image's tokens see the whole image."""
 
     def __init__(self, config: WindowedConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class WindowedAttention(Layer):
 
 
 class WindowedLayer(nn.Module):
-    """Attention, then an MLP. Each reads a normalised input, and its normalised result is added to the residual."""
+    """Attention, then an MLP. Each reads a normalised input and adds its normalised result to the residual."""
 
     def __init__(self, config: WindowedConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class WindowedLayer(nn.Module):
 
 
 class WindowedDecoder(TextDecoder):
-    """Maps embeddings, times the root of their width, to hidden states."""
+    """Maps embeddings, scaled by the square root of their width, to hidden states."""
 
     config: WindowedConfig
 
@@ -91,7 +91,7 @@ class WindowedDecoder(TextDecoder):
         return super().embed(input_ids) * self.embedding_scale
 
     def finish(self) -> None:
-        """Compute the values derived from the loaded weights and their device."""
+        """Compute the values that derive from the loaded weights and their device."""
         super().finish()
         device, dtype = self.embedding_VE.device, self.embedding_VE.dtype
         # The reference rounds the factor, too.

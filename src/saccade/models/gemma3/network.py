@@ -17,7 +17,7 @@ from saccade.nn.layers import Linear, OffsetNorm
 
 
 class Projector(nn.Module):
-    """The mean of *scale* x *scale* patches, a norm, and a matrix to the text network's width."""
+    """Averages *scale* x *scale* patches, then applies a norm and a matrix to the text network's width."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Projector(nn.Module):
 
 
 class Network(TiledNetwork):
-    """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
+    """The family's network in the engine. Parameters are empty until the loader has filled them and called `finish`."""
 
     layout, decoder, tower, projection = Layout, WindowedDecoder, SiglipTower, Projector
     target = staticmethod(target)

@@ -1,4 +1,4 @@
-"""A decoded image to the view of the wire. Runs in a decode process."""
+"""Turns a decoded image into the wire's view. Runs in a decode process."""
 
 from typing import Any
 

@@ -69,7 +69,10 @@ def tower(config: Mapping[str, Any]) -> ClipConfig:
 
 
 def tokens_per_image(config: Mapping[str, Any], vision: ClipConfig) -> int:
-    """Return the number of tokens of an image: a square whose side divides that of its patches. Raises StartupError."""
+    """Return an image's number of tokens, which form a square whose side divides the side in patches.
+
+    Raises StartupError.
+    """
     stated = {TOKENS_PER_IMAGE: DEFAULT_TOKENS, **{key: one for key, one in config.items() if one is not None}}
     num_tokens = integer(stated, TOKENS_PER_IMAGE)
     side = isqrt(num_tokens)

@@ -1,4 +1,4 @@
-"""The spec for the engine's core, from config.json. No torch."""
+"""The spec for the engine's core, read from config.json. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Spec(TiledSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> "Spec":
-        """Read config.json. Raises StartupError, naming the key."""
+        """Read config.json. Raises StartupError that names the key."""
         section(config, "text_config")
         text, vision = WindowedConfig.read_decoder(text_section({**TIED, **config})), tower(config)
         token_id = FAMILY.placeholder_below(config, text.vocab_size, DEFAULT_IMAGE_TOKEN_ID)
@@ -39,7 +39,7 @@ class Spec(TiledSpec):
 
     @property
     def longest_whole(self) -> int:
-        """The tokens of an image, which see each other."""
+        """The number of an image's tokens, which see each other."""
         return self.num_tokens
 
     def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ class Spec(TiledSpec):
         return (self.num_tokens,)
 
     def num_views(self, grid: Grid) -> int:
-        """Return 1. Raises InvalidValue for another grid than that of all images."""
+        """Return 1. Raises InvalidValue unless the grid is the one that all images have."""
         side = self.vision.side
         if tuple(grid) != (1, side, side):
             raise InvalidValue(

@@ -25,14 +25,14 @@ GLOBAL_HEAD_DIM: Final = 512
 
 
 class LayerSizes(NamedTuple):
-    """Channels of a head, and the number of heads of keys and values."""
+    """A head's number of channels, and the number of key/value heads."""
 
     head_dim: int
     num_kv_heads: int
 
 
 def layer_sizes(text: Mapping[str, Any], layers: Sequence[str]) -> Mapping[str, LayerSizes]:
-    """Return the sizes by the type of layers; *layers* has the type of each. Raises StartupError, naming the key."""
+    """Return the sizes by the type of layers; *layers* has the type of each. Raises StartupError that names the key."""
     plain = LayerSizes(integer(text, HEAD_DIM), integer(text, KV_HEADS))
     named = _named_sizes(text, plain)
     sizes = {SLIDING: plain, FULL: named}

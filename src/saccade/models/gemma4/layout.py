@@ -1,4 +1,4 @@
-"""Resize rule, grid, tokens and text of an image, from its dimensions. Runs in the gateway: no torch.
+"""Computes an image's resized size, grid, tokens and text from its dimensions. Runs in the gateway: no torch.
 
 Source of the rules: transformers 5.23, models/gemma4/image_processing_gemma4.py and processing_gemma4.py.
 """
@@ -30,7 +30,7 @@ FIXED: Mapping[str, Any] = {
 
 
 class Layout(OwnWireLayout):
-    """Layout of an image within a budget of tokens; each token stands for a square of patches."""
+    """An image's layout within a token budget; each token stands for a square of patches."""
 
     colours: ClassVar[Mapping[str, Any]] = HALF_COLOURS
 
@@ -54,7 +54,7 @@ class Layout(OwnWireLayout):
 
 
 class UnifiedLayout(Layout):
-    """The same for the model without a tower, which reads colours from 0 to 1."""
+    """The layout for the model without a tower, which reads colours from 0 to 1."""
 
     colours = PLAIN_COLOURS
 

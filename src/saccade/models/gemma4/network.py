@@ -24,7 +24,7 @@ class GemmaNetwork(MergingNetwork):
     language_model: GemmaDecoder
 
     def target(self, name: str) -> Target | None:
-        """Return the place of the tensor *name*; None for sound, and for keys and values of layers without any."""
+        """Return the parameter for the tensor *name*; None for audio, and for keys and values of layers without any."""
         place = target(name)
         text: GemmaText = self.spec.text
         if place is None or not place.parameter.startswith("language_model.layers."):

@@ -1,4 +1,4 @@
-"""A decoded image or video to the patches of the wire. Runs in a decode process."""
+"""Turns a decoded image or video into the wire's patches. Runs in a decode process."""
 
 from saccade.models.gemma4.layout import image_layout
 from saccade.models.preprocessing.merge_pixels import PatchifyPixels
@@ -8,6 +8,6 @@ __all__ = ["Pixels", "VideoPixels"]
 
 
 class Pixels(PatchifyPixels):
-    """Patches in merged blocks: those of a token follow each other."""
+    """Writes patches in merged blocks, so that a token's patches follow each other."""
 
     layout_of = staticmethod(image_layout)

@@ -118,9 +118,9 @@ class GemmaText(DecoderConfig):
     """The decoder. *kinds* has the attention of each layer.
 
     The last *num_shared* layers attend to the keys and values of the last layer of their kind before them; with
-    *double_wide*, their MLP has twice the width. *per_layer_width* is that of the embeddings that each layer has of its
-    own, 0 for none; the table has *per_layer_vocab* rows, and that of *pad_token_id* is for placeholders. With
-    *sees_images*, tokens of an image see the later ones in layers with a window.
+    *double_wide*, their MLP has twice the width. *per_layer_width* is the width of each layer's own embeddings, 0 for
+    none. Their table has *per_layer_vocab* rows; placeholders use the row of *pad_token_id*. With *sees_images*, an
+    image's tokens see its later tokens in sliding-window layers.
     """
 
     sliding_window: Annotated[int, "sliding_window"]
@@ -235,7 +235,7 @@ class ImageConfig:
 
     @classmethod
     def read_vision(cls, vision: Mapping[str, Any], out_hidden_size: int) -> Self:
-        """Read `vision_config`. Raises StartupError, naming the key."""
+        """Read `vision_config`. Raises StartupError that names the key."""
         raise NotImplementedError
 
 
@@ -309,7 +309,7 @@ class Spec(MergedPatchSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read config.json. Raises StartupError, naming the key."""
+        """Read config.json. Raises StartupError that names the key."""
         # Ids and ties that a file leaves out are transformers' Gemma4Config's.
         config = {"image_token_id": 258_880, "video_token_id": 258_884, **TIED, **config}
         text = GemmaText.read_decoder(text_section(config), cls.style)

@@ -1,4 +1,4 @@
-"""The text decoder: layers with a window, and layers that attend to all tokens.
+"""The text decoder, with sliding-window layers and layers that attend to all tokens.
 
 Formulas: transformers 5.23, modeling_gemma4.py (Gemma4Text*). Shapes: N tokens, E hidden size, H heads, D head size,
 L layers, P width of a layer's own embeddings, C experts that compute a token.
@@ -28,9 +28,10 @@ def normed(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 class Step(NamedTuple):
-    """What the layers of one step share. *rotations* are by kind of layer, *states* are keys and values by their layer.
+    """Values that the layers share within a step.
 
-    *own_NLP* are the embeddings that each layer has of its own; None without any.
+    *rotations* are by kind of layer, *states* are keys and values by layer. *own_NLP* holds each layer's own
+    embeddings; None without any.
     """
 
     context: ForwardContext
@@ -83,7 +84,7 @@ class GemmaAttention(Layer):
 
 
 class Router(Layer):
-    """Chooses experts by the normalised and scaled input; each expert has a factor of its own."""
+    """Chooses experts by the normalised and scaled input; each expert has its own factor."""
 
     def __init__(self, config: GemmaText, experts: GemmaExperts) -> None:
         super().__init__()
@@ -136,7 +137,7 @@ class OwnEmbeddings(nn.Module):
 class GemmaLayer(nn.Module):
     """Attention, then an MLP, in some models with experts next to it, then the layer's own embeddings.
 
-    Each part reads a normalised input, and its normalised result is added to the residual.
+    Each part reads a normalised input and adds its normalised result to the residual.
     """
 
     def __init__(self, config: GemmaText, layer: int, ranks: Ranks) -> None:
@@ -168,7 +169,7 @@ class GemmaLayer(nn.Module):
 
 
 class GemmaDecoder(TextDecoder):
-    """Maps embeddings, times the root of their width, to hidden states."""
+    """Maps embeddings, scaled by the square root of their width, to hidden states."""
 
     config: GemmaText
 
@@ -189,7 +190,7 @@ class GemmaDecoder(TextDecoder):
         return super().embed(input_ids) * self.embedding_scale
 
     def finish(self) -> None:
-        """Compute the values derived from the loaded weights and their device."""
+        """Compute the values that derive from the loaded weights and their device."""
         super().finish()
         device, dtype = self.embedding_VE.device, self.embedding_VE.dtype
         self.embedding_scale = _rounded(self.config.hidden_size**0.5, dtype)
@@ -198,7 +199,7 @@ class GemmaDecoder(TextDecoder):
             self.frequencies_of[kind] = inverse_frequencies(kind.rope.theta, kind.head_dim, device, kind.rope.divisors)
 
     def own_embeddings(self, x_NE: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor | None:
-        """Return the embeddings [N, L, P] that each layer has of its own: of the ids, and of the embeddings *x_NE*."""
+        """Return each layer's own embeddings [N, L, P], from the ids and from the embeddings *x_NE*."""
         if not self.config.per_layer_width:
             return None
         shape = (self.config.num_layers, self.config.per_layer_width)
@@ -220,5 +221,5 @@ class GemmaDecoder(TextDecoder):
 
 
 def _rounded(factor: float, dtype: torch.dtype) -> float:
-    """Return *factor* as *dtype* has it: the reference rounds it too."""
+    """Return *factor* rounded to *dtype*, as in the reference."""
     return torch.tensor(factor, dtype=dtype).item()

@@ -1,4 +1,4 @@
-"""The vision tower: patches to tokens in the text network's space.
+"""The vision tower, which maps patches to tokens in the text network's space.
 
 Formulas: transformers 5.23, modeling_gemma4.py (Gemma4Vision*, Gemma4MultimodalEmbedder). Encoder contract: `prepare`
 does all that depends on grids, on the host; `forward` then runs without a device sync. Shapes: P patches in merged
@@ -104,7 +104,7 @@ class TowerMlp(nn.Module):
 
 
 class TowerBlock(nn.Module):
-    """Attention, then the MLP; each reads a normalised input, and its normalised result is added to the residual."""
+    """Attention, then the MLP; each reads a normalised input and adds its normalised result to the residual."""
 
     def __init__(self, config: GemmaVision, ranks: Ranks) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class GemmaTower(nn.Module):
 
 
 def table_places(grids: Sequence[Grid], merge: int, table_size: int, device: torch.device) -> torch.Tensor:
-    """Return column and row, int64 [P, 2], of each patch of all images, as places of a table of positions."""
+    """Return the column and row, int64 [P, 2], of every patch of all images, as indices into a position table."""
     frames = [(frame_coordinates(grid, merge), grid[0]) for grid in grids]
     places = np.concatenate([np.tile(places[:, ::-1], (count, 1)) for places, count in frames])
     # Only images that fill up a graph are wider than the table.

@@ -1,4 +1,4 @@
-"""Frames, grid, tokens and prompt of a video, from its header. Runs in the gateway: no torch.
+"""Computes a video's frames, grid, tokens and prompt from its header. Runs in the gateway: no torch.
 
 Source of the rules: transformers 5.23, video_processing_gemma4.py, processing_gemma4.py, and for the frames
 video_utils.py, default_sample_indices_fn.
@@ -56,6 +56,6 @@ class VideoLayout:
 
 
 def sampled(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the indices of the frames that the model sees: evenly spread, all of a shorter video."""
+    """Return the indices of the frames to show to the model: evenly spread, all of a shorter video."""
     count = frames.num_sampled(header, settings)
     return tuple(index * header.num_frames // count for index in range(count))

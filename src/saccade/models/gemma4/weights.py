@@ -1,4 +1,4 @@
-"""Map names of checkpoint tensors to the network's parameters."""
+"""Maps names of checkpoint tensors to the network's parameters."""
 
 from saccade.models.backbones.names import FUSED, Fused, target_of
 from saccade.models.network import Target
@@ -29,9 +29,9 @@ PARTS: Fused = (
 
 
 def target(name: str) -> Target | None:
-    """Return the target of the release's tensor *name*; None for those of sound.
+    """Return the target of the release's tensor *name*; None for audio tensors.
 
-    In the tower, matrices stay apart: each has its own bounds.
+    In the tower, matrices are not fused, since each has its own bounds.
     """
     if name.startswith(SOUND):
         return None

@@ -1,4 +1,4 @@
-"""Grid and token count of an image, from its dimensions. Runs in the gateway: no torch."""
+"""Computes an image's grid and token count from its dimensions. Runs in the gateway: no torch."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ class Layout(OwnWireLayout, SmartResizeLayout):
     def image(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
         """Return the layout of an image; one with a side below a token's is enlarged first. Raises ImageTooLarge.
 
-        Limits of pixels are those of all frames of a patch together.
+        Pixel limits count all frames of a patch together.
         """
         factor = settings["patch_size"] * settings["merge_size"]
         if min(width, height) < factor:

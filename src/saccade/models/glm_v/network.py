@@ -14,7 +14,7 @@ class GlmNetwork(MergingNetwork):
     layout, decoder = Layout, GlmDecoder
 
     def target(self, name: str) -> Target | None:
-        """Return the place of the release's tensor *name*; None for a draft's."""
+        """Return the parameter for the release's tensor *name*; None for a draft's."""
         return target(name, self.spec.text.num_layers)
 
 

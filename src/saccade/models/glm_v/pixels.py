@@ -1,4 +1,4 @@
-"""A decoded image or video to the patches of the wire. Runs in a decode process."""
+"""Turns a decoded image or video into the wire's patches. Runs in a decode process."""
 
 from saccade.models.glm_v.layout import Layout
 from saccade.models.preprocessing.merge_pixels import PatchifyPixels
@@ -8,6 +8,6 @@ __all__ = ["Pixels", "VideoPixels"]
 
 
 class Pixels(PatchifyPixels):
-    """Patches of the sizes that the layout chose."""
+    """Writes patches of the sizes that the layout chose."""
 
     layout_of = staticmethod(Layout.image)

@@ -1,4 +1,4 @@
-"""The specs for the engine's core, from config.json. No torch."""
+"""The specs for the engine's core, read from config.json. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,9 +36,9 @@ class GlmTextConfig(TextConfig):
 
     @classmethod
     def read_glm_decoder(cls, text: Mapping[str, Any], style: TextStyle) -> Self:
-        """Read the keys *text* of a decoder of *style*. Raises StartupError, naming the key.
+        """Read the keys *text* of a decoder of *style*. Raises StartupError that names the key.
 
-        `attention_bias` of a decoder with experts is a bias of queries, keys and values alone.
+        With experts, `attention_bias` means a bias only for queries, keys and values.
         """
         if style.defaults is ROUTED.defaults:
             style = style._replace(qkv_bias=flag({**style.defaults, **text}, "attention_bias"))
@@ -82,7 +82,7 @@ class Spec(GridSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read config.json. Raises StartupError, naming the key."""
+        """Read config.json. Raises StartupError that names the key."""
         keys = text_section(config)
         text = GlmTextConfig.read_glm_decoder(keys, ROUTED if has_experts(config, keys) else cls.style)
         vision = cls.tower.read_vision(part(config, "vision_config"))

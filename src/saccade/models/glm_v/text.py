@@ -21,7 +21,7 @@ from saccade.nn.rope import cos_sin_pairs
 
 
 class NeighbourAttention(GroupedQueryAttention):
-    """Channels that are rotated together are neighbours; those after the rotated ones stay."""
+    """Attention in which neighbouring channels are rotated together; channels after the rotated ones stay."""
 
     def attend(self, x_NE: torch.Tensor, rotation: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Return the attended values; *rotation* are complex numbers [N, 1, C]."""

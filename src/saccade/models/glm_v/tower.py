@@ -1,4 +1,4 @@
-"""The vision towers: patches to features in the text network's space.
+"""The vision towers, which map patches to features in the text network's space.
 
 Formulas: transformers 5.23, modeling_glm4v.py (Glm4vVision*) and modeling_glm_ocr.py (GlmOcrVision*).
 Shapes: P patches, C channels * height * width of a patch, E hidden size, H heads of queries and keys, D head size,
@@ -54,7 +54,7 @@ class Merger(GatedMlp):
 
 
 class TowerMlp(GatedTowerMlp):
-    """As wide as the text network, and without biases."""
+    """An MLP as wide as the text network, without biases."""
 
     @staticmethod
     def shape(config: Any) -> tuple[int, bool]:
@@ -86,7 +86,7 @@ class Tower(LearnedTower):
 
 
 class NormedAttention(PairedSelfAttention):
-    """Queries and keys are normalised per head."""
+    """Attention with a norm for each head's queries and keys."""
 
     def __init__(self, config: TowerConfig, ranks: Ranks) -> None:
         bias = config.attention_bias
@@ -105,7 +105,7 @@ class NormedAttention(PairedSelfAttention):
 
 
 class OcrMlp(GatedTowerMlp):
-    """Has biases if the attention has them."""
+    """An MLP that has biases if the attention has them."""
 
     @staticmethod
     def shape(config: Any) -> tuple[int, bool]:

@@ -1,4 +1,4 @@
-"""Frames, grid, token count and prompt of a video, from its header. Runs in the gateway: no torch.
+"""Computes a video's frames, grid, token count and prompt from its header. Runs in the gateway: no torch.
 
 Source of the rules: transformers 5.23, video_processing_glm4v.py and video_processing_glm46v.py, and the processors of
 the same models.
@@ -64,7 +64,7 @@ class VideoLayout(TimedVideoLayout):
         return super().settings_for(options)
 
     def sampled(self, header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the indices of the frames that the model sees."""
+        """Return the indices of the frames to show to the model."""
         total = header.num_frames
         if settings.get("num_frames") is not None:
             return super().sampled(header, settings)

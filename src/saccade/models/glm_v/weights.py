@@ -1,4 +1,4 @@
-"""Map names of checkpoint tensors to the network's parameters.
+"""Maps names of checkpoint tensors to the network's parameters.
 
 Releases name the parts `model.visual.`, `model.language_model.` and `lm_head.`; older ones leave `model.` out of the
 first two.

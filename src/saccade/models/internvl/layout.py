@@ -1,4 +1,4 @@
-"""Tiles and tokens of an image, from its dimensions. Runs in the gateway: no torch.
+"""Computes an image's tiles and tokens from its dimensions. Runs in the gateway: no torch.
 
 Source of the rules: transformers 5.23, models/got_ocr2/image_processing_got_ocr2.py, with `crop_to_patches`.
 """
@@ -32,7 +32,7 @@ class Layout(FixedSizeLayout):
 
 
 def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
-    """Return the layout of an upright image; its resized size is that of all tiles together."""
+    """Return the layout of an upright image. Its resized size covers all tiles together."""
     side, view = settings["tile"], settings["tile"] // settings["patch_size"]
     rows, columns = tiles(height, width, side, settings["min_tiles"], settings["max_tiles"])
     views = num_views(rows, columns)

@@ -31,7 +31,7 @@ PROJECTOR_EPS = 1e-5
 
 
 class InternAttention(ClipAttention):
-    """Some towers normalise queries and keys over all heads."""
+    """InternViT's attention. Some towers normalise queries and keys over all heads."""
 
     def __init__(self, config: InternConfig, ranks: Ranks) -> None:
         super().__init__(config.hidden_size, config.num_heads, ranks, config.qkv_bias)
@@ -52,7 +52,7 @@ class InternAttention(ClipAttention):
 
 
 class InternBlock(ClipBlock):
-    """The results of attention and MLP are scaled channel by channel, before they are added to the residual."""
+    """A block that scales the results of attention and MLP channel by channel, and adds them to the residual."""
 
     def __init__(self, config: InternConfig, ranks: Ranks) -> None:
         super().__init__(config, ranks, RMSNorm if config.rms_norm else LayerNorm)
@@ -96,7 +96,7 @@ class Projector(MlpProjector):
 
 
 class Network(TiledNetwork):
-    """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
+    """The family's network in the engine. Parameters are empty until the loader has filled them and called `finish`."""
 
     layout, tower, projection = Layout, InternTower, Projector
     target = staticmethod(target)

@@ -1,4 +1,4 @@
-"""A decoded image or video to the views of the wire. Runs in a decode process.
+"""Turns a decoded image or video into the wire's views. Runs in a decode process.
 
 Source: transformers 5.23, models/got_ocr2/image_processing_got_ocr2.py, with the torchvision backend, and
 models/internvl/video_processing_internvl.py.
@@ -17,7 +17,7 @@ from saccade.protocol.media import ImageLayout
 
 
 class Pixels(ViewImage):
-    """Views of uint8 planes [3, s, s]: the tiles by rows, then the whole image; or that alone."""
+    """Views of uint8 planes [3, s, s]: the tiles by rows, then the whole image, or only the whole image."""
 
     layout_of = staticmethod(image_layout)
 

@@ -39,7 +39,7 @@ SILENT_VISION: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True)
 class InternConfig(ClipConfig):
-    """InternViT. That of 6 billion parameters has *qk_norm* and *rms_norm*, and no *qkv_bias*."""
+    """InternViT's configuration. The 6B tower has *qk_norm* and *rms_norm*, and no *qkv_bias*."""
 
     qkv_bias: Annotated[bool, "qkv_bias"]
     qk_norm: Annotated[bool, "qk_normalization"]

@@ -1,4 +1,4 @@
-"""The spec for the engine's core, from config.json. No torch."""
+"""The spec for the engine's core, read from config.json. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Spec(TiledSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read config.json. Raises StartupError, naming the key."""
+        """Read config.json. Raises StartupError that names the key."""
         if is_chat(config):
             keys = text_section({**config, "text_config": part(config, "llm_config")})
         else:
@@ -35,6 +35,6 @@ class Spec(TiledSpec):
         return cls(text, vision, scale(config, vision), {IMAGE: token_id, VIDEO: token_id})
 
     def num_views(self, grid: Grid) -> int:
-        """Return the number of square views: those of an image, or the frames of a video. Raises InvalidValue."""
+        """Return the number of square views: an image's views, or a video's frames. Raises InvalidValue."""
         frames, rows, columns = grid
         return frames if frames > 1 and rows == columns == self.vision.side else super().num_views(grid)

@@ -1,4 +1,4 @@
-"""Frames, views, tokens and prompt of a video, from its header. Runs in the gateway: no torch.
+"""Computes a video's frames, views, tokens and prompt from its header. Runs in the gateway: no torch.
 
 Source of the rules: transformers 5.23, video_processing_internvl.py and processing_internvl.py.
 """
@@ -56,7 +56,7 @@ class VideoLayout:
 
 
 def sampled(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the indices of the frames that the model sees: the middles of equal parts, all of a shorter video.
+    """Return the indices of the frames to show to the model: the middles of equal parts, all of a shorter video.
 
     In whole numbers: the reference's float arithmetic moves some frames of very long videos by one.
     """

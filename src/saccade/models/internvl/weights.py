@@ -1,4 +1,4 @@
-"""Map names of checkpoint tensors to the network's parameters.
+"""Maps names of checkpoint tensors to the network's parameters.
 
 transformers names the parts `vision_tower.`, `multi_modal_projector.`, `language_model.` and `lm_head.`, now with
 `model.` before the first three; the release's own form `vision_model.`, `mlp1.` and `language_model.`.

@@ -9,10 +9,10 @@ from saccade.models.network import Target
 
 
 class Network(MergingNetwork):
-    """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
+    """The family's network in the engine. Parameters are empty until the loader has filled them and called `finish`."""
 
     layout, tower, decoder = Layout, MoonVitTower, DeepseekTextDecoder
 
     def target(self, name: str) -> Target | None:
-        """Return the place of the release's tensor *name*."""
+        """Return the parameter for the release's tensor *name*."""
         return target(name, self.spec.text)

@@ -1,4 +1,4 @@
-"""A decoded image or video to the patches of the wire. Runs in a decode process."""
+"""Turns a decoded image or video into the wire's patches. Runs in a decode process."""
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ class VideoPixels(DecodedVideo):
     """uint8 patches of the frames, one frame after the other, each as an image's."""
 
     def fill(self, frame: npt.NDArray[np.uint8], number: int, layout: ImageLayout, out: npt.NDArray[np.uint8]) -> None:
-        """Write the patches of *frame*. Raises InternalError if it has another size than those of *layout*."""
+        """Write the patches of *frame*. Raises InternalError unless it has the size in *layout*."""
         height, width, _ = frame.shape
         if image_layout(width, height, self._settings).grid[1:] != layout.grid[1:]:
             raise InternalError("A frame's size differs from the size for which the video's tokens were counted.")

@@ -25,7 +25,7 @@ class Spec(MergedPatchSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> "Spec":
-        """Read config.json. Raises StartupError, naming the key."""
+        """Read config.json. Raises StartupError that names the key."""
         text = DeepseekTextConfig.read_decoder(text_section({**TIED, **config}), DEEPSEEK)
         vision = MoonVitConfig.read_vision(config, part(config, "vision_config"), text.hidden_size)
         placeholder = FAMILY.placeholder_below(config, text.vocab_size)

@@ -1,4 +1,4 @@
-"""Frames, grid, token count and prompt of a video, from its header. Runs in the gateway: no torch.
+"""Computes a video's frames, grid, token count and prompt from its header. Runs in the gateway: no torch.
 
 Source of the rules: the release's kimi_k25_vision_processing.py and media_utils.py; transformers 5.23 samples frames
 by another rule, and has the rest in models/kimi_k25/video_processing_kimi_k25.py and processing_kimi_k25.py.
@@ -97,7 +97,7 @@ class VideoLayout:
 
 
 def _sampled(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the indices of the frames that the model sees: evenly spread, the first and the last among them."""
+    """Return the indices of the frames to show to the model: evenly spread, the first and the last among them."""
     total = header.num_frames
     if (num_frames := settings.get("num_frames")) is not None:
         count = min(num_frames, total)

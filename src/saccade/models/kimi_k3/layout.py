@@ -1,4 +1,4 @@
-"""Grid, token count and text of an image, from its dimensions. Runs in the gateway: no torch."""
+"""Computes an image's grid, token count and text from its dimensions. Runs in the gateway: no torch."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""A decoded image to the patches of the wire. Runs in a decode process."""
+"""Turns a decoded image into the wire's patches. Runs in a decode process."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,6 +1,6 @@
-"""The chat template: the releases ship a program instead of one.
+"""The chat template, since the releases ship a program instead.
 
-Source of the form: the releases' encoding_k3.py. Results of tools are written in the order of their calls.
+Source of the form: the releases' encoding_k3.py. Tool results are written in the order of their calls.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""Grid and token count of an image, from its dimensions. Runs in the gateway: no torch.
+"""Computes an image's grid and token count from its dimensions. Runs in the gateway: no torch.
 
 Source of the counts: transformers 5.23, models/llava/processing_llava.py, models/llava_next/processing_llava_next.py.
 """
@@ -31,7 +31,7 @@ class Layout(FixedSizeLayout):
 def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
     """Return the layout of an upright image.
 
-    Grid and resized size are those of the square view, or with pinpoints those of the padded image of all tiles.
+    The grid and the resized size describe the square view or, with pinpoints, the padded image of all tiles.
     """
     side, pinpoints = settings["image_size"], settings["pinpoints"]
     view = side // settings["patch_size"]

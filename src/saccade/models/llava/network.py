@@ -42,7 +42,7 @@ class LlavaMetadata:
 
 
 class Network(ImageTextNetwork):
-    """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
+    """The family's network in the engine. Parameters are empty until the loader has filled them and called `finish`."""
 
     layout = Layout
     decoder = GroupedQueryDecoder
@@ -57,7 +57,7 @@ class Network(ImageTextNetwork):
         self.image_newline = newline_E if spec.has_tiles else None
 
     def target(self, name: str) -> Target | None:
-        """Return the place of the release's tensor *name*; None if the network does not need it."""
+        """Return the parameter for the release's tensor *name*; None if the network does not need it."""
         return target(name, self.vision_tower)
 
     def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> LlavaMetadata:

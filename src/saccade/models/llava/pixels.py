@@ -1,4 +1,4 @@
-"""A decoded image to the views of the wire. Runs in a decode process.
+"""Turns a decoded image into the wire's views. Runs in a decode process.
 
 Source of both: transformers 5.23, models/clip/image_processing_clip.py and
 models/llava_next/image_processing_llava_next.py, with their torchvision backend.

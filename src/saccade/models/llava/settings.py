@@ -49,7 +49,7 @@ def has_tiles(config: Mapping[str, Any]) -> bool:
 
 
 def has_class_token(config: Mapping[str, Any]) -> bool:
-    """Return whether a view's features begin with that of the class token. Raises StartupError."""
+    """Return whether a view's features begin with the class token's. Raises StartupError."""
     strategies = {"default": False} if has_tiles(config) else {"default": False, "full": True}
     strategy = config.get("vision_feature_select_strategy", "default")
     if strategy not in strategies:
@@ -62,7 +62,7 @@ def has_class_token(config: Mapping[str, Any]) -> bool:
 def tower(config: Mapping[str, Any]) -> ClipConfig:
     """Return the vision tower's configuration. Raises StartupError for another tower than CLIP's.
 
-    Without a vision_config it is that of the releases: transformers, LlavaConfig.
+    Without a vision_config, it is the releases' configuration: transformers, LlavaConfig.
     """
     vision = config.get("vision_config")
     vision = LARGE_336 if vision is None else vision

@@ -48,7 +48,7 @@ class Spec(ModelSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> "Spec":
-        """Read config.json. Raises StartupError, naming the key."""
+        """Read config.json. Raises StartupError that names the key."""
         text, vision = _text(config), tower(config)
         stated = {**DEFAULTS, **{key: config[key] for key in DEFAULTS if config.get(key) is not None}}
         image_token_id = FAMILY.placeholder_below(config, text.vocab_size, DEFAULTS["image_token_index"])

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT's arithmetic of high resolution: the tiles of an image and the features that remain. No torch.
+"""LLaVA-NeXT's high resolution arithmetic: an image's tiles, and the features that remain. No torch.
 
 Gateway and engine both count by `num_features`. Sources: LLaVA-NeXT (blog post of January 2024, "anyres");
 transformers 5.23, image_processing_utils.py (select_best_resolution, get_patch_output_size),
@@ -39,7 +39,7 @@ def fitted(height: int, width: int, resolution: tuple[int, int]) -> tuple[int, i
 
 
 def unpadded(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
-    """Return how many of the padded image's *rows* and *columns* of features remain without those of the padding."""
+    """Return how many of the padded image's *rows* and *columns* of features remain without the padding's."""
     if width / height > columns / rows:
         length = int(round(height * (columns / width), 7))
         return rows - (rows - length) // 2 * 2, columns

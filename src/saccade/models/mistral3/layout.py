@@ -1,4 +1,4 @@
-"""Size, tokens and text of an image, from its dimensions. Runs in the gateway: no torch.
+"""Computes an image's size, tokens and text from its dimensions. Runs in the gateway: no torch.
 
 Source of the rules: transformers 5.23, models/pixtral/image_processing_pixtral.py and processing_pixtral.py.
 """

@@ -43,7 +43,7 @@ class Merger(MlpProjector):
 
 
 class TowerMlp(GatedTowerMlp):
-    """Has no biases."""
+    """An MLP without biases."""
 
     @staticmethod
     def shape(config: TowerConfig) -> tuple[int, bool]:
@@ -51,7 +51,7 @@ class TowerMlp(GatedTowerMlp):
 
 
 class Tower(MergingTower):
-    """Embedded patches are normalised; rows and columns have rotary frequencies of their own."""
+    """Pixtral's tower. Embedded patches are normalised; rows and columns have separate rotary frequencies."""
 
     norm, mlp = RMSNorm, TowerMlp
     config: TowerConfig
@@ -85,7 +85,7 @@ class Tower(MergingTower):
 
 
 class Network(MergingNetwork):
-    """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
+    """The family's network in the engine. Parameters are empty until the loader has filled them and called `finish`."""
 
     layout, tower, target = Layout, Tower, staticmethod(target)
 

@@ -1,4 +1,4 @@
-"""The spec for the engine's core, from config.json. No torch."""
+"""The spec for the engine's core, read from config.json. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ class Spec(MergedPatchSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read config.json. Raises StartupError, naming the key."""
+        """Read config.json. Raises StartupError that names the key."""
         section(config, "text_config")
         keys = text_section({**TIED, **config})
         kind = choice({"model_type": "mistral", **keys}, "model_type", tuple(STYLES))

@@ -1,4 +1,4 @@
-"""Grid and token count of an image, from its dimensions. Runs in the gateway: no torch."""
+"""Computes an image's grid and token count from its dimensions. Runs in the gateway: no torch."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -19,7 +19,7 @@ PROJECTOR_EPS = 1e-5
 
 
 class Projector(PatchMerger):
-    """The tower's last norm, and the projector with a norm of its own."""
+    """The tower's last norm, and the projector, which has its own norm."""
 
     def __init__(self, config: TowerConfig, ranks: Ranks) -> None:
         super().__init__(config, ranks, norm_eps=PROJECTOR_EPS)
@@ -31,7 +31,7 @@ class Projector(PatchMerger):
 
 
 class Tower(LearnedTower):
-    """Learned positions are resampled with aligned edges."""
+    """SigLIP's tower with learned positions that are resampled with aligned edges."""
 
     mlp = VisionMlp
     tap_rule = staticmethod(centred_taps)
@@ -42,6 +42,6 @@ class Tower(LearnedTower):
 
 
 class Network(MergingNetwork):
-    """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
+    """The family's network in the engine. Parameters are empty until the loader has filled them and called `finish`."""
 
     layout, tower, target = Layout, Tower, staticmethod(target)

@@ -1,4 +1,4 @@
-"""The order of an image's features among its tokens. No torch.
+"""Computes the order of an image's features among its tokens. No torch.
 
 Source: image_embedding_phi3_v.py of the release (hd_feature_transform, order sub_glb).
 """

@@ -1,4 +1,4 @@
-"""Size and token count of an image, from its dimensions. Runs in the gateway: no torch.
+"""Computes an image's size and token count from its dimensions. Runs in the gateway: no torch.
 
 Source of the rule: HD_transform and calc_num_image_tokens in the release's image_processing_phi3_v.py.
 """
@@ -54,7 +54,7 @@ class Fitted(NamedTuple):
 
 
 def fitted(long: int, short: int, num_crops: int) -> Fitted:
-    """Return the size of an image of *long* x *short* pixels in as many columns of crops as *num_crops* allow.
+    """Return the size of an image of *long* x *short* pixels in as many columns of crops as *num_crops* allows.
 
     Raises ImageTooLarge if its short side would become 0.
     """

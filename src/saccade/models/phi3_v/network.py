@@ -38,7 +38,7 @@ class Phi3Metadata:
 
 
 class Network(ImageTextNetwork):
-    """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
+    """The family's network in the engine. Parameters are empty until the loader has filled them and called `finish`."""
 
     layout = Layout
     decoder = GroupedQueryDecoder
@@ -52,7 +52,7 @@ class Network(ImageTextNetwork):
         self.projector = MlpProjector(merged, spec.text.hidden_size)
 
     def target(self, name: str) -> Target | None:
-        """Return the place of the release's tensor *name*; None if the network does not need it."""
+        """Return the parameter for the release's tensor *name*; None if the network does not need it."""
         return target(name, self.vision_tower.locate)
 
     def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> Phi3Metadata:

@@ -30,7 +30,7 @@ class Spec(ModelSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> "Spec":
-        """Read config.json as models.files.engine_config returns it. Raises StartupError, naming the key."""
+        """Read config.json as models.files.engine_config returns it. Raises StartupError that names the key."""
         text = TextConfig.read_decoder(config, PHI3, max_model_len=config.get(MAX_MODEL_LEN))
         embedding = section(config, "embd_layer")
         choice(embedding, "projection_cls", ("mlp",))

@@ -1,4 +1,4 @@
-"""Map names of checkpoint tensors to the network's parameters."""
+"""Maps names of checkpoint tensors to the network's parameters."""
 
 from collections.abc import Callable
 

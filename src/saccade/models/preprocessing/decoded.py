@@ -1,4 +1,4 @@
-"""Decoded images and videos: they have the sizes of their headers, for which their tokens were counted. No torch."""
+"""Checks that decoded images and videos have the sizes in their headers, from which tokens were counted. No torch."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ OF_SIZE = ("resized_height", "resized_width", "grid", "num_tokens", "original_si
 
 
 class DecodedImage:
-    """models.family.Pixels, except for `to_image`. A family gives `layout_of`, the rule of its layout, and `fill`."""
+    """models.family.Pixels, except for `to_image`. A family adds `layout_of`, its layout rule, and `fill`."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
@@ -25,7 +25,7 @@ class DecodedImage:
         raise NotImplementedError
 
     def fill(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
-        """Write the pixels of *image*, for which *layout* is, into *out*."""
+        """Write the pixels of *image*, which has *layout*, into *out*."""
         raise NotImplementedError
 
     def write_pixels(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
@@ -41,7 +41,7 @@ class DecodedImage:
 
 
 class DecodedVideo:
-    """models.family.VideoPixels. A family gives `fill`."""
+    """models.family.VideoPixels. A family adds `fill`."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings

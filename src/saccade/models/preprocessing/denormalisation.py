@@ -1,4 +1,4 @@
-"""Convert normalised values of external wires back to their uint8 levels. numpy, no torch.
+"""Converts normalised values from external wires back to their uint8 levels. numpy, no torch.
 
 The inverse of `normalisation`: value = (level / 255 - mean) / std. Other programs compute the same in another order, so
 a value may differ from ours by the rounding of float32, and by one place of bfloat16 if it is between two of them.
@@ -28,7 +28,7 @@ VALUES_AT_A_TIME = 1 << 18
 
 
 class Denormaliser:
-    """The inverse of the normalisation with *mean* and *std*, one number each for a channel, of pixels in 0 to 1."""
+    """The inverse of the normalisation with *mean* and *std* per channel, for pixels from 0 to 1."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         self._channels = tuple(zip(map(float, mean), map(float, std), strict=True))
@@ -44,7 +44,7 @@ class Denormaliser:
     def levels(self, values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
         """Return the levels of *values* [patches, channels, n]: float32, or bfloat16 as uint16.
 
-        Raises InvalidValue for a value that no level makes.
+        Raises InvalidValue for a value that no level yields.
         """
         levels = np.empty(values.shape, np.uint8)
         rows = max(1, VALUES_AT_A_TIME // max(1, values[0, 0].size if values.size else 1))

@@ -1,4 +1,4 @@
-"""Checks of the settings for videos, and videos whose frames are images of one size, in order. No torch."""
+"""Checks video settings, and lays out videos whose frames are equal-sized images in order. No torch."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from saccade.protocol.model_files import PREPROCESSOR_CONFIG, VIDEO_PREPROCESSOR
 
 @contextmanager
 def settings_for_videos(file: str = VIDEO_PREPROCESSOR_CONFIG) -> Iterator[None]:
-    """Name the settings for videos, in *file*, in every StartupError of the block, instead of those for images."""
+    """Name the video settings in *file*, instead of the image settings, in every StartupError of the block."""
     try:
         yield
     except StartupError as error:
@@ -24,7 +24,7 @@ def settings_for_videos(file: str = VIDEO_PREPROCESSOR_CONFIG) -> Iterator[None]
 
 
 def check_as_images(settings: Mapping[str, Any], of_images: Mapping[str, Any]) -> None:
-    """Raise StartupError if a setting is not that *of_images*: one network reads the patches of both."""
+    """Raise StartupError if a setting differs from that *of_images*, since one network reads the patches of both."""
     for key, value in of_images.items():
         if settings[key] != value:
             raise StartupError(
@@ -33,7 +33,7 @@ def check_as_images(settings: Mapping[str, Any], of_images: Mapping[str, Any]) -
 
 
 def check_rate(fps: object, key: str) -> None:
-    """Raise StartupError if *fps*, found under *key*, is no number above 0."""
+    """Raise StartupError if *fps*, found under *key*, is not a number above 0."""
     if not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps < math.inf:
         raise StartupError(f"{key} must be a number above 0, not {fps!r}.")
 
@@ -52,7 +52,7 @@ def num_sampled(header: VideoHeader, settings: Mapping[str, Any]) -> int:
 
 
 def layout_of(frame: ImageLayout, frames: tuple[int, ...], prompt: Sequence[str | int]) -> ImageLayout:
-    """Return the layout of a video with the indices *frames*, from that of one *frame*; *prompt* has all its tokens."""
+    """Return a video's layout for the indices *frames*, from the layout of one *frame*; *prompt* has all tokens."""
     return msgspec.structs.replace(
         frame,
         grid=(len(frames), *frame.grid[1:]),

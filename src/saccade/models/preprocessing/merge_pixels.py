@@ -1,4 +1,4 @@
-"""A decoded image to patches in merged blocks. Runs in a decode process."""
+"""Turns a decoded image into patches in merged blocks. Runs in a decode process."""
 
 from typing import Any
 

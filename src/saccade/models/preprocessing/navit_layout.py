@@ -1,4 +1,4 @@
-"""Grid and token count of an image of Kimi's, from its dimensions. Runs in the gateway: no torch.
+"""Computes the grid and token count of an image for Kimi from its dimensions. Runs in the gateway: no torch.
 
 Source of the rule: the releases' media_utils.py; transformers 5.23 has it as navit_resize in
 models/kimi_k25/image_processing_kimi_k25.py.

@@ -1,4 +1,4 @@
-"""A decoded image to Kimi's patches on the wire. Runs in a decode process."""
+"""Turns a decoded image into Kimi's patches on the wire. Runs in a decode process."""
 
 from collections.abc import Iterator
 from typing import Any

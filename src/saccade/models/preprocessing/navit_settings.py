@@ -1,4 +1,7 @@
-"""Settings of Kimi's processors, from the releases' or transformers' form of preprocessor_config.json. No torch."""
+"""Reads the settings of Kimi's processors from the releases' or transformers' form of preprocessor_config.json.
+
+No torch.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Images that no external wire takes, and among them those of models with fixed sizes of views. No torch."""
+"""Layouts for images that no external wire takes, including models with views of fixed sizes. No torch."""
 
 from collections.abc import Mapping
 from typing import Any

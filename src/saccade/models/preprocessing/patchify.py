@@ -1,4 +1,4 @@
-"""Pixels to patches in merged blocks, written directly to memory that a worker reads. numpy, no torch.
+"""Writes pixels as patches in merged blocks directly to memory that a worker reads. numpy, no torch.
 
 A row of blocks is written at a time, so that intermediate data stays in the processor's cache.
 

@@ -1,4 +1,4 @@
-"""Resize rule, grids and token counts of vision towers that merge 2 x 2 patches. No torch, no pixels.
+"""The resize rule, grids and token counts of vision towers that merge 2 x 2 patches. No torch, no pixels.
 
 Source of rule and order: transformers 5.23, models/qwen2_vl/image_processing_qwen2_vl.py, smart_resize and patchify.
 The wire carries uint8 patches of one frame; the engine doubles the frame and normalises: (x - mean*255) / (std*255).
@@ -38,10 +38,10 @@ TOWER_KEYS = {
 
 
 class SmartResizeLayout:
-    """Layout of an image from its dimensions. A family adds its data, and its own `image` if the rule differs.
+    """An image's layout from its dimensions. A family adds its data, and its own `image` if its rule differs.
 
-    *defaults* apply to keys that preprocessor_config.json lacks. Without *limits_outside_size*, limits of pixels count
-    in `size` alone, as in the reference.
+    *defaults* apply to keys that preprocessor_config.json lacks. Without *limits_outside_size*, pixel limits count only
+    within `size`, as in the reference.
     """
 
     defaults: ClassVar[Mapping[str, Any]]
@@ -121,7 +121,7 @@ def _pixel_limits(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any]) 
 def _limits_of(size: object, above: Container[str]) -> dict[str, Any]:
     """Return the limits that `size` has, under either name. Raises StartupError for other keys.
 
-    Its two names of a limit may differ if the limit is among those *above*, which count.
+    The two names of a limit may disagree if the limit is among those *above*, which take precedence.
     """
     stated = {key: value for key, value in size.items() if value is not None} if isinstance(size, Mapping) else {"": 0}
     names = {name: key for key, edge in EDGES.items() for name in (key, edge)}
@@ -190,14 +190,14 @@ def adjusted(settings: Mapping[str, Any], options: ImageOptions) -> Mapping[str,
 
 
 def sides(options: ImageOptions | VideoOptions) -> dict[str, int]:
-    """Return the settings for the sides that *options* state, none by default."""
+    """Return settings for the sides in *options*; by default there are none."""
     if options.resized_height is None or options.resized_width is None:
         return {}
     return {"resized_height": options.resized_height, "resized_width": options.resized_width}
 
 
 def check_order(minimum: int, maximum: int, options: ImageOptions | VideoOptions) -> None:
-    """Raise InvalidValue if *minimum* is over *maximum*: limits of *options*, or the model's own if those are None."""
+    """Raise InvalidValue if *minimum* is over *maximum*. They are limits from *options*, or the model's own if None."""
     if minimum <= maximum:
         return
     if options.min_pixels is None:
@@ -226,7 +226,7 @@ def _limit(value: int | None, key: str, settings: Mapping[str, Any]) -> int:
 
 
 def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
-    """Return the layout of an upright image of *width* x *height* pixels, or of the sides that *settings* state.
+    """Return the layout of an upright image of *width* x *height* pixels, or with the sides in *settings*.
 
     Raises ImageTooLarge.
     """

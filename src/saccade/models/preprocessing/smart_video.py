@@ -1,7 +1,7 @@
-"""Frames, resize rule, grids and token counts of videos, for vision towers that merge 2 x 2 patches. No torch.
+"""The frames, resize rule, grids and token counts of videos for vision towers that merge 2 x 2 patches. No torch.
 
-A patch has several frames, one after the other (`temporal_patch_size`); a grid's first number counts such groups.
-The wire carries uint8, channel by channel, and in each channel frame by frame.
+A patch spans several successive frames (`temporal_patch_size`); a grid's first number counts these groups. The wire
+carries uint8, channel by channel, and within each channel frame by frame.
 
 Source of the rules: transformers 5.23, video_processing_qwen2_vl.py, with the `do_sample_frames` and
 `cap_pixels_per_frame` of the release's library, qwen-vl-utils.
@@ -39,8 +39,8 @@ FIXED: Mapping[str, Any] = {CAP: True, "num_frames": None}
 class SmartVideoLayout:
     """Layout of a video from its header. A family adds its data, and its rules if they differ.
 
-    *defaults* apply to keys that the video processor's settings lack. Settings of patches default to the image
-    processor's; limits of pixels do not. *limits_outside_size* is as in SmartResizeLayout.
+    *defaults* apply to keys that the video processor's settings lack. Patch settings default to the image processor's;
+    pixel limits do not. *limits_outside_size* is as in SmartResizeLayout.
     """
 
     template_tokens: ClassVar[tuple[str, ...]]
@@ -118,7 +118,7 @@ class SmartVideoLayout:
         )
 
     def sampled(self, header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the indices of the frames that the model sees: evenly spread, whole groups unless there are too few.
+        """Return the indices of the frames to show to the model: evenly spread, whole groups unless there are too few.
 
         Source: transformers 5.23, video_processing_qwen2_vl.py, sample_frames, in whole numbers: its float arithmetic
         now and then samples one frame more. A video shorter than a group is taken whole.
@@ -136,7 +136,7 @@ class SmartVideoLayout:
         return tuple(index * total // count for index in range(count))
 
     def resized(self, header: VideoHeader, num_frames: int, settings: Mapping[str, Any]) -> tuple[int, int]:
-        """Return (height, width) of the resized frames: those of an image within the budget of pixels."""
+        """Return (height, width) of the resized frames: like an image's, within the pixel budget."""
         factor = settings["patch_size"] * settings["merge_size"]
         budget = int(settings["max_video_tokens"] * factor * factor * BUDGET)
         budget = min(budget, settings.get("total_pixels", budget))

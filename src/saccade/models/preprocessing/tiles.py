@@ -1,4 +1,4 @@
-"""Square tiles of an image, then the whole image in one more view; or that alone. No torch."""
+"""Writes an image's square tiles, then the whole image as another view, or only the whole image. No torch."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Frames, resize rule and prompt of videos; in the prompt, each group of frames follows its time. No torch.
+"""The frames, resize rule and prompt of videos whose prompt has the time before each group of frames. No torch.
 
 Source of the rules: transformers 5.23, video_processing_qwen3_vl.py and processing_qwen3_vl.py.
 """
@@ -18,7 +18,7 @@ from saccade.protocol.media import VideoHeader
 
 
 class TimedVideoLayout(SmartVideoLayout):
-    """Layout of a video from its header. Limits of pixels are those of all its frames together.
+    """A video's layout from its header. Pixel limits apply to all its frames together.
 
     A request may limit each frame, too. Frames are then resized twice, as by qwen-vl-utils and the processor after it.
     *around* are the special tokens before and after the placeholders of each group.
@@ -45,7 +45,7 @@ class TimedVideoLayout(SmartVideoLayout):
         return {**super().settings_for(of_all), **of_frame}
 
     def within_total(self, total_pixels: int, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the settings that differ: the limit of pixels is that of all frames together already.
+        """Return the settings that differ; the pixel limit already applies to all frames together.
 
         A total counts a group of frames once, as qwen-vl-utils does.
         """
@@ -53,7 +53,7 @@ class TimedVideoLayout(SmartVideoLayout):
         return {"max_pixels": max(settings["min_pixels"], min(most, settings["max_pixels"]))}
 
     def sampled(self, header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the indices of the frames that the model sees: evenly spread, the first and the last among them."""
+        """Return the indices of the frames to show to the model: evenly spread, the first and the last among them."""
         total = header.num_frames
         if (num_frames := settings.get("num_frames")) is not None:
             count = min(num_frames, total)
@@ -106,7 +106,7 @@ def _within_frame(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int
 
 
 def _most(settings: Mapping[str, Any], num_frames: int, factor: int) -> int:
-    """Return the most pixels of all frames together; a cap gives a frame no more than its tokens, or its share."""
+    """Return how many pixels all frames may have together. A cap limits each frame to its tokens or its share."""
     most = int(settings["max_pixels"])
     if not settings[CAP]:
         return most

@@ -1,4 +1,4 @@
-"""Options of requests that a family does not serve, by name. No torch."""
+"""Refuses request options that a family does not support, by name. No torch."""
 
 from saccade.errors import InvalidValue
 from saccade.models.family import ImageOptions, VideoOptions

@@ -1,4 +1,4 @@
-"""Frames to patches in merged blocks, with several frames in a patch. Runs in a decode process."""
+"""Turns frames into patches in merged blocks, with several frames in a patch. Runs in a decode process."""
 
 import numpy as np
 import numpy.typing as npt

@@ -45,7 +45,7 @@ class HybridNetwork(MergingNetwork):
         self.mtp = DraftLayer(spec.text, ranks) if spec.drafts else None
 
     def target(self, name: str) -> Target | None:
-        """Return the place of the release's tensor *name*; None if it is not needed."""
+        """Return the parameter for the release's tensor *name*; None if it is not needed."""
         return weights.hybrid_target(name, drafts=self.spec.drafts)
 
     def draft(

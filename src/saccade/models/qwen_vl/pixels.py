@@ -1,4 +1,4 @@
-"""A decoded image or video to the patches of the wire. Runs in a decode process."""
+"""Turns a decoded image or video into the wire's patches. Runs in a decode process."""
 
 from saccade.models.preprocessing.merge_pixels import PatchifyPixels as Pixels
 from saccade.models.preprocessing.video_patches import MergedVideoPixels as VideoPixels

@@ -1,4 +1,4 @@
-"""The specs for the engine's core, from config.json. No torch."""
+"""The specs for the engine's core, read from config.json. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -53,7 +53,7 @@ class QwenSpec(GridSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read config.json. Raises StartupError, naming the key."""
+        """Read config.json. Raises StartupError that names the key."""
         style = cls.style_with_experts if has_experts(config) else cls.style
         text = cls.text_config.read_decoder(text_section(config), style)
         vision = cls.tower.read_vision(part(config, "vision_config"))
@@ -103,7 +103,7 @@ class HybridSpec(QwenSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read config.json. Raises StartupError, naming the key."""
+        """Read config.json. Raises StartupError that names the key."""
         spec = super().read_config(config)
         if not config.get(DRAFTS):
             return spec

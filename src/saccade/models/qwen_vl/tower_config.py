@@ -11,7 +11,7 @@ from saccade.models.qwen_vl import defaults
 
 
 class Tower2Config(MergingConfig):
-    """A tower whose `embed_dim` is its width, and `hidden_size` that of its features."""
+    """A tower in which `embed_dim` is the width and `hidden_size` is the width of the features."""
 
     defaults: ClassVar[Mapping[str, Any]] = defaults.TOWER2
 

@@ -1,4 +1,4 @@
-"""The vision towers: patches to features in the text network's space.
+"""The vision towers, which map patches to features in the text network's space.
 
 Formulas: transformers, modeling_qwen2_5_vl.py (Qwen2_5_VisionTransformerPretrainedModel) and modeling_qwen3_vl.py
 (Qwen3VLVision*); Qwen2-VL's tower is `backbones/merging_tower.py`, which says what the others are made of.

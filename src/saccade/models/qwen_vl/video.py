@@ -1,4 +1,4 @@
-"""Frames, grid, token count and prompt of a video, from its header. Runs in the gateway: no torch."""
+"""Computes a video's frames, grid, token count and prompt from its header. Runs in the gateway: no torch."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -37,7 +37,7 @@ def target3(name: str) -> Target:
 
 
 def hybrid_target(name: str, *, drafts: bool) -> Target | None:
-    """Return the target of a tensor of Qwen3.5; None for one of the draft layer, unless the network *drafts*."""
+    """Return the target of a tensor of Qwen3.5; None for the draft layer's tensors, unless the network *drafts*."""
     if name.startswith(DRAFT) and not drafts:
         return None
     return target_of(name, PREFIXES3, (*DELTA_NET, *FUSED))

@@ -35,7 +35,7 @@ class Layout(FixedSizeLayout):
 
 
 def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
-    """Return the layout of an upright image; its resized size is that of all tiles together."""
+    """Return the layout of an upright image. Its resized size covers all tiles together."""
     side, view = settings["tile"], settings["tile"] // settings["patch_size"]
     rows, columns = tiles(*fitted(height, width, settings["longest_edge"]), side) if settings["splits"] else (1, 1)
     views = num_views(rows, columns)
@@ -52,7 +52,7 @@ def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageL
 def fitted(height: int, width: int, longest_edge: int) -> tuple[int, int]:
     """Return (height, width) with the longer side resized to *longest_edge*, the other to an even number.
 
-    As in the reference, a size above MAX_EDGE is then resized to that. The rounding is part of the rule.
+    As in the reference, a size above MAX_EDGE is then reduced to MAX_EDGE. The rounding is part of the rule.
     """
     if width >= height:
         width, height = longest_edge, _even(int(longest_edge / (width / height)))
@@ -82,7 +82,7 @@ def tiles(height: int, width: int, side: int) -> tuple[int, int]:
 
 
 def prompt(rows: int, columns: int, view_tokens: int) -> tuple[str | int, ...]:
-    """Return an image's texts and placeholders in the prompt: each view's tokens after a mark of its place."""
+    """Return an image's texts and placeholders in the prompt: each view's tokens come after a mark of its position."""
     whole: tuple[str | int, ...] = (AROUND, GLOBAL, view_tokens, AROUND)
     if rows == columns == 1:
         return whole

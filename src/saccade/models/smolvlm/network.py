@@ -18,7 +18,7 @@ from saccade.nn.layers import Linear
 
 
 class RoundedEmbeddings(SiglipEmbeddings):
-    """The entry of each patch comes from its place, as a number that is rounded."""
+    """SigLIP's embeddings, in which each patch's table entry comes from its rounded position."""
 
     def finish(self) -> None:
         """Choose the entry of each patch from the loaded table."""
@@ -46,7 +46,7 @@ class Connector(nn.Module):
 
 
 class Network(TiledNetwork):
-    """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
+    """The family's network in the engine. Parameters are empty until the loader has filled them and called `finish`."""
 
     layout, tower, projection = Layout, Tower, Connector
     target = staticmethod(target)

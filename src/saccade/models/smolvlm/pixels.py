@@ -1,4 +1,4 @@
-"""A decoded image to the views of the wire. Runs in a decode process.
+"""Turns a decoded image into the wire's views. Runs in a decode process.
 
 Source: transformers 5.23, models/idefics3/image_processing_idefics3.py, with the torchvision backend.
 """
@@ -15,7 +15,7 @@ from saccade.protocol.media import ImageLayout
 
 
 class Pixels(ViewImage):
-    """Views of Idefics3 and SmolVLM, uint8 planes [3, s, s]: the tiles by rows, then the whole image; or that alone.
+    """Views of Idefics3 and SmolVLM, uint8 planes [3, s, s]: the tiles by rows, if any, then the whole image.
 
     As in the reference, each size is resized from the one before, rounded to uint8: the longest edge, then whole tiles,
     then the whole image.

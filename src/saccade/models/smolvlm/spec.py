@@ -19,7 +19,7 @@ class Spec(TiledSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> "Spec":
-        """Read config.json. Raises StartupError, naming the key."""
+        """Read config.json. Raises StartupError that names the key."""
         text, vision = _text(config), tower(config)
         token_id = FAMILY.placeholder_below(config, text.vocab_size, DEFAULT_IMAGE_TOKEN_ID)
         return cls(text, vision, scale(config, vision), {"image": token_id})

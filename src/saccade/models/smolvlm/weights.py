@@ -1,4 +1,4 @@
-"""Map names of checkpoint tensors to the network's parameters.
+"""Maps names of checkpoint tensors to the network's parameters.
 
 Releases name the parts `model.vision_model.`, `model.connector.modality_projection.proj.`, `model.text_model.` and
 `lm_head.`.

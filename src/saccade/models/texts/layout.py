@@ -1,4 +1,4 @@
-"""The part in the gateway for images, of models that take none. No torch."""
+"""The image part in the gateway for models that take no images. No torch."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

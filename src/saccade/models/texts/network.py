@@ -31,5 +31,5 @@ class Network(TextNetwork):
         raise TypeError(f"no decoder is known for {type(text)}")
 
     def target(self, name: str) -> Target | None:
-        """Return the place of the release's tensor *name*; None if it is not needed."""
+        """Return the parameter for the release's tensor *name*; None if it is not needed."""
         return weights.hybrid_target(name) if isinstance(self.spec.text, HybridConfig) else weights.target(name)

@@ -1,4 +1,7 @@
-"""The forms of tool calls, by the names of vLLM's parsers: one file has the tags, parser, grammar and template form."""
+"""The tool call formats, by the names of vLLM's parsers.
+
+One file each has the tags, parser, grammar and template form.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType

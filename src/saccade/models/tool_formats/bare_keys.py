@@ -14,7 +14,7 @@ NO_VALUES: Final = frozenset({"null", "None"})
 
 
 class NoArguments(Exception):
-    """A text has another form."""
+    """The text has another form."""
 
 
 class Lexeme(NamedTuple):
@@ -25,7 +25,7 @@ class Lexeme(NamedTuple):
 
 
 def read_arguments(parts: Sequence[str], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments in *parts*, of which every second is the text of a string. Raises NoArguments.
+    """Return the arguments in *parts*; every second part is a string's text. Raises NoArguments.
 
     *schema* says which bare texts are strings.
     """
@@ -43,7 +43,7 @@ def read_arguments(parts: Sequence[str], schema: Mapping[str, Any]) -> dict[str,
 
 
 class _Reader:
-    """Reads *lexemes* from the first to the last. *root* is the schema that references mean."""
+    """Reads *lexemes* in order. References resolve within the schema *root*."""
 
     def __init__(self, lexemes: Sequence[Lexeme], root: Mapping[str, Any]) -> None:
         self._lexemes = lexemes

@@ -1,4 +1,4 @@
-"""Follows calls whose values have no quotes. There only what comes after a tag says whether a value goes on.
+"""Follows calls whose values have no quotes, so that only the text after a tag tells whether a value goes on.
 
 The tags within a call are found as text, and are called marks here. A whole call in a value is part of the value.
 """
@@ -13,14 +13,14 @@ from saccade.models.tool_formats.call_scanner import MAX_HEAD, CallScanner, Endi
 
 
 class End(NamedTuple):
-    """A place where a call may end: after *length* characters, and the token *last*; None for that of the last one."""
+    """A place where a call may end: after *length* characters and the token *last*, None for the last token."""
 
     length: int
     last: int | None = None
 
 
 class BareScanner(CallScanner):
-    """A call that ends where the form ends it. If it does not until the end of the answer, the best of its ends counts.
+    """A call that ends where its form says. If that place never comes, the best of its possible ends counts.
 
     *ends* has the first of each rank: 0 after a whole value, others after a value without an end of its own. *depth*
     counts the calls in a value that have begun and not ended.
@@ -62,7 +62,7 @@ class BareScanner(CallScanner):
 
     @abstractmethod
     def take_mark(self, tag_match: re.Match[str], end: int) -> str:
-        """Take a mark, before whose end are *end* characters. Return what it is called afterwards."""
+        """Take a mark that ends after *end* characters. Return the name under which it counts from now on."""
 
     @abstractmethod
     def check_text(self, text: str) -> None:

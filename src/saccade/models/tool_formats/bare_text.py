@@ -1,4 +1,4 @@
-"""Calls whose texts have no quotes: what is common to them, whatever the tags around values are."""
+"""The common code for calls whose texts have no quotes, whatever tags enclose the values."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -78,9 +78,10 @@ def values_in(text: str, tags: ValueTags, schema: Schema) -> dict[str, str] | No
 
 
 def _divided(text: str, spans: Sequence[Span], tags: ValueTags, schema: Schema) -> Iterator[Span]:
-    """Yield *spans* so that each ends before a declared parameter that begins in it and has no other value.
+    """Yield *spans*, each cut before a declared parameter that begins in it and has no other value.
 
-    A value with another's end tag has it whole, as an example. If values have lines of their own, so have the tags.
+    A value that includes another parameter's end tag keeps it whole, as an example. If values have lines of their own,
+    so have the tags.
     """
     missing = _properties(schema).keys() - {name for name, _, _ in spans}
     for name, start, end in spans:
@@ -95,7 +96,7 @@ def _divided(text: str, spans: Sequence[Span], tags: ValueTags, schema: Schema) 
 
 
 def _without_examples(text: str, tags: ValueTags) -> str:
-    """Return *text* with other characters, as many, in the place of calls within values."""
+    """Return *text* with calls within values replaced by as many other characters."""
     parts, done, place = list[str](), 0, 0
     while begin := tags.example_begin.search(text, place):
         place, depth = begin.end(), 1
@@ -119,7 +120,7 @@ def _skip_space(text: str, place: int) -> int:
 
 
 def limits(function: form.FunctionConstraint, enforced: SupportedSchema) -> SupportedSchema:
-    """Refuse or drop what bare text cannot enforce. Raises InvalidValue and UnsupportedParameter."""
+    """Refuse or drop keywords that bare text cannot enforce. Raises InvalidValue and UnsupportedParameter."""
     for name, schema in _properties(enforced.schema).items():
         place = f"{function.place}.properties.{excerpt(name)}"
         if not name or set(name) & set("<>\n\r"):

@@ -1,6 +1,6 @@
-"""A call in pieces: its name, then its arguments, as far as they are certain while a model writes them.
+"""Reads a call in pieces: its name, then its arguments as soon as they are certain.
 
-This reads calls in the exact form of their grammar only. There nothing that was read can turn out to be something else.
+It reads only calls in the exact form of their grammar, so no text that was read can turn out to be something else.
 """
 
 import re
@@ -35,7 +35,7 @@ class CallPieces(ABC):
 
     @property
     def unread(self) -> str:
-        """The text after the function's name that no piece has yet."""
+        """The text after the function's name that is in no piece yet."""
         return ""
 
     @abstractmethod

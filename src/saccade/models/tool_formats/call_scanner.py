@@ -28,7 +28,7 @@ class Ending(NamedTuple):
 
 
 class CallScanner(ABC):
-    """A possible call, from the first token pushed. *names* are those of the declared functions.
+    """A possible call, from the first token pushed. *names* are the declared functions' names.
 
     It *is_broken* once no token can make it a call. It has an *ending* once it ended.
     """
@@ -49,7 +49,7 @@ class CallScanner(ABC):
     @property
     @abstractmethod
     def parts(self) -> list[str]:
-        """The text between the tags at both ends, divided at the separators."""
+        """The text between the outer tags, split at the separators."""
 
     @property
     @abstractmethod
@@ -92,7 +92,7 @@ class CallScanner(ABC):
 
     @abstractmethod
     def add_text(self, text: str) -> None:
-        """Take text, which may be that of a tag in a value."""
+        """Take text, which may be the text of a tag in a value."""
 
     def separate(self, text: str) -> None:
         """Take a separator, whose text is *text*."""
@@ -115,7 +115,7 @@ class CallScanner(ABC):
 
 
 class SectionScanner(CallScanner):
-    """A call that may be the first of a section. Text between the section's tag and the call's is left out.
+    """A call that may be the first in a section. Text between the section's tag and the call's tag is left out.
 
     *parts* are divided at separators; the first is the call's head.
     """

@@ -1,7 +1,7 @@
 """What each tool-call format defines, and the grammar of answers that call tools, in llguidance's Lark.
 
-The calls have the form in which the releases' chat templates write them in later turns. A tag of a call is one token,
-`<[id]>`, and no text: nothing else in an answer can be taken for it.
+Calls have the form in which the releases' chat templates write them in later turns. A call's tag is one token,
+`<[id]>`, not text, so nothing else in an answer can be mistaken for it.
 """
 
 import json
@@ -117,10 +117,11 @@ class ToolFormat:
     form has such calls.
 
     *rules* yields the grammar's rules of the call of function *index*, from `call_INDEX` on. *limits* refuses or drops
-    what the form cannot enforce of a function's schema. *variables* computes template variables from the tools, if the
-    releases' own code does. *between* is the text between calls outside of a section. *markup* are the ids of tags of
-    several tokens. A form that *numbers_calls* has NAME_NUMBER as a call's id, counted over the whole chat. A form with
-    a *structural_tag*, which engines of others take, has no *rules*; its *limits* are those of a JSON answer, too.
+    the keywords of a function's schema that the form cannot enforce. *variables* computes template variables from the
+    tools, if the releases' own code does. *between* is the text between calls outside of a section. *markup* are the
+    ids of tags of several tokens. A form that *numbers_calls* has NAME_NUMBER as a call's id, counted over the whole
+    chat. A form with a *structural_tag*, for other projects' engines, has no *rules*; its *limits* also apply to JSON
+    answers.
     """
 
     tags: ToolTags

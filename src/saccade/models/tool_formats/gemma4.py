@@ -1,6 +1,6 @@
 """Calls of Gemma 4: `call:NAME{key:value,...}` between tags, with bare keys, and strings between tokens for quotes.
 
-Nothing is escaped: a string ends at the next quote, which is a token and no text. Its chat template writes keys in
+Nothing is escaped: a string ends at the next quote, which is a token and not text. The chat template writes keys in
 alphabetical order, and so does the grammar.
 """
 

@@ -1,4 +1,4 @@
-"""JSON in pieces: values as json.dumps writes them, of which each part is sent as soon as it is certain."""
+"""Reads JSON in pieces: values as json.dumps writes them, with each part sent as soon as it is certain."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def quoted(value: Any) -> str:
 
 
 def complete_object(text: str) -> str:
-    """Return the object whose beginning is *text*, with the members and items that are complete in it."""
+    """Return the object that *text* begins, with the members and items that are complete in it."""
     brackets = list[str]()
     end, closing, mark = 0, "}", ""
     place = 0
@@ -94,7 +94,7 @@ class ValuePieces(ABC):
 
     @property
     def unread(self) -> str:
-        """The text at the end of which nothing is certain yet."""
+        """The text at the end that is not certain yet."""
         return ""
 
     @abstractmethod
@@ -107,7 +107,7 @@ class ValuePieces(ABC):
 
 
 class TextValue(ValuePieces):
-    """A text without quotes of its own."""
+    """A text that is written without quotes."""
 
     _opening = '"'
 
@@ -198,7 +198,7 @@ class JsonValue(ValuePieces):
 
 
 class OtherValue(ValuePieces):
-    """A value in JSON that is no text; *read* returns it. Only objects and arrays come in pieces."""
+    """A JSON value that is not text; *read* returns it. Only objects and arrays come in pieces."""
 
     def __init__(self, read: Callable[[str], Any]) -> None:
         self._read = read
@@ -239,10 +239,10 @@ class ObjectPieces:
         self._num_members = 0
 
     def key(self, name: str) -> str:
-        """Return what is before the next member's value."""
+        """Return the JSON before the next member's value."""
         self._num_members += 1
         return f"{', ' if self._num_members > 1 else '{'}{quoted(name)}: "
 
     def finish_object(self) -> str:
-        """Return what is after the last member."""
+        """Return the JSON after the last member."""
         return "}" if self._num_members else "{}"

@@ -1,4 +1,4 @@
-"""Calls of Kimi-K2 in a section of tags, and the tools as its templates take them: types of TypeScript.
+"""Kimi-K2's calls in a section of tags, and the tools in its templates' form: TypeScript types.
 
 A call is `functions.NAME:INDEX`, a separator, and its arguments as JSON. The declaration is in the template's variable
 `tools_ts_str`. Source of its form: the releases' tool_declaration_ts.py and tokenization_kimi.py. As there, keys are

@@ -1,8 +1,8 @@
 """Calls of Kimi-K3 in a section: `call` with the function's name, and an `argument` with a name and a type for each.
 
 An argument of the type string is plain text, every other one JSON. The tags are of several tokens (markup.py).
-Saccade's engine does not run the model. So what an answer must match is a structural tag for xgrammar, which vLLM,
-SGLang and TokenSpeed have; there a special token matches its text.
+Saccade's engine does not run the model. So answers are constrained by a structural tag for xgrammar, which vLLM, SGLang
+and TokenSpeed have; there a special token matches its text.
 """
 
 import json

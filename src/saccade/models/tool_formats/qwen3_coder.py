@@ -131,7 +131,7 @@ class Scanner(BareScanner):
 
 
 class Pieces(MemberCallPieces):
-    """A call whose values end at the first line with their end tag alone."""
+    """A call whose values end at the first line that has only their end tag."""
 
     def __init__(self, functions: form.Declared) -> None:
         super().__init__(functions)

@@ -1,13 +1,12 @@
-"""One transfer's connection: messages with a code that only the holders of the transfer's key can compute.
+"""One transfer's connection: messages with an authentication code that only holders of the transfer's key can compute.
 
 The source, which is the prefill worker, sends a nonce of 16 bytes. The destination answers with the transfer's name and
-a nonce of its own. After that only messages follow:
+its own nonce. After that only messages follow:
 
     u32 bytes of the head, u64 bytes of the content, head (msgpack), content, code of 16 bytes
 
-The code is blake3 over all before it, a counter and the sender's side, keyed with a key that is derived from the
-transfer's key and both nonces. So a damaged, forged, repeated or missing message ends the transfer. Contents are not
-encrypted.
+The code is a blake3 of the message so far, a counter and the sender's side. Its key derives from the transfer's key and
+both nonces. So a damaged, forged, repeated or missing message ends the transfer. Contents are not encrypted.
 """
 
 import asyncio
@@ -39,9 +38,9 @@ Incoming = TypeVar("Incoming", FromSource, FromDestination)
 
 
 class TransferFailed(Exception):
-    """The transfer cannot go on. The other end is to blame unless *by_peer* is False.
+    """The transfer cannot go on. The other end is at fault unless *by_peer* is False.
 
-    The message is a sentence for the operator and may be shown to clients.
+    The message is a sentence for the operator, and may be shown to clients.
     """
 
     def __init__(self, message: str, *, by_peer: bool = True) -> None:
@@ -50,7 +49,7 @@ class TransferFailed(Exception):
 
 
 class MessageCodes:
-    """Computes the codes of one side's messages, in order."""
+    """Computes the codes for one side's messages, in order."""
 
     def __init__(self, session_key: bytes, side: bytes) -> None:
         self._key = session_key
@@ -58,14 +57,17 @@ class MessageCodes:
         self._number = 0
 
     def code(self, lengths: bytes, head: bytes, content: bytes) -> bytes:
-        """Return the code of the side's next message."""
+        """Return the code for the side's next message."""
         self._number += 1
         hasher = blake3(self._side + self._number.to_bytes(8, "little") + lengths + head, key=self._key)
         return hasher.update(content).digest(CODE_BYTES)
 
 
 class Channel(Generic[Outgoing, Incoming]):
-    """Sends one side's messages and receives the other's. *most* bounds the bytes of a received head and content."""
+    """Sends one side's messages and receives the other's.
+
+    *most* limits the size of a received head and content in bytes.
+    """
 
     def __init__(
         self,
@@ -90,7 +92,10 @@ class Channel(Generic[Outgoing, Incoming]):
             raise TransferFailed("The connection between the two workers broke.") from error
 
     async def receive(self) -> tuple[Incoming, bytes]:
-        """Return the next message and its content. Raises TransferFailed if the other end is gone or breaks rules."""
+        """Return the next message and its content.
+
+        Raises TransferFailed if the other end is gone or breaks the rules.
+        """
         try:
             lengths = await self._reader.readexactly(LENGTHS.size)
             head_bytes, content_bytes = LENGTHS.unpack(lengths)
@@ -114,7 +119,7 @@ DestinationChannel = Channel[FromDestination, FromSource]
 
 
 def name_of(key: bytes) -> bytes:
-    """Return the name of the transfer with *key*; it does not reveal the key."""
+    """Return the name of the transfer with *key*. The name does not reveal the key."""
     return blake3(b"name of a KV transfer", key=key).digest(NAME_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""The decode worker's end: connects to the prefill worker of each transfer, and receives the state."""
+"""The decode worker's end, which connects to the prefill worker of each transfer and receives the state."""
 
 import asyncio
 import dataclasses
@@ -50,7 +50,10 @@ class KvDestinationConfig:
 
 @dataclasses.dataclass
 class _Transfer:
-    """One transfer: its task, and the *replies* that the task sends. *is_unwanted*: it ends once it *is_requested*."""
+    """One transfer: its task, and the *replies* that the task sends.
+
+    If it *is_unwanted*, it ends once it *is_requested*.
+    """
 
     task: asyncio.Task[None]
     replies: asyncio.Queue[FromDestination] = dataclasses.field(default_factory=asyncio.Queue)
@@ -59,7 +62,7 @@ class _Transfer:
 
 
 class KvDestination:
-    """The transfers of one decode worker, one task each. Every method runs in the event loop of the transfers."""
+    """A decode worker's transfers, one task each. Every method runs in the transfers' event loop."""
 
     def __init__(self, config: KvDestinationConfig, tell: Tell) -> None:
         self._config = config
@@ -74,25 +77,27 @@ class KvDestination:
         await lasting_task.end(*(transfer.task for transfer in self._transfers.values()))
 
     def pull(self, key: bytes, source: str, first_block: int) -> None:
-        """Receive the state of a prompt from block *first_block* on from the worker at *source*, host:port."""
+        """Receive a prompt's state, starting at block *first_block*, from the worker at *source*, host:port."""
         task = asyncio.create_task(self._run(key, source, first_block), name=f"KV transfer from {source}")
         self._transfers[key] = _Transfer(task)
         task.add_done_callback(partial(self._forget, key))
 
     def _forget(self, key: bytes, task: asyncio.Task[None]) -> None:
-        """Forget a transfer. If an unforeseen error has ended it, report its end, for which the engine waits."""
+        """Forget a transfer. If an unforeseen error has ended it, report its end, since the engine waits for that."""
         del self._transfers[key]
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a KV transfer met an unforeseen error", exc_info=error)
             self._tell(TransferEnded(key, BROKE_OFF, by_peer=False))
 
     def reply(self, key: bytes, message: FromDestination) -> None:
-        """Tell the source that a piece, or the whole state, is used. A transfer that has ended is no error."""
+        """Tell the source that a piece, or the whole state, is used. It is no error if the transfer has ended."""
         if (transfer := self._transfers.get(key)) is not None:
             transfer.replies.put_nowait(message)
 
     def cancel(self, key: bytes) -> None:
-        """Close the connection of a transfer, after its request: the source notices no end of one that never asked.
+        """Close a transfer's connection, but only after its request.
+
+        The source would not notice the end of a connection that never asked.
 
         An unknown key is no error.
         """
@@ -121,7 +126,7 @@ class KvDestination:
     async def _transfer(
         self, key: bytes, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], first_block: int
     ) -> None:
-        """Receive until the engine reports that it has the whole state."""
+        """Receive the state until the engine reports that it is complete."""
         async with asyncio.timeout(self._config.timeout_seconds):
             channel = await self._opened(key, streams)
             await channel.send_message(Pull(first_block, self._config.form, shared_memory.readers()))
@@ -144,7 +149,7 @@ class KvDestination:
         return destination_channel(streams, key, other + nonce, self._config.max_content_bytes)
 
     async def _reply(self, replies: asyncio.Queue[FromDestination], channel: DestinationChannel) -> None:
-        """Send replies; return after the last one."""
+        """Send replies, and return after the last one."""
         while True:
             message = await replies.get()
             await channel.send_message(message)

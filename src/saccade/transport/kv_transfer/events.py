@@ -1,4 +1,4 @@
-"""What happens to transfers, as events for the engine."""
+"""The events that tell the engine what happens to transfers."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from saccade.protocol.kv_transfer import Piece, Prefilled
 
 
 class StateRequested(NamedTuple):
-    """A decode worker has reserved room for the state from block *first_block* on."""
+    """A decode worker has reserved room for the state, starting at block *first_block*."""
 
     key: bytes
     first_block: int
@@ -42,7 +42,10 @@ class PieceArrived(NamedTuple):
 
 
 class TransferEnded(NamedTuple):
-    """The transfer failed; *reason* is a sentence for operator and client. *by_peer*: the other end is to blame."""
+    """The transfer failed; *reason* is a sentence for operator and client.
+
+    *by_peer* says that the other end is at fault.
+    """
 
     key: bytes
     reason: str

@@ -1,4 +1,4 @@
-"""The transfers of one engine, in a thread with its own event loop, so that they continue while a step computes."""
+"""Runs an engine's transfers in a thread with its own event loop, so that they continue while a step computes."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ MAX_PIECE_BYTES = 16 << 20
 class TransferConfig:
     """*bind*, host:port, is where a prefill worker listens; None for a decode worker, which only connects.
 
-    A transfer fails after *timeout_seconds* without a message, and a computed prompt is kept for as long.
+    A transfer fails after *timeout_seconds* without a message; a computed prompt is kept for the same time.
     """
 
     form: KvForm
@@ -34,10 +34,10 @@ class TransferConfig:
 
 
 class KvTransfers:
-    """The transfers of one engine, by their keys. Call it from the engine's thread.
+    """An engine's transfers by their keys. Call it from the engine's thread.
 
-    Decode workers connect to *address*; it is None for a decode worker itself. The file descriptor wake_fd is readable
-    while events() has something new. Raises StartupError if it cannot listen on *bind*.
+    Decode workers connect to *address*, which is None for a decode worker itself. The file descriptor wake_fd is
+    readable while events() has new events. Raises StartupError if it cannot listen on *bind*.
     """
 
     def __init__(self, config: TransferConfig) -> None:
@@ -61,7 +61,7 @@ class KvTransfers:
 
     @property
     def wake_fd(self) -> int:
-        """Readable while there are events."""
+        """A file descriptor that is readable while there are events."""
         return self._woken.fileno()
 
     @property
@@ -70,22 +70,22 @@ class KvTransfers:
 
     @property
     def num_open(self) -> int:
-        """Transfers, connections and slots that have not ended, for tests and metrics."""
+        """The numbers of open transfers, connections and slots, for tests and metrics."""
         return self._source.num_open + self._destination.num_open
 
     def events(self) -> list[Event]:
-        """Return what has happened since the last call, in order."""
+        """Return the events since the last call, in order."""
         with contextlib.suppress(BlockingIOError):
             while self._woken.recv(4096):
                 pass
         return [self._events.popleft() for _ in range(len(self._events))]
 
     def offer(self, key: bytes) -> None:
-        """Let a decode worker that knows *key* ask for the state of a prompt."""
+        """Let a decode worker that knows *key* ask for a prompt's state."""
         self._call(self._source.offer, key)
 
     def begun(self, key: bytes) -> None:
-        """Note that the engine holds the prompt's state, which it may not hold for ever."""
+        """Note that the engine holds the prompt's state. From now on the transfer can time out."""
         self._call(self._source.begun, key)
 
     def prefilled(self, key: bytes, message: Prefilled) -> None:
@@ -93,7 +93,7 @@ class KvTransfers:
         self._call(self._source.prefilled, key, message)
 
     def send_piece(self, key: bytes, piece: Piece, content: bytes) -> None:
-        """Send a part of the state; PieceTaken follows."""
+        """Send a part of the state. A PieceTaken event follows."""
         self._call(self._source.send_piece, key, piece, content)
 
     def withdraw(self, key: bytes) -> None:
@@ -101,7 +101,7 @@ class KvTransfers:
         self._call(self._source.withdraw, key)
 
     def pull(self, key: bytes, source: str, first_block: int) -> None:
-        """Ask the prefill worker at *source* for a prompt's state from block *first_block* on."""
+        """Ask the prefill worker at *source* for a prompt's state, starting at block *first_block*."""
         self._call(self._destination.pull, key, source, first_block)
 
     def taken(self, key: bytes) -> None:

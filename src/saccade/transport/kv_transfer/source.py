@@ -1,4 +1,4 @@
-"""The prefill worker's end: listens, and sends the state of each prompt to the decode worker that has its key."""
+"""The prefill worker's end, which listens, and sends each prompt's state to the decode worker that has its key."""
 
 import asyncio
 import collections
@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Offer:
-    """One transfer: its messages, the pieces that were not taken, and its connection."""
+    """One transfer: its messages, its untaken pieces, and its connection."""
 
     def __init__(self, key: bytes, untaken: UntakenPieces) -> None:
         self.key = key
@@ -73,7 +73,10 @@ class _Offer:
 
 @dataclasses.dataclass(frozen=True)
 class KvSourceConfig:
-    """*form* must equal the other end's. A transfer that holds state and stands still for *timeout_seconds* fails."""
+    """*form* must equal the other end's.
+
+    A transfer that holds state fails if it makes no progress for *timeout_seconds*.
+    """
 
     form: KvForm
     timeout_seconds: float
@@ -81,7 +84,7 @@ class KvSourceConfig:
 
 
 class KvSource:
-    """The transfers of one prefill worker. Every method runs in the event loop of the transfers."""
+    """A prefill worker's transfers. Every method runs in the transfers' event loop."""
 
     def __init__(self, config: KvSourceConfig, tell: Tell) -> None:
         self._config = config
@@ -98,7 +101,7 @@ class KvSource:
 
     @property
     def num_open(self) -> int:
-        """Transfers, connections and slots in use."""
+        """The numbers of transfers, connections and slots in use."""
         return len(self._offers) + len(self._connections) + self._slots.num_used
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
@@ -123,7 +126,7 @@ class KvSource:
         self._arrived = asyncio.Event()
 
     def begun(self, key: bytes) -> None:
-        """Note that the engine holds the prompt's state: from now on the transfer may not stand still."""
+        """Note that the engine holds the prompt's state. From now on the transfer must make progress."""
         if (offer := self._offers.get(name_of(key))) is not None:
             self._wait_anew(offer)
 
@@ -138,7 +141,7 @@ class KvSource:
             offer.messages.put_nowait((piece, content))
 
     def withdraw(self, key: bytes) -> None:
-        """End a transfer; its connection is closed. An unknown key is no error."""
+        """End a transfer and close its connection. An unknown key is no error."""
         offer = self._offers.pop(name_of(key), None)
         if offer is None:
             return
@@ -149,7 +152,7 @@ class KvSource:
         offer.untaken.end_transfer()
 
     def _wait_anew(self, offer: _Offer) -> None:
-        """Let the transfer stand still for timeout_seconds from now on."""
+        """Restart the transfer's timeout."""
         if offer.deadline is not None:
             offer.deadline.cancel()
         loop = asyncio.get_running_loop()
@@ -157,7 +160,7 @@ class KvSource:
         offer.deadline = loop.call_later(self._config.timeout_seconds, self._end, offer, failed)
 
     def _end(self, offer: _Offer, failed: TransferFailed | None) -> None:
-        """End a transfer, unless it was withdrawn. It *failed*, or its state is delivered."""
+        """End a transfer that *failed* or has delivered its state, unless it was withdrawn."""
         if self._offers.get(name_of(offer.key)) is offer:
             self.withdraw(offer.key)
             self._tell(
@@ -229,7 +232,7 @@ class KvSource:
     async def _handshake(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[_Offer, SourceChannel, Pull]:
-        """Return the transfer whose key the connection has proved to know, and its request."""
+        """Return the transfer whose key the peer has proved to know, and the peer's request."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         writer.write(nonce)
         async with asyncio.timeout(NAME_SECONDS):
@@ -278,7 +281,7 @@ class KvSource:
 
 
 def _mismatch(ours: KvForm, theirs: KvForm) -> str:
-    """Return why no state can go from one worker to the other, as a sentence; empty if it can."""
+    """Return, as a sentence, why the two workers cannot exchange state; empty if they can."""
     for field in msgspec.structs.fields(KvForm):
         here, there = getattr(ours, field.name), getattr(theirs, field.name)
         if here != there:

@@ -1,4 +1,4 @@
-"""The pieces of one transfer that were sent and not taken, and the shared memory that they hold."""
+"""A transfer's pieces that were sent but not yet taken, and the shared memory that they hold."""
 
 from collections import deque
 
@@ -8,7 +8,7 @@ from saccade.transport.kv_transfer.channel import TransferFailed
 
 
 class UntakenPieces:
-    """Pieces in the order in which they were sent, with their slots in *pool*.
+    """The untaken pieces in the order in which they were sent, with their slots in *pool*.
 
     After `end_transfer`, no slot is in use or can be taken: the task that sends may run once more before its
     cancellation reaches it.
@@ -19,7 +19,7 @@ class UntakenPieces:
         self._slots: deque[SlotRef | None] = deque()
 
     def add_piece(self, content: bytes, by_slot: bool) -> SlotRef | None:
-        """Note a piece that is sent now. Return a slot with its *content*; None if it goes over the connection.
+        """Note a piece that is sent now.
 
         It does without *by_slot*, and if there is no room. Raises TransferFailed after `end_transfer`.
         """

@@ -1,4 +1,4 @@
-"""Convert the engine's TokenDeltas to TokenSpeed's GenerateResponses: chunks, then one complete answer a sample."""
+"""Converts the engine's TokenDeltas to TokenSpeed's GenerateResponses: chunks, then one complete answer per sample."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from saccade.tokenization.tokenizer import Tokenizer
 
 
 class StopMatch(NamedTuple):
-    """The stop string *text* is complete at token *num_tokens* of those pushed last."""
+    """The stop string *text*, complete at token *num_tokens* of the last push."""
 
     text: str
     num_tokens: int
@@ -29,7 +29,10 @@ class StopSearch:
         self._text = ""
 
     def push_tokens(self, token_ids: Sequence[int], is_last: bool) -> StopMatch | None:
-        """Take more tokens. Return the stop string that ends the sample: the longest of those complete at once."""
+        """Take more tokens.
+
+        Return the stop string that ends the sample, the longest if several are complete at once.
+        """
         before = self._detokenizer.num_tokens
         self._text += self._detokenizer.push_tokens(token_ids)
         if is_last:

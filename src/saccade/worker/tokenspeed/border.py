@@ -1,6 +1,6 @@
-"""Turn the errors of TokenSpeed's calls into a status and a sentence.
+"""Turns errors in TokenSpeed's calls into a status and a sentence.
 
-Without it, gRPC answers with the class and the text of any exception that a method raises.
+Otherwise gRPC would answer with the class and the text of any exception that a method raises.
 """
 
 import contextlib

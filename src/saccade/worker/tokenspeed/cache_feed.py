@@ -1,4 +1,4 @@
-"""Convert the engine's cache events to TokenSpeed's, whose token ids have an image's pad value for its tokens."""
+"""Converts the engine's cache events to TokenSpeed's, in which an image's tokens have the image's pad value as id."""
 
 import time
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ HASH_BYTES = 8
 
 
 class EventSubscription:
-    """A subscription of one gateway.
+    """One gateway's subscription.
 
     Send opening(), then batch() of every message of the engine's feed, the snapshot's first. Only blocks that descend
-    from *root* are reported: those of other wires and tenants serve no request of this wire.
+    from *root* are reported: blocks of other wires and tenants serve no request of this wire.
     """
 
     def __init__(self, root: bytes, block_size: int) -> None:

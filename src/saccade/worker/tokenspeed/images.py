@@ -1,7 +1,7 @@
-"""Convert images of TokenSpeed's wire to the engine's: normalised tensors to uint8 patches, and their identity.
+"""Converts images from TokenSpeed's wire to the engine's: normalised tensors to uint8 patches, and their identity.
 
-A gateway of that wire sends patches as the reference processor makes them: normalised, every frame of a still image the
-same. The engine takes the uint8 of one frame. Nothing is rounded: a value that no level of uint8 makes is refused.
+A gateway of that wire sends patches as the reference processor makes them: normalised, with equal frames for a still
+image. The engine takes uint8 patches of one frame. Nothing is rounded: a value that no uint8 level yields is refused.
 """
 
 import math
@@ -38,8 +38,8 @@ TAIL_BYTES = 8
 def content_hash(declared: bytes, grid: Grid, patches: npt.NDArray[np.uint8]) -> bytes:
     """Return the engine's hash of an image: 24 bytes over its patches, then 8 of the gateway's *declared* hash.
 
-    The gateway's hash covers the encoded image only: neither its processing, nor whether these pixels are of that
-    image.
+    The gateway's hash covers only the encoded image. It does not cover the processing, nor prove that these pixels
+    belong to that image.
     """
     head = b"".join((SALT, len(declared).to_bytes(8, "little"), declared, np.array(grid, "<i8").tobytes()))
     digest = blake3(head).update(np.ascontiguousarray(patches).data).digest(HASH_BYTES - TAIL_BYTES)
@@ -70,7 +70,7 @@ class ImageReader:
     def read_image(self, item: pb.MultimodalItem, token_ids: Sequence[int], field: str) -> MediaItem:
         """Return the image in *item*, the message's *field*, of the prompt *token_ids*. Takes milliseconds.
 
-        Raises RequestError, naming the field.
+        Raises RequestError that names the field.
         """
         if item.modality != common_pb2.IMAGE:
             name = common_pb2.Modality.Name(item.modality) if item.modality in common_pb2.Modality.values() else "?"

@@ -1,4 +1,4 @@
-"""The served model for this end of the wire, from the engine's description."""
+"""The served model as this end of the wire needs it, built from the engine's description."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""Convert a GenerateRequest of TokenSpeed's wire to an EngineRequest. Unserved fields are refused by name."""
+"""Converts a GenerateRequest from TokenSpeed's wire to an EngineRequest. Unsupported fields are refused by name."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ TOKEN_ID = re.compile("[0-9]{1,10}")
 def engine_request(message: pb.GenerateRequest, model: WireModel, request_id: str) -> EngineRequest:
     """Return *message* as a request to the engine. Reads and converts images, which takes milliseconds.
 
-    Raises RequestError, naming the field.
+    Raises RequestError that names the field.
     """
     for field in _unserved(message):
         raise UnsupportedParameter(f"`{field}` is not served by this worker; leave it out.", field)

@@ -1,7 +1,7 @@
-"""The bytes of a tensor on TokenSpeed's wire: in the message, or in a file of /dev/shm that the reader removes.
+"""Reads a tensor's bytes from TokenSpeed's wire: from the message, or from a file in /dev/shm that the reader removes.
 
-Source of the rules for files: smg_grpc_servicer/mm_shm.py. Here a name must also have SMG's form: a message cannot have
-other files of /dev/shm, such as other gateways' slots, read or removed.
+Source of the rules for files: smg_grpc_servicer/mm_shm.py. Here a name must also have SMG's form. Otherwise a message
+could make the worker read or remove other files in /dev/shm, such as other gateways' slots.
 """
 
 import math
@@ -70,7 +70,7 @@ def files_of(message: pb.GenerateRequest) -> Iterator[str]:
 
 
 def remove_files(message: pb.GenerateRequest) -> None:
-    """Remove the files that *message* hands over: the receiver removes them, read or not."""
+    """Remove the files that *message* hands over. The receiver removes them even if it has not read them."""
     for name in files_of(message):
         shared_memory.unlink(name)
 

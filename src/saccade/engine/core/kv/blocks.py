@@ -1,4 +1,4 @@
-"""Attention state in paged blocks: reference counts and the prefix cache. No torch."""
+"""Manages attention state in paged blocks: reference counts and the prefix cache. No torch."""
 
 from array import array
 from collections import OrderedDict, deque
@@ -13,7 +13,7 @@ from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, Media
 
 
 class StoredContent(msgspec.Struct, frozen=True, gc=False):
-    """The contents of a stored block, if contents are kept: *token_ids*, packed as int32, and *media*.
+    """A stored block's contents, if contents are kept: *token_ids*, packed as int32, and *media*.
 
     There may be a million of these objects, so the garbage collector does not track them.
     """
@@ -25,12 +25,12 @@ class StoredContent(msgspec.Struct, frozen=True, gc=False):
 
 
 class PagedBlocks:
-    """Attention state in blocks of a fixed number of tokens; a table of each sequence lists its blocks.
+    """Attention state in blocks with a fixed number of tokens; each sequence's table lists its blocks.
 
-    The layers of a *group* have the same blocks. A block is referenced by tables, or cached (committed, unreferenced,
-    reusable), or free. Cached blocks are evicted least recently used first. When a sequence is released, its last block
-    becomes cached first, so a block never outlives its parent in the cache. *on_event* is called for every block that
-    becomes reusable or is evicted; the contents of blocks are kept and reported only with *keep_contents*.
+    All layers of a *group* use the same blocks. A block is referenced by tables, cached (committed, unreferenced,
+    reusable), or free. Cached blocks are evicted least recently used first. A released sequence caches its last block
+    first, so no block outlives its parent in the cache. *on_event* is called for every block that becomes reusable or
+    is evicted; the contents of blocks are kept and reported only with *keep_contents*.
     """
 
     group = ALL
@@ -51,7 +51,7 @@ class PagedBlocks:
 
     @property
     def num_free_blocks(self) -> int:
-        """Number of blocks that no sequence references, cached ones included."""
+        """The number of blocks that no sequence references, including cached ones."""
         return len(self._free) + len(self._cached)
 
     def reusable(self, keys: Ordered[bytes], num_blocks: int) -> int:
@@ -62,16 +62,16 @@ class PagedBlocks:
         return min(num_blocks, len(keys))
 
     def num_missing(self, sequence: Sequence) -> int:
-        """Return how many blocks the table lacks for the next token of a running sequence."""
+        """Return how many blocks a running sequence's table lacks for its next token."""
         return self._blocks_for(sequence.num_expected_tokens) - len(sequence.tables[self.group].blocks)
 
     def fits(self, keys: Ordered[bytes], num_tokens: int, headroom_blocks: int) -> bool:
-        """Whether enough blocks are free in addition to those that *keys* name."""
+        """Whether enough blocks are free in addition to the blocks with *keys*."""
         revived = sum(self._block_of[key] in self._cached for key in keys)
         return self._blocks_for(num_tokens) - len(keys) + headroom_blocks <= self.num_free_blocks - revived
 
     def admit(self, sequence: Sequence, keys: Ordered[bytes], num_tokens: int) -> None:
-        """Reference the blocks of *keys* and allocate new ones for the rest."""
+        """Reference the blocks with *keys*, and allocate new blocks for the rest."""
         table = sequence.tables[self.group].blocks
         for key in keys:
             block = self._block_of[key]
@@ -88,7 +88,7 @@ class PagedBlocks:
         others.blocks, others.num_passed = table.blocks[:num_blocks], table.num_passed
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Allocate blocks until the table holds *num_tokens*; return False, without a change, if there are too few."""
+        """Allocate blocks until the table holds *num_tokens*. If too few are free, change nothing and return False."""
         table = sequence.tables[self.group].blocks
         num_missing = self._blocks_for(num_tokens) - len(table)
         # Most steps of a decode need no block, and ask no further.
@@ -99,7 +99,7 @@ class PagedBlocks:
         return True
 
     def commit(self, sequence: Sequence, index: int, key: bytes) -> None:
-        """Store the block under *key*. If another block holds the same content, the table references that one."""
+        """Store the block under *key*. If another block has the same content, the table references that one instead."""
         table = sequence.tables[self.group]
         block = table.blocks[index]
         existing_block = self._block_of.setdefault(key, block)
@@ -116,9 +116,9 @@ class PagedBlocks:
         self._let_go(block)
 
     def forget_blocks(self, keys: Collection[bytes]) -> tuple[set[bytes], set[int]]:
-        """Make the blocks of *keys*, and all that follow any of them, not reusable. Return the keys and the blocks.
+        """Stop reuse of the blocks with *keys* and of all their descendants. Return their keys and blocks.
 
-        Sequences that reference them keep them. The keys include *keys* that are not stored.
+        Sequences that reference these blocks keep them. The returned keys include those of *keys* that are not stored.
         """
         all_keys = set(keys)
         for key, content in self._contents.items():  # parents before their children

@@ -1,7 +1,7 @@
 """Manage all kinds of a sequence's KV state. No torch.
 
-Attention state is in paged blocks, keys and values or latents, in a group of its own for layers with a window;
-recurrent state is kept in checkpoints. Only a prefix from which all can resume is reused.
+Attention state, which is keys and values or latents, is in paged blocks; sliding-window layers have a separate group.
+Recurrent state is kept in checkpoints. A prefix is reused only if every kind of state can resume from it.
 """
 
 from collections import Counter
@@ -35,18 +35,18 @@ class BlockManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Number of blocks that no sequence references; fewer if the group for windows has a smaller share of them."""
+        """The number of blocks that no sequence references; fewer if the window group has a smaller share free."""
         paged, window = self.paged_blocks, self.window_blocks
         if window is None:
             return paged.num_free_blocks
         return min(paged.num_free_blocks, paged.num_blocks * window.num_free_blocks // window.num_blocks)
 
     def admit(self, sequence: Sequence, headroom_blocks: int, kept_blocks: int = 0) -> bool:
-        """Reserve all state for the known tokens of *sequence*, reusing what it can resume from.
+        """Reserve all state for the known tokens of *sequence*, and reuse the longest prefix that it can resume from.
 
-        Sets num_computed_tokens. At least the last token is left to compute, since its logits are needed. Returns
-        False, without a change, if there is no room: *headroom_blocks* stay free for the running sequences, and
-        *kept_blocks* for samples. Blocks of layers with a window are not reserved: each chunk takes some.
+        Sets num_computed_tokens. At least the last token is left to compute, since its logits are needed. If there is
+        no room, changes nothing and returns False; *headroom_blocks* stay free for running sequences, and *kept_blocks*
+        for samples. Blocks of sliding-window layers are not reserved, since each chunk takes them as needed.
         """
         (keys, num_cached), window = self._reusable_keys(sequence), self.window_blocks
         if not self.paged_blocks.fits(keys, sequence.num_tokens, headroom_blocks + kept_blocks):
@@ -66,7 +66,7 @@ class BlockManager:
         return True
 
     def can_reserve(self, num_tokens: int, num_samples: int) -> bool:
-        """Whether `reserve` can ever find room for *num_samples* of a prompt of *num_tokens*."""
+        """Whether `reserve` can ever find room for *num_samples* samples of a prompt with *num_tokens*."""
         num_blocks, window = -(-num_tokens // self.block_size), self.window_blocks
         fits_window = window is None or (
             num_blocks - window.num_passed(num_tokens) + num_samples - 1 <= window.num_blocks
@@ -74,10 +74,10 @@ class BlockManager:
         return num_blocks + num_samples - 1 <= self.paged_blocks.num_blocks and fits_window
 
     def reserve(self, samples: Ordered[Sequence], headroom_blocks: int) -> int | None:
-        """Reserve blocks for the prompts of all *samples* of a request, whose state will be received; they share them.
+        """Reserve shared prompt blocks for all *samples* of a request whose state will be received.
 
         Each sample has its own block for the tokens after the last full block. Returns how many leading blocks are
-        cached already; None, without a change, if there is no room.
+        already cached. If there is no room, changes nothing and returns None.
         """
         first, paged, window = samples[0], self.paged_blocks, self.window_blocks
         num_tokens, num_full = first.num_tokens, first.num_tokens // self.block_size
@@ -102,11 +102,10 @@ class BlockManager:
         return len(keys)
 
     def num_sample_blocks(self, num_tokens: int) -> int:
-        """Return the most blocks that another sample of a prompt of *num_tokens* takes while the first holds its
-        blocks.
+        """Return how many blocks another sample of a prompt takes at most while the first holds its blocks.
 
-        It shares the full blocks, unless it may have to compute the prompt again: without a prefix cache, or if the
-        state checkpoint is gone that it would resume from.
+        The prompt has *num_tokens*. Samples share the full blocks, unless they may have to compute the prompt again.
+        That happens without a prefix cache, or if the state checkpoint to resume from is gone.
         """
         shares = self.enable_prefix_caching and self.checkpoints is None
         return 1 if shares else -(-num_tokens // self.block_size)
@@ -118,7 +117,7 @@ class BlockManager:
         return sequence.num_tokens - len(self._reusable_keys(sequence)[0]) * self.block_size
 
     def fits_next(self, sequences: Collection[Sequence]) -> bool:
-        """Whether there is a block for the next token of every sequence that decodes."""
+        """Whether there is a block for the next token of every decoding sequence."""
         paged, window = self.paged_blocks, self.window_blocks
         if sum(max(0, paged.num_missing(sequence)) for sequence in sequences) > paged.num_free_blocks:
             return False
@@ -128,11 +127,11 @@ class BlockManager:
         return sum(max(0, window.num_missing(sequence)) for sequence in decodes) <= window.num_free_blocks
 
     def awaits_tokens(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether the next *num_tokens* have to wait, since a state among them is kept by tokens that are not known."""
+        """Whether the next *num_tokens* must wait, because a state's key needs tokens that are not known yet."""
         return self.checkpoints is not None and self.checkpoints.awaits_tokens(sequence, num_tokens)
 
     def _reusable_keys(self, sequence: Sequence) -> tuple[list[bytes], int]:
-        """Return the keys of the blocks to resume from, and how many are cached, with or without a state after them."""
+        """Return the keys of the blocks to resume from, and the number of cached blocks, resumable or not."""
         if not (self.enable_prefix_caching and sequence.reads_prefix_cache):
             return [], 0
         limit = (sequence.num_tokens - 1) // self.block_size
@@ -143,7 +142,7 @@ class BlockManager:
         return keys[:length], limit
 
     def _count_stateless(self, num_reused: int, num_cached: int) -> None:
-        """Count the tokens of cached blocks that are not reused."""
+        """Count the tokens in cached blocks that are not reused, by cause."""
         if self.checkpoints is None:
             counts = {"evicted_window_tokens_total": num_cached - num_reused}
         else:
@@ -152,14 +151,17 @@ class BlockManager:
         self.stateless_tokens.update({cause: count * self.block_size for cause, count in counts.items()})
 
     def extend(self, sequence: Sequence, num_proposed: int = 0) -> bool:
-        """Reserve room for all expected tokens of *sequence* and *num_proposed*; return False if there is none."""
+        """Reserve room for all expected tokens of *sequence* and *num_proposed* more.
+
+        Return False if there is no room.
+        """
         num_tokens, window = sequence.num_expected_tokens + num_proposed, self.window_blocks
         return (window is None or window.extend(sequence, num_tokens)) and self.paged_blocks.extend(
             sequence, num_tokens
         )
 
     def commit(self, sequence: Sequence, num_computed_tokens: int) -> None:
-        """Set the computed tokens of *sequence*, and make the blocks that became full reusable."""
+        """Set the number of computed tokens of *sequence*, and make its newly full blocks reusable."""
         first, last = sequence.num_computed_tokens // self.block_size, num_computed_tokens // self.block_size
         sequence.num_computed_tokens = num_computed_tokens
         sequence.num_launched_tokens = max(sequence.num_launched_tokens, num_computed_tokens)
@@ -184,9 +186,9 @@ class BlockManager:
         sequence.shares_state = True
 
     def forget_sequence(self, sequence: Sequence) -> set[int]:
-        """Make nothing reusable that *sequence* has computed or resumed from, nor what others computed after that.
+        """Stop reuse of all state that *sequence* computed or resumed from, and of state that others computed after it.
 
-        Return the blocks, which sequences may hold on to: they and *sequence* must share no further state.
+        Returns the blocks, which sequences may still hold; these sequences and *sequence* must share no further state.
         """
         sequence.shares_state = False
         keys = sequence.block_keys(sequence.num_computed_tokens // self.block_size, self.block_size)

@@ -1,7 +1,7 @@
-"""The places in a prompt after which the recurrent state is worth keeping, since others may go on from there. No torch.
+"""Chooses the places in a prompt at which the recurrent state is worth keeping for later prompts. No torch.
 
-Other prompts have other questions about the same images, or begin with the same system turn; the prompt itself grows to
-that of the next turn. If two prompts share blocks and then differ, more such prompts may follow.
+Later prompts may ask other questions about the same images, begin with the same system turn, or extend this prompt by
+the next turn. If two prompts share blocks and then differ, more such prompts may follow.
 """
 
 from saccade.engine.core.sequence import Sequence
@@ -11,9 +11,9 @@ LEAST_GAIN_BLOCKS = 2
 
 
 def resume_points(sequence: Sequence, block_size: int, num_resumed: int, num_cached: int) -> frozenset[int]:
-    """Return the places in the prompt of *sequence*, in tokens at block boundaries, after which to keep the state.
+    """Return the places in the prompt of *sequence* at which to keep the state, in tokens at block boundaries.
 
-    The sequence resumes after *num_resumed* blocks, of *num_cached* whose keys and values are cached.
+    The sequence resumes after *num_resumed* blocks; *num_cached* blocks have cached keys and values.
     """
     last = (sequence.num_prompt_tokens - 1) // block_size
     points = {last, min(_end_of_images(sequence) // block_size, last)}
@@ -33,7 +33,7 @@ def _end_of_images(sequence: Sequence) -> int:
 def _end_of_first_turn(sequence: Sequence) -> int:
     """Return the number of tokens up to the first one that would end an answer, 0 if there is none.
 
-    It ends the first turn, which is mostly the system's.
+    That token ends the first turn, which is usually the system's.
     """
     prompt, ends = sequence.token_ids[: sequence.num_prompt_tokens], set(sequence.sampling.stop_token_ids)
     return min((prompt.index(token_id) + 1 for token_id in ends.intersection(prompt)), default=0)

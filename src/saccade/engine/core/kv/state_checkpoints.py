@@ -1,8 +1,8 @@
-"""Manage checkpoints of recurrent states, and the copies between them and running rows that steps make. No torch.
+"""Manages checkpoints of recurrent states, and the copies that steps make between them and running rows. No torch.
 
-A recurrent state does not contain earlier states: a sequence can resume only from a copy that was kept. Every running
-row has one live state, so there is always room for another sequence. The number of checkpoints is fixed; the least
-recently used is evicted first.
+A recurrent state does not contain earlier states, so a sequence can resume only from a copy that was kept. Every
+running row has one live state, so there is always room for another sequence. The number of checkpoints is fixed; the
+least recently used one is evicted first.
 """
 
 from collections import OrderedDict
@@ -22,9 +22,9 @@ class StateCheckpoints:
     """Checkpoints 0 to num_checkpoints - 1, by block key.
 
     A state is kept at boundaries: every *interval_blocks* blocks, and at the prompt's resume points. A chunk may have
-    several. A checkpoint for an admitted sequence stays until a step has restored it. One
-    that a step saves can be reused when the step is committed. *on_event* is called for every checkpoint that becomes
-    reusable or is dropped.
+    several boundaries. An admitted sequence's checkpoint stays until a step has restored it. A checkpoint that a step
+    saves can be reused once the step is committed. *on_event* is called for every checkpoint that becomes reusable or
+    is dropped.
     """
 
     def __init__(self, num_checkpoints: int, block_size: int, interval_blocks: int) -> None:
@@ -40,7 +40,7 @@ class StateCheckpoints:
 
     @property
     def num_held(self) -> int:
-        """Number of checkpoints that sequences wait for, or that steps in flight save."""
+        """The number of checkpoints that sequences wait for, or that steps in flight save."""
         return len(set(self._resume_keys.values())) + len(self._saving)
 
     def reusable(self, keys: Ordered[bytes], num_blocks: int) -> int:
@@ -48,7 +48,7 @@ class StateCheckpoints:
         return next((count for count in range(num_blocks, 0, -1) if keys[count - 1] in self._checkpoint_of), 0)
 
     def last_due(self, num_blocks: int) -> int:
-        """Return the number of blocks before the last checkpoint that is due in every prompt of *num_blocks*."""
+        """Return the number of blocks before the last checkpoint that every prompt of *num_blocks* saves."""
         return num_blocks - num_blocks % (self._interval // self._block_size)
 
     def admit(self, sequence: Sequence, keys: Ordered[bytes], num_cached: int) -> None:
@@ -62,14 +62,14 @@ class StateCheckpoints:
             self._checkpoint_of.move_to_end(keys[-1])
 
     def awaits_tokens(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether the next *num_tokens* have a boundary after a token that is not known: the state's key needs it."""
+        """Whether the next *num_tokens* reach a boundary after an unknown token, which the state's key needs."""
         return max(self._boundaries(sequence, num_tokens), default=0) > sequence.num_tokens
 
     def moves(self, sequences: Iterable[Sequence], chunks: Mapping[Sequence, int]) -> tuple[Moves, Saves]:
         """Return the moves that restore states for *sequences*, and the states that *chunks* of these lengths save.
 
-        Call it once a step: a checkpoint that the step restores is not evicted for one that it saves. If there are too
-        few checkpoints, the last states of each chunk come first.
+        Call it once per step, so that a checkpoint that the step restores is not evicted for one that it saves. If
+        there are too few checkpoints, each chunk's last states come first.
         """
         restore = tuple(
             StateMove(row_of(sequence), self._checkpoint_of[self._resume_keys.pop(sequence)])
@@ -90,7 +90,7 @@ class StateCheckpoints:
         return restore, saves
 
     def commit(self, sequence: Sequence, key: bytes) -> None:
-        """Make the checkpoint reusable that a step of *sequence* saved under *key*, if one did."""
+        """Make the checkpoint that a step of *sequence* saved under *key*, if any, reusable."""
         owner, checkpoint = self._saving.get(key, (None, 0))
         if owner is sequence:
             del self._saving[key]
@@ -99,14 +99,17 @@ class StateCheckpoints:
                 self.on_event(StateStored(key))
 
     def release_sequence(self, sequence: Sequence) -> None:
-        """Drop the checkpoints of *sequence* that are not restored or committed yet, and its resume points."""
+        """Drop the resume points of *sequence*, and its checkpoints that are not yet restored or committed."""
         self._points.pop(sequence, None)
         self._resume_keys.pop(sequence, None)
         for key in [key for key, (owner, _) in self._saving.items() if owner is sequence]:
             self._free.append(self._saving.pop(key)[1])
 
     def forget_checkpoints(self, keys: Collection[bytes]) -> None:
-        """Drop the checkpoints of *keys*. Release the sequences that wait for one before the next step is planned."""
+        """Drop the checkpoints under *keys*.
+
+        The caller must release sequences that wait for one before it plans the next step.
+        """
         for key in [key for key in self._checkpoint_of if key in keys]:
             self._free.append(self._drop(key))
 

@@ -9,11 +9,11 @@ from saccade.protocol.kv_events import StateRemoved, StateStored
 
 
 class WindowBlocks(PagedBlocks):
-    """Blocks of layers whose tokens see *window* tokens back, themselves included.
+    """Blocks of layers whose tokens see *window* tokens back, including themselves.
 
     A prompt gets its blocks chunk by chunk, and each commit gives back those that no later token sees. So a sequence
-    holds those of its window and of a chunk, *most_of_one* at most if the chunk has an image of *longest_whole* tokens
-    and no more. A prefix can be reused if the last *num_seen* of its blocks are stored.
+    holds only the blocks of its window and of one chunk. These are at most *most_of_one* if the chunk has no image
+    longer than *longest_whole* tokens. A prefix can be reused if the last *num_seen* of its blocks are stored.
     """
 
     group = WINDOW
@@ -37,14 +37,14 @@ class WindowBlocks(PagedBlocks):
         return stop
 
     def num_passed(self, num_tokens: int) -> int:
-        """Return how many leading blocks nothing needs after *num_tokens* are computed.
+        """Return how many leading blocks are no longer needed after *num_tokens* are computed.
 
-        Other samples of the request may go on from the last block boundary before the last token.
+        The request's other samples may go on from the last block boundary before the last token.
         """
         return max(0, (num_tokens - 1) // self.block_size - self.num_seen)
 
     def fits_prefix(self, keys: Ordered[bytes], num_tokens: int, headroom_blocks: int) -> bool:
-        """Whether a sequence can go on after the blocks of *keys*: an image at least, of all *num_tokens*."""
+        """Whether a sequence with *num_tokens* can go on after the blocks of *keys*, by at least a whole image."""
         first = self._first_seen(keys)
         stop = min(num_tokens, len(keys) * self.block_size + max(self._longest_whole, 1))
         return self.fits(keys[first:], stop - first * self.block_size, headroom_blocks)
@@ -55,14 +55,14 @@ class WindowBlocks(PagedBlocks):
         self.admit_from(sequence, first, keys[first:], 0)
 
     def admit_from(self, sequence: Sequence, first: int, keys: Ordered[bytes], num_tokens: int) -> None:
-        """Reference the blocks of *keys* as number *first* and following, and allocate the rest up to *num_tokens*."""
+        """Reference the blocks of *keys* from position *first* on, and allocate the rest up to *num_tokens*."""
         table = sequence.tables[WINDOW]
         table.blocks.extend([0] * first)
         table.num_passed = first
         self.admit(sequence, keys, num_tokens)
 
     def grow(self, sequence: Sequence, num_tokens: int, headroom_blocks: int) -> int:
-        """Allocate blocks for the next *num_tokens*, or as many as fit. Return for how many there are blocks now."""
+        """Allocate blocks for the next *num_tokens*, or for as many as fit. Return how many of them have blocks now."""
         start, num_blocks = sequence.num_launched_tokens, len(sequence.tables[WINDOW].blocks)
         num_blocks += max(0, self.num_free_blocks - headroom_blocks)
         num_tokens = min(num_tokens, num_blocks * self.block_size - start)
@@ -70,7 +70,7 @@ class WindowBlocks(PagedBlocks):
         return num_tokens
 
     def give_back(self, sequence: Sequence) -> None:
-        """Release the leading blocks that nothing needs after the computed tokens of *sequence*."""
+        """Release the leading blocks that are not needed after the computed tokens of *sequence*."""
         table, num_passed = sequence.tables[WINDOW], self.num_passed(sequence.num_computed_tokens)
         for block in table.blocks[table.num_passed : num_passed]:
             self._let_go(block)

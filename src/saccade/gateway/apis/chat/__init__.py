@@ -1,1 +1,1 @@
-"""OpenAI's chats."""
+"""OpenAI's Chat Completions API."""

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the reader of bodies."""
+"""POST /v1/chat/completions: reads request bodies."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ _CHAT: Final = ParameterReader(ChatRequest)
 
 
 def parse_chat(body: Body, strict: bool = False) -> tuple[ChatRequest, str]:
-    """Return the chat request in *body*, and a warning that names ignored parameters, "" if there are none.
+    """Parse *body* into a chat request, and a warning that names ignored parameters, "" if there are none.
 
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
     """
@@ -27,7 +27,7 @@ def parse_chat(body: Body, strict: bool = False) -> tuple[ChatRequest, str]:
 
 
 def read_chat_completion(strict: bool, body: Body, tenant: bytes) -> ReadBody:
-    """Read the body of POST /v1/chat/completions; with *strict*, a ReadApi."""
+    """Read the body of POST /v1/chat/completions. With *strict* bound, it is a ReadApi."""
     request, warning = parse_chat(body, strict)
     writer = ChatCompletionEvents if request.stream else ChatCompletionObject
     return ReadBody(request, warning, [Format(FieldNames(), writer, error_event)])

@@ -1,4 +1,4 @@
-"""The wire format of OpenAI's chats: whole answers, and the chunks of streamed ones."""
+"""The wire format of OpenAI's Chat Completions: whole answers, and the chunks of streamed ones."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ from saccade.gateway.output.logprobs import ChoiceLogprobs, PromptLogprob
 
 
 class ToolCall(Struct, frozen=True):
-    """A call of a tool that the client is to make; the message with its result names *id*."""
+    """A tool call for the client to make; the message with its result refers to *id*."""
 
     id: str
     function: CalledFunction
@@ -18,14 +18,14 @@ class ToolCall(Struct, frozen=True):
 
 
 class FunctionDelta(Struct, frozen=True, kw_only=True):
-    """The increment of a function's *arguments*; the first of a call has the *name*."""
+    """More of a function's *arguments*; the first delta of a call also has the function's *name*."""
 
     name: str | UnsetType = UNSET
     arguments: str
 
 
 class ToolCallDelta(Struct, frozen=True, kw_only=True):
-    """A call of a tool in a chunk, or a piece of its arguments; *index* numbers the calls of a choice.
+    """A tool call in a chunk, or a piece of its arguments; *index* numbers the calls of a choice.
 
     The first piece has *id*, *type* and the function's name.
     """
@@ -37,9 +37,10 @@ class ToolCallDelta(Struct, frozen=True, kw_only=True):
 
 
 class AnswerMessage(Struct, frozen=True):
-    """The model's turn. *content* is null if the answer ended within reasoning, or contains only calls.
+    """The model's turn. *content* is null if the answer ended during the reasoning, or contains only calls.
 
-    The reasoning has two names: SGLang's and DeepSeek's clients read *reasoning_content*, those of vLLM *reasoning*.
+    The reasoning has two names: clients of SGLang and DeepSeek read *reasoning_content*, clients of vLLM read
+    *reasoning*.
     """
 
     content: str | None
@@ -51,7 +52,7 @@ class AnswerMessage(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """One answer. *token_ids*, if requested, are all tokens that count as generated."""
+    """One answer. *token_ids*, if requested, holds every token that counts as generated."""
 
     message: AnswerMessage
     finish_reason: str
@@ -74,7 +75,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
 
 
 class Delta(Struct, frozen=True):
-    """The increment of a chunk: to the content, to the reasoning before it (under both names), or to the calls."""
+    """What a chunk adds: to the content, to the reasoning before it (under both names), or to the calls."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -84,9 +85,9 @@ class Delta(Struct, frozen=True):
 
 
 class ChunkChoice(Struct, frozen=True):
-    """A choice's part of a chunk; *finish_reason* is set in its last one, whose delta is empty.
+    """One choice in a chunk. The choice's last chunk has the *finish_reason* and an empty delta.
 
-    *logprobs* and *token_ids* cover all tokens since the choice's previous chunk.
+    *logprobs* and *token_ids* cover the tokens since the choice's previous chunk.
     """
 
     delta: Delta
@@ -97,7 +98,7 @@ class ChunkChoice(Struct, frozen=True):
 
 
 class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
-    """One event of a streamed answer. *usage*, if requested, is null in all but the last chunk.
+    """One event of a streamed answer. *usage*, if requested, is null in every chunk but the last.
 
     *prompt_token_ids*, if requested, come with the first chunk.
     """

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the writers of answers."""
+"""POST /v1/chat/completions: writes answers."""
 
 import asyncio
 from io import StringIO
@@ -36,7 +36,7 @@ class ChatCompletionObject:
         self.num_kept_bytes = 0
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
-        """Keep *chunk*; there are no events."""
+        """Keep *chunk*; a whole answer has no events."""
         grown = self._choices[chunk.choice.index]
         num_before = grown.num_bytes
         grown.add(chunk)
@@ -67,7 +67,7 @@ class ChatCompletionObject:
 
 
 class ChatCompletionEvents:
-    """Writes `chat.completion.chunk` events: the role of every choice, texts, finish reasons, usage if requested."""
+    """Writes `chat.completion.chunk` events: roles, texts and finish reasons, then the usage if requested."""
 
     num_kept_bytes = 0
 
@@ -85,7 +85,7 @@ class ChatCompletionEvents:
         self._has_begun = False
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
-        """Return the events for *chunk*; the first events of an answer are preceded by those for the roles."""
+        """Return the events for *chunk*. The first call also returns the events for the roles, before them."""
         template = self._template
         if self._with_each_usage:
             template = msgspec.structs.replace(template, usage=self._answer.usage)
@@ -106,7 +106,10 @@ class ChatCompletionEvents:
 
 
 class _GrowingChoice:
-    """A choice of a whole answer. Its log probabilities are encoded when they come: at the end they would take long."""
+    """A choice of a whole answer.
+
+    Log probabilities are encoded as they arrive, since encoding all of them at the end would take long.
+    """
 
     def __init__(self, choice: GeneratedChoice) -> None:
         self._choice = choice
@@ -118,7 +121,7 @@ class _GrowingChoice:
 
     @property
     def num_bytes(self) -> int:
-        """Roughly its bytes so far."""
+        """The choice's size so far, in bytes; an estimate."""
         return self._num_text_bytes + self._logprobs.num_bytes + ID_BYTES * len(self._token_ids)
 
     def add(self, chunk: AnswerChunk) -> None:
@@ -197,9 +200,9 @@ def _call_delta(call: GeneratedCall) -> ToolCallDelta:
 
 
 def _ending(choice: GeneratedChoice) -> list[ChunkChoice]:
-    """Return the choice's last part: its finish reason alone, because clients stop reading there.
+    """Return the choice's last chunk. It has nothing but the finish reason, because clients stop reading there.
 
-    The log probabilities of the token that ended it come before, if they are requested.
+    The log probabilities of the token that ended the choice, if requested, come in a chunk before it.
     """
     ending = _with_record(choice, Delta(), choice.finish_reason)
     if ending.logprobs is None or not ending.logprobs.content:
@@ -209,9 +212,9 @@ def _ending(choice: GeneratedChoice) -> list[ChunkChoice]:
 
 
 class _TextEvents:
-    """Events of one choice that have only text of its content, as nearly all events do.
+    """Writes one choice's events that contain only text, as nearly all events do.
 
-    The JSON around the text is encoded once: to encode a whole chunk takes several times as long.
+    The JSON around the text is encoded once, because encoding a whole chunk takes several times as long.
     """
 
     def __init__(self, template: ChatCompletionChunk, choice: GeneratedChoice) -> None:

@@ -1,1 +1,1 @@
-"""OpenAI's completions of plain prompts."""
+"""OpenAI's Completions API, which continues plain prompts."""

@@ -1,4 +1,4 @@
-"""The prompts of one body, which are answered together."""
+"""The prompts of one body, answered together."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from saccade.gateway.chat_request import ChatRequest
 
 @dataclass(frozen=True)
 class CompletionBatch:
-    """A body of POST /v1/completions: *prompts*, the *request* of each, and the parts of answers besides their text."""
+    """A body of POST /v1/completions: *prompts*, their *request*, and what answers contain besides text."""
 
     prompts: list[PlainPrompt]
     request: ChatRequest

@@ -1,4 +1,4 @@
-"""POST /v1/completions: the reader of bodies."""
+"""POST /v1/completions: reads request bodies."""
 
 from functools import partial
 from typing import Annotated, Any, Final
@@ -51,10 +51,10 @@ _LIST: Final = msgspec.json.Decoder(list[_Text | TokenId | list[TokenId]])
 
 
 class CompletionRequest(AnswerFields, frozen=True, kw_only=True):
-    """The body of POST /v1/completions: *prompt* is a text, a list of texts, token ids, or a list of lists of them.
+    """The body of POST /v1/completions: *prompt* is a text, a list of texts, token ids, or a list of token id lists.
 
-    With *echo* each text begins with its prompt. *logprobs* is the number of log probabilities per position.
-    *priority* is that of chats.
+    With *echo*, each answer begins with its prompt. *logprobs* is the number of log probabilities per position.
+    *priority* means the same as in chats.
     """
 
     model: str | None = None
@@ -66,7 +66,7 @@ class CompletionRequest(AnswerFields, frozen=True, kw_only=True):
 
 
 def parse_completion(body: Body, strict: bool = False) -> tuple[CompletionBatch, str]:
-    """Return the batch in *body*, and a warning about ignored parameters. Raises as parse_chat does."""
+    """Return the batch in *body*, and a warning about ignored parameters. Raises the same errors as parse_chat()."""
     completion, warning = _READER.read_parameters(body, strict)
     check_stream(completion)
     num_samples = completion.n or 1
@@ -102,7 +102,7 @@ def parse_completion(body: Body, strict: bool = False) -> tuple[CompletionBatch,
 
 
 def _read_prompts(raw: Raw) -> list[PlainPrompt]:
-    """Return the prompts; each names its place. Raises InvalidValue."""
+    """Return the prompts, each with the field that it came from. Raises InvalidValue."""
     text = bytes(raw)
     if text.startswith(b'"'):
         return [PlainPrompt(decode(raw, _TEXT, "prompt"), "prompt")]
@@ -131,7 +131,7 @@ _READER: Final = ParameterReader(CompletionRequest, later=NOT_SERVED)
 
 
 def read_completion(strict: bool, body: Body, tenant: bytes) -> ReadBody:
-    """Read the body of POST /v1/completions; with *strict*, a ReadApi."""
+    """Read the body of POST /v1/completions. With *strict* bound, it is a ReadApi."""
     batch, warning = parse_completion(body, strict)
     joined = JoinedAnswers(batch)
     kind = CompletionEvents if batch.request.stream else CompletionObject

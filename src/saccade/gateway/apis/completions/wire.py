@@ -9,7 +9,7 @@ from saccade.gateway.output.logprobs import PromptLogprob
 
 
 class CompletionLogprobs(Struct, frozen=True):
-    """The tokens of a text: tokens[i] begins at its character text_offset[i].
+    """The tokens of a text, with their log probabilities: tokens[i] begins at character text_offset[i].
 
     The first token of a prompt has no log probability.
     """
@@ -33,7 +33,7 @@ class CompletionChoice(Struct, frozen=True):
 
 
 class Completion(Struct, frozen=True, kw_only=True):
-    """The answers to all prompts, or an event of them; those to prompt i begin with the index i * n."""
+    """The answers to all prompts, or one event of the stream. The answers to prompt i begin at index i * n."""
 
     id: str
     created: int

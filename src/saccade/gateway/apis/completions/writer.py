@@ -1,4 +1,4 @@
-"""POST /v1/completions: the writers of its answers."""
+"""POST /v1/completions: writes answers."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -64,11 +64,14 @@ class JoinedAnswers:
         return event(msgspec.json.encode(msgspec.structs.replace(self._piece(answer), choices=[choice])))
 
     def event_of(self, answer: Answer, choice: list[Part]) -> bytes:
-        """Return the event for a piece of *answer* that is in JSON already."""
+        """Return the event for a piece of *answer* that is already JSON."""
         return event(b"".join(joined(filled(self._piece(answer), {b'"choices":[]': choice}), TURN_BYTES)))
 
     def end_answer(self, answer: Answer, events: bytes) -> list[Part]:
-        """End one *answer* with its last *events*; after the last answer, return those of all, else nothing."""
+        """End one *answer* with its last *events*.
+
+        Return the last events of all answers if this was the last, else nothing.
+        """
         self._last_events += events
         if not self._end(answer):
             return []
@@ -96,7 +99,7 @@ class JoinedAnswers:
 
 
 class _CompletionWriter:
-    """Writes the *answer* to the prompt of that *index*."""
+    """Writes the *answer* to the prompt number *index*."""
 
     def __init__(self, joined: JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
         self._joined = joined
@@ -106,7 +109,7 @@ class _CompletionWriter:
         self._answer = answer
 
     def _echoed(self) -> "_Echoed":
-        """Return the prompt's part of each choice, which takes long for a long prompt with log probabilities."""
+        """Return the prompt as each choice repeats it. A long prompt with log probabilities takes long."""
         answer, text, columns, ranked, ids = self._answer, self._echoed_text, None, None, None
         tokenizer, token_ids = answer.served.tokenizer, answer.prompt_token_ids
         if self._batch.prompt_logprobs:
@@ -154,7 +157,7 @@ class CompletionObject(_CompletionWriter):
         self.num_kept_bytes = 0
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
-        """Keep *chunk*; there are no events."""
+        """Keep *chunk*; a whole answer has no events."""
         grown = self._choices[chunk.choice.index]
         num_before = grown.num_bytes
         grown.add(chunk)
@@ -162,7 +165,7 @@ class CompletionObject(_CompletionWriter):
         return b""
 
     async def end_answer(self) -> list[Part]:
-        """Return the object in JSON, or nothing if another prompt's answer ends later."""
+        """Return the object as JSON, or nothing if another prompt's answer has not ended yet."""
         # The entries of a long prompt would block the event loop for too long.
         prompt = await asyncio.to_thread(self._echoed)
         makers = (partial(choice.whole, self._first_index, prompt) for choice in self._choices)
@@ -170,7 +173,7 @@ class CompletionObject(_CompletionWriter):
 
 
 class CompletionEvents(_CompletionWriter):
-    """Writes events; those of the last prompt end with the usage, if requested, and [DONE].
+    """Writes events. After the last prompt's events come the usage, if requested, and [DONE].
 
     The first event of a choice shows the prompt, if requested. The log probabilities of a prompt are written in a
     thread, and events wait for them.
@@ -186,7 +189,7 @@ class CompletionEvents(_CompletionWriter):
         self.num_kept_bytes = 0
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
-        """Return the event for *chunk*; the first one of a choice comes after the one that shows the prompt."""
+        """Return the event for *chunk*. Before a choice's first event comes the one that shows the prompt."""
         choice = chunk.choice
         if not chunk.content and choice.record is None and choice.finish_reason is None:
             return b""
@@ -202,14 +205,14 @@ class CompletionEvents(_CompletionWriter):
         return self._begin()
 
     async def end_answer(self) -> list[Part]:
-        """Return the last events, or nothing if another prompt's answer ends later."""
+        """Return the last events, or nothing if another prompt's answer has not ended yet."""
         events = b""
         if self._waiting:
             events = self._with_prompt(await (self._prompt_part or asyncio.to_thread(self._echoed)))
         return self._joined.end_answer(self._answer, events)
 
     def _begin(self) -> bytes:
-        """Return the events that wait, after those that show the prompt; nothing if these are not ready."""
+        """Return the events that show the prompt, then the waiting ones; nothing while the former are not ready."""
         if self._prompt_part is None:
             loop = asyncio.get_running_loop()
             if not self._echoes_logprobs:
@@ -223,7 +226,10 @@ class CompletionEvents(_CompletionWriter):
         return self._with_prompt(self._prompt_part.result())
 
     def _with_prompt(self, prompt: "_Echoed") -> bytes:
-        """Return the events that wait, the first of each choice after one with its prompt as text, ids, or both."""
+        """Return the waiting events.
+
+        Before each choice's first one comes an event with the prompt as text, ids, or both.
+        """
         waiting, self._waiting, self.num_kept_bytes = self._waiting, [], 0
         events = list[bytes]()
         for index, wire in waiting:
@@ -247,7 +253,7 @@ class CompletionEvents(_CompletionWriter):
 
 
 class _Columns:
-    """The columns of the log probabilities of a text that grows. An entry is encoded when it comes."""
+    """The columns of a growing text's log probabilities. Each entry is encoded as it arrives."""
 
     def __init__(self, num_top: int) -> None:
         self._num_top = num_top
@@ -256,7 +262,7 @@ class _Columns:
 
     @property
     def num_bytes(self) -> int:
-        """Roughly the bytes of all."""
+        """The size of all columns in bytes; an estimate."""
         return ID_BYTES * len(self._places) + num_bytes(self._columns)
 
     def add_first(self, place: int, token: str) -> None:
@@ -264,7 +270,7 @@ class _Columns:
         self._add(place, None, token, None)
 
     def add(self, entries: Sequence[TokenLogprobs], places: Sequence[int]) -> None:
-        """Add the tokens of *entries*, which begin at *places* of the text."""
+        """Add the tokens of *entries*, which begin at *places* in the text."""
         for entry, place in zip(entries, places, strict=False):
             self._add(place, entry.logprob, entry.token, _likeliest(entry, self._num_top))
 
@@ -285,7 +291,7 @@ class _Columns:
 
 
 class _GrowingChoice:
-    """A choice of a whole answer; *places* are those of its tokens in its own text."""
+    """One choice of a whole answer; *places* are the offsets of its tokens in its own text."""
 
     def __init__(self, choice: GeneratedChoice, places: "TextPlaces", num_top: int, with_ids: bool) -> None:
         self._choice = choice
@@ -298,7 +304,7 @@ class _GrowingChoice:
 
     @property
     def num_bytes(self) -> int:
-        """Roughly its bytes so far."""
+        """The choice's size so far, in bytes; an estimate."""
         return self._num_text_bytes + self._columns.num_bytes + ID_BYTES * len(self._token_ids)
 
     def add(self, chunk: AnswerChunk) -> None:
@@ -309,7 +315,7 @@ class _GrowingChoice:
             self._flush(self._choice.record)
 
     def whole(self, first_index: int, prompt: "_Echoed") -> list[Part]:
-        """Return the complete choice after its *prompt*, in JSON."""
+        """Return the prompt and the complete choice as JSON."""
         choice = self._choice
         has_logprobs = choice.record is not None and self._flush(choice.record)
         wire = CompletionChoice(
@@ -337,9 +343,9 @@ class _GrowingChoice:
 
 @dataclass(frozen=True)
 class _Echoed:
-    """The prompt's part of each choice, in JSON, which the choices share.
+    """The prompt as JSON, which all choices of an echoed prompt share.
 
-    *text* has *num_characters*. *columns* are those of its log probabilities, *ranked* has them in vLLM's format.
+    *text* has *num_characters*. *columns* holds its log probabilities in OpenAI's format, *ranked* in vLLM's.
     """
 
     text: bytes
@@ -366,7 +372,7 @@ class _Echoed:
 
 
 class TextPlaces:
-    """The offsets of tokens in their text, in characters, beginning with *num_characters*.
+    """The offsets of tokens in their text, in characters; the first token begins at *num_characters*.
 
     A hidden token, or one that ends within a character, adds nothing.
     """
@@ -401,7 +407,7 @@ def _in_text(entries: Sequence[TokenLogprobs], places: list[int], num_top: int) 
 def _likeliest(entry: TokenLogprobs, num_top: int) -> dict[str, float]:
     """Return the log probabilities of the likeliest tokens and of the chosen one, by their text.
 
-    If several tokens have the same text, the likeliest counts.
+    If several tokens have the same text, the likeliest one counts.
     """
     likeliest: dict[str, float] = {}
     for token in (*entry.top_logprobs[:num_top], entry):

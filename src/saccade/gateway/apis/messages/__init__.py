@@ -1,1 +1,1 @@
-"""Anthropic's Messages, translated to and from chats."""
+"""Anthropic's Messages API, translated to and from chats."""

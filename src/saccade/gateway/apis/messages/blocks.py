@@ -1,4 +1,4 @@
-"""The blocks of a message, as the parts of a chat's message."""
+"""Translates the blocks of Anthropic's messages into the content parts of a chat."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,13 +19,13 @@ Named = tuple[str, Block]
 
 
 def named_blocks(blocks: Sequence[Block], field: str) -> list[Named]:
-    """Return *blocks*, the value of *field*, without those that are skipped."""
+    """Return *blocks*, the value of *field*, without the blocks that are skipped."""
     named = ((f"{field}[{index}]", block) for index, block in enumerate(blocks))
     return [(name, block) for name, block in named if block.type not in SKIPPED_TYPES]
 
 
 def skipped_blocks(request: CountRequest) -> list[str]:
-    """Return the fields of the blocks of *request* that are skipped, each with its type."""
+    """Return the field and type of each block of *request* that is skipped."""
     contents = [(request.system, "system")]
     contents += [(message.content, f"messages[{at}].content") for at, message in enumerate(request.messages)]
     return [f"{field} ({kind})" for content, name in contents for field, kind in _skipped(content, name)]
@@ -42,14 +42,14 @@ def _skipped(content: Content | None, field: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """What is known while a request is read: the client's *names* of the chat's fields, and its text *files*."""
+    """State while a request is read: the client's *names* for the chat's fields, and its text *files*."""
 
     names: dict[str, str]
     files: TextFiles = field(default_factory=TextFiles)
 
 
 def parts_of(blocks: Iterable[Named], chat_field: str, reading: Reading) -> list[ContentPart]:
-    """Return *blocks* as the parts of the chat's *chat_field*; *reading* gets the client's names of their fields.
+    """Return *blocks* as the parts of the chat's *chat_field*, and note the client's field names in *reading*.
 
     Raises RequestError for blocks that are incomplete or not served.
     """
@@ -66,7 +66,7 @@ def parts_of(blocks: Iterable[Named], chat_field: str, reading: Reading) -> list
 
 
 def _with_contents(blocks: Iterable[Named]) -> Iterator[Named]:
-    """Yield *blocks*, and in the place of a document of blocks its title and context, and these blocks."""
+    """Yield *blocks*. A document that consists of blocks is replaced by its title, its context and those blocks."""
     for name, block in blocks:
         match block:
             case Block(type="document", source=Source(type="content", content=content) as source):
@@ -100,7 +100,7 @@ def _document_blocks(content: str | Sequence[Block] | None, field: str) -> Itera
 
 
 def _text_document(block: Block, name: str, files: TextFiles) -> str | None:
-    """Return the text of *block* after its title and context, None if it is no document of text.
+    """Return the title, context and text of *block*, None if it is not a text document.
 
     Raises RequestError that names the field.
     """
@@ -118,7 +118,7 @@ def _text_document(block: Block, name: str, files: TextFiles) -> str | None:
 
 
 def _check_no_limits(block: Block, source: Source, name: str) -> None:
-    """Raise InvalidValue for limits of images in *block*, a document without pages, or in its *source*."""
+    """Raise InvalidValue if *block*, a document without pages, or its *source* sets limits for images."""
     check_no_limits(block, name)
     check_no_limits(source, f"{name}.source")
 
@@ -145,7 +145,7 @@ def _part(block: Block, field: str, chat_field: str, names: dict[str, str]) -> C
 
 
 def _search_result(block: Block, field: str) -> str:
-    """Return the title, the source and the texts of a search result, a line for each."""
+    """Return a search result's title, source and texts, each on a line."""
     for name in ("title", "source"):
         if not isinstance(getattr(block, name), str):
             raise InvalidValue(f"`{field}.{name}` must be a text.", f"{field}.{name}")

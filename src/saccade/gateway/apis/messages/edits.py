@@ -1,7 +1,7 @@
-"""Edits of a conversation that Anthropic's servers would make (`context_management`).
+"""The edits that Anthropic's servers would make to a conversation (`context_management`); this server makes none.
 
-None is made here. Chat templates leave out the thinking of earlier turns by themselves, and a cleared result would
-change the prompt from there on, so that nothing after it could come from the prefix cache.
+Chat templates already leave out the thinking of earlier turns. To clear a tool's result would change the prompt from
+that point, so nothing after it could come from the prefix cache.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,15 @@ KEPT_CALLS = 3
 
 
 def ignored_edits(edits: Sequence[Edit], messages: Sequence[Message]) -> list[str]:
-    """Return the types of those *edits* that might take something out of *messages*."""
+    """Return the types of the *edits* that might remove something from *messages*."""
     return [printable(edit.type) for edit in edits if _may_apply(edit, messages)]
 
 
 def _may_apply(edit: Edit, messages: Sequence[Message]) -> bool:
-    """Whether *edit* has something to take out; from which length of a prompt on it would, only tokens tell."""
+    """Whether *edit* could remove something.
+
+    Its trigger, a number of tokens, is not known yet and counts as reached.
+    """
     if edit.type.startswith("clear_thinking"):
         turns = (set(_types(message)) for message in messages)
         return edit.keep != "all" and sum("thinking" in types for types in turns) > _num_kept(edit, KEPT_THINKING)

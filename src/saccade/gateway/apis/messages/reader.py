@@ -1,7 +1,7 @@
-"""From Anthropic's messages to a chat.
+"""Translates Anthropic's messages into a chat.
 
-Turns are translated block by block: images become data: URLs, calls of tools join the assistant's message, and each
-result of a tool becomes a separate message. FieldNames map the chat's fields back to the client's.
+Turns are translated block by block: images become data: URLs, tool calls join the assistant's message, and each tool
+result becomes a message. FieldNames map the chat's fields back to the client's.
 """
 
 import re
@@ -94,13 +94,16 @@ def find_image(body: bytes | bytearray, start: int, end: int) -> int:
 
 
 class MessagesChat(ChatRequest, frozen=True, kw_only=True):
-    """A chat of this API. Agents ask for as many tokens as Anthropic's models have room for."""
+    """A chat of this API.
+
+    *max_tokens* may exceed the context: agents ask for as many tokens as Anthropic's models allow.
+    """
 
     clamps_max_tokens: ClassVar[bool] = True
 
 
 def parse_messages(body: Body, strict: bool = False) -> tuple[ChatRequest, str, FieldNames]:
-    """Return the chat in the *body* of POST /v1/messages, a warning about ignored fields, and the fields' names.
+    """Parse the *body* of POST /v1/messages into a chat, a warning about ignored fields, and the fields' names.
 
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
     """
@@ -111,14 +114,14 @@ def parse_messages(body: Body, strict: bool = False) -> tuple[ChatRequest, str, 
 
 
 def parse_count(body: Body, strict: bool = False) -> tuple[ChatRequest, str, FieldNames]:
-    """Return the chat in the *body* of POST /v1/messages/count_tokens. Raises as parse_messages does."""
+    """Parse the *body* of POST /v1/messages/count_tokens into a chat. Raises the same errors as parse_messages()."""
     request, warning = _COUNT.read_parameters(body, strict)
     chat, names = _chat(request, {})
     return chat, _with_omissions(warning, request), names
 
 
 def _with_omissions(warning: str, request: CountRequest) -> str:
-    """Return *warning* and what of *request* does not reach the prompt."""
+    """Return *warning*, extended by the parts of *request* that do not reach the prompt."""
     management = request.context_management
     edits = () if management is None else management.edits or ()
     omissions = {
@@ -162,7 +165,7 @@ def _system(system: Content, reading: Reading) -> str | list[ContentPart]:
 
 
 def _turns(message: Message, field: str, position: int, reading: Reading) -> Iterator[tuple[str, ChatMessage]]:
-    """Yield the chat messages of *message*, which begin at number *position*, each after its field."""
+    """Yield (field, chat message) for each part of *message*; the first chat message is number *position*."""
     if message.role not in ("user", "assistant", "system"):
         raise InvalidValue(f"`{field}.role` must be user, assistant or system.", f"{field}.role")
     if isinstance(message.content, str):
@@ -192,7 +195,7 @@ def _turns(message: Message, field: str, position: int, reading: Reading) -> Ite
 
 
 def _assistant(blocks: Sequence[Named], position: int, reading: Reading) -> ChatMessage:
-    """Return a turn; chat templates write its thinking first, then all of its text, then its calls."""
+    """Return an assistant's turn. Chat templates write the thinking first, then all text, then the calls."""
     reasoning: list[str] = []
     texts: list[Named] = []
     calls: list[ToolCall] = []
@@ -285,13 +288,16 @@ _COUNT: Final = ParameterReader(CountRequest, (MessagesRequest,), **_PARAMETERS)
 
 
 def read_messages(strict: bool, body: Body, tenant: bytes) -> ReadBody:
-    """Read the body of POST /v1/messages; with *strict*, a ReadApi."""
+    """Read the body of POST /v1/messages. With *strict* bound, it is a ReadApi."""
     request, warning, names = parse_messages(body, strict)
     writer = MessageEvents if request.stream else MessageObject
     return ReadBody(request, warning, [Format(names, writer, write_failure)])
 
 
 def read_count(strict: bool, body: Body, tenant: bytes) -> ReadBody:
-    """Read the body of POST /v1/messages/count_tokens; with *strict*, a ReadApi. Nothing is written in its format."""
+    """Read the body of POST /v1/messages/count_tokens.
+
+    With *strict* bound, it is a ReadApi; no answer uses its format.
+    """
     request, warning, names = parse_count(body, strict)
     return ReadBody(request, warning, [Format(names, MessageObject, write_failure)])

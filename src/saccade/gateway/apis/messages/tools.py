@@ -1,7 +1,7 @@
-"""The tools of a request, and the choice among them, as a chat's.
+"""Translates a request's tools and its tool choice into a chat's.
 
-Anthropic's own tools are known by their type alone: its servers run some, its models know the schemas of the others. No
-model here does, so they are left out.
+Anthropic's own tools are left out. Requests give only their types, because Anthropic's servers run some of them and its
+models know the schemas of the others. No model here knows these schemas.
 """
 
 from typing import Any
@@ -12,12 +12,12 @@ from saccade.gateway.parameters import printable
 
 
 def own_tools(request: CountRequest) -> list[str]:
-    """Return the types of Anthropic's own tools in *request*, which are left out."""
+    """Return the types of Anthropic's own tools in *request*; they are left out."""
     return [printable(tool.type) for tool in request.tools or () if _is_own(tool) and tool.type is not None]
 
 
 def tool_fields(request: CountRequest, names: dict[str, str]) -> dict[str, Any]:
-    """Return the fields of a chat for the tools of *request* and its choice; *names* gets the client's names of them.
+    """Return the chat's fields for the tools and tool choice of *request*. Note the client's names for them in *names*.
 
     Raises InvalidValue, and UnsupportedParameter if the choice needs a tool that is left out.
     """

@@ -1,4 +1,4 @@
-"""Anthropic's wire format. Source: the API reference of Anthropic's Messages, version 2023-06-01."""
+"""The wire format of Anthropic's Messages. Source: Anthropic's API reference, version 2023-06-01."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -52,9 +52,9 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class Source(ImageLimits, frozen=True):
-    """An image or a document: its bytes in base64 as *data*, its *url*, or the *file_id* of an uploaded one.
+    """An image or a document: base64 *data*, a *url*, or the *file_id* of an uploaded file.
 
-    The *data* of the type `text` is a document's text, and the *content* of the type `content` its texts and images.
+    For the type `text`, *data* is a document's text; for the type `content`, *content* holds its texts and images.
     """
 
     type: SourceType
@@ -76,8 +76,8 @@ class Source(ImageLimits, frozen=True):
 class Block(ImageLimits, frozen=True):
     """A piece of a message; its *type* determines its fields.
 
-    *title* and *context* are those of a document; a search result has a *title*, too, and its *source* is a text.
-    *signature* of thinking, and *is_error* of a result, are accepted and have no effect.
+    A document has a *title* and a *context*. A search result has a *title* too, and its *source* is a text. The
+    *signature* of thinking and the *is_error* of a tool result are accepted and have no effect.
     """
 
     type: BlockType
@@ -101,7 +101,7 @@ Content = str | Annotated[list[Block], Meta(max_length=MAX_PARTS)]
 
 
 class Message(Struct, frozen=True):
-    """One turn. The *content* of an assistant's may be empty, null or missing."""
+    """One turn. An assistant's *content* may be empty, null or missing."""
 
     role: MessageRole
     content: Content | None = None
@@ -111,7 +111,7 @@ class Message(Struct, frozen=True):
 class Tool(Struct, frozen=True):
     """A function that the answer may call, with the JSON schema of its arguments.
 
-    A tool of another *type* than "custom" is one of Anthropic's own and is left out. *defer_loading* has no effect.
+    A tool whose *type* is not "custom" is one of Anthropic's own, and is left out. *defer_loading* has no effect.
     """
 
     name: ToolName | None = None
@@ -125,7 +125,7 @@ class Tool(Struct, frozen=True):
 
 
 class ToolChoice(Struct, frozen=True):
-    """Whether the answer calls tools; *name* is the tool's if the type is "tool"."""
+    """Whether the answer calls tools. If the type is "tool", *name* is the tool to call."""
 
     type: ChoiceType
     name: str | None = None
@@ -155,14 +155,14 @@ class OutputConfig(Struct, frozen=True):
 
 
 class Keep(Struct, frozen=True):
-    """How many of the newest turns or calls an edit leaves as they are."""
+    """How many of the newest turns or calls an edit leaves unchanged."""
 
     type: str | None = None
     value: Annotated[int, Meta(ge=0)] | None = None
 
 
 class Edit(Struct, frozen=True):
-    """What Anthropic's servers would take out of a long conversation; *keep* "all" takes nothing out."""
+    """What Anthropic's servers would remove from a long conversation; *keep* "all" removes nothing."""
 
     type: str
     keep: Keep | str | None = None
@@ -170,7 +170,7 @@ class Edit(Struct, frozen=True):
 
 
 class ContextManagement(Struct, frozen=True):
-    """Edits of the conversation, which are not made here."""
+    """Edits of the conversation; this server makes none of them."""
 
     edits: Annotated[list[Edit], Meta(max_length=MAX_EDITS)] | None = None
 
@@ -179,7 +179,10 @@ Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class CountRequest(Struct, frozen=True, kw_only=True):
-    """The body of POST /v1/messages/count_tokens. *output_format* is an older name of the format in *output_config*."""
+    """The body of POST /v1/messages/count_tokens.
+
+    *output_format* is the older name for the format in *output_config*.
+    """
 
     model: str | None = None
     messages: Messages
@@ -193,7 +196,7 @@ class CountRequest(Struct, frozen=True, kw_only=True):
 
 
 class MessagesRequest(CountRequest, frozen=True, kw_only=True):
-    """The body of POST /v1/messages. Names and meanings are Anthropic's; bounds are those of chats."""
+    """The body of POST /v1/messages. Names and meanings are Anthropic's; the bounds are the same as for chats."""
 
     max_tokens: Count
     stream: bool | None = None
@@ -204,15 +207,15 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
 
 
 class CountAnswer(Struct, frozen=True):
-    """The number of tokens of a chat, including its images."""
+    """The number of tokens in a chat, images included."""
 
     input_tokens: int
 
 
 class MessageUsage(Struct, frozen=True):
-    """Tokens of a request. *input_tokens* are the prompt's tokens that were not in the prefix cache.
+    """A request's tokens. *input_tokens* counts the prompt tokens that were not in the prefix cache.
 
-    Anthropic's API has no *input_tokens_details*; only prompts with images have them.
+    *input_tokens_details* is not in Anthropic's API; only prompts with images have it.
     """
 
     input_tokens: int
@@ -223,7 +226,7 @@ class MessageUsage(Struct, frozen=True):
 
 
 class TextBlock(Struct, frozen=True, tag="text"):
-    """Text of an answer."""
+    """Text in an answer."""
 
     text: str
 
@@ -236,7 +239,7 @@ class ThinkingBlock(Struct, frozen=True, tag="thinking"):
 
 
 class ToolUseBlock(Struct, frozen=True, tag="tool_use"):
-    """A call of a tool that the client is to make; the result names *id*. *input* is a JSON object."""
+    """A tool call for the client to make; its result refers to *id*. *input* is a JSON object."""
 
     id: str
     name: str
@@ -247,7 +250,7 @@ AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class MessageAnswer(Struct, frozen=True, kw_only=True, tag="message"):
-    """A complete answer, or the beginning of a streamed one, which has no content yet."""
+    """A complete answer, or the beginning of a streamed one, whose content is still empty."""
 
     id: str
     model: str

@@ -1,4 +1,4 @@
-"""POST /v1/messages, Anthropic's API: the writers of its answers."""
+"""POST /v1/messages, Anthropic's API: writes answers."""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -37,7 +37,7 @@ class MessageObject:
         self.num_kept_bytes = 0
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
-        """Keep *chunk*; there are no events."""
+        """Keep *chunk*; a whole answer has no events."""
         self._pieces += _pieces(chunk)
         self.num_kept_bytes += chunk.num_bytes
         return b""
@@ -49,7 +49,7 @@ class MessageObject:
 
 
 class MessageEvents:
-    """Writes events: the message's beginning, each block from start to stop, the reason of the end.
+    """Writes events: the message's start, each block from start to stop, and the stop reason.
 
     One block is open at a time.
     """
@@ -111,7 +111,7 @@ class MessageEvents:
         return typed_event("content_block_stop", index=self._index)
 
     def _in(self, block: AnswerBlock) -> bytes:
-        """Return the events that begin *block*, none if one of its type is open."""
+        """Return the events that begin *block*, none if a block of its type is already open."""
         if self._open is type(block):
             return b""
         end = self._stop_block()
@@ -170,5 +170,8 @@ def _joined(pieces: Iterable[Increment]) -> list[AnswerBlock]:
 
 
 def _input(call: GeneratedCall) -> Raw:
-    """Return the arguments of *call*; of a call that is cut, what is complete of them, as clients read a stream."""
+    """Return the arguments of *call*.
+
+    If the call is cut off, return its complete arguments, as clients of a stream would.
+    """
     return Raw((complete_object(call.arguments) if call.is_cut else call.arguments).encode())

@@ -18,8 +18,8 @@ _INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 def page(name: str) -> Callable[[Request], Awaitable[Response]]:
     """Return an endpoint that answers with the page *name*, a file of this folder.
 
-    The files that the page links to become a part of it. Its own styles and scripts run by their hashes, so text that
-    would become HTML by a mistake still runs nothing.
+    The files that the page links to are inlined. The policy allows styles and scripts by their hashes, so markup that
+    slips into the page by mistake runs nothing.
     """
     html = _LINKED.sub(_inlined, (FOLDER / name).read_text())
     hashes: dict[str, list[str]] = {"style": [], "script": []}

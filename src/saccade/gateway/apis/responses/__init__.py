@@ -1,1 +1,1 @@
-"""OpenAI's Responses, translated to and from chats, and the stored conversations."""
+"""OpenAI's Responses API, translated to and from chats, and the stored conversations."""

@@ -1,4 +1,4 @@
-"""The events of calls in Responses: an item that begins, the pieces of its text, and the whole item."""
+"""The events for tool calls in Responses: the start of an item, the pieces of its text, and the whole item."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +15,7 @@ Event = tuple[str, dict[str, Any]]
 
 
 class CallEvents:
-    """Makes the events of calls of *tools*, one after another."""
+    """Makes the events for calls of *tools*, one call after another."""
 
     def __init__(self, tools: DeclaredTools) -> None:
         self._tools = tools
@@ -26,7 +26,7 @@ class CallEvents:
     def take_call(
         self, call: GeneratedCall, suffix: str, index: int
     ) -> tuple[list[Event], tuple[CallItem, GeneratedCall] | None]:
-        """Return the events of *call* or of a piece of it, and the item number *index* and its call once it is whole.
+        """Return the events for *call* or a piece of it, and item number *index* with its call once complete.
 
         The item's id ends in *suffix*.
         """

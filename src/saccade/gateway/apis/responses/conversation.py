@@ -1,6 +1,6 @@
-"""From Responses to chats: items become messages, and FieldNames map the chat's fields back to the client's.
+"""Translates Responses into chats: items become messages, and FieldNames map the chat's fields back to the client's.
 
-The reasoning, the text and the calls of an assistant's turn are separate items here, but one message of a chat.
+An assistant's reasoning, text and calls are separate items in Responses, but a single message in a chat.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -78,9 +78,9 @@ SPELLING: Final = 'send {"type": "json_schema", "name": "answer", "schema": {...
 
 @dataclass
 class Conversation:
-    """The messages of a chat that is built from items, and the client's names of their fields.
+    """Builds a chat's messages from items, and keeps the client's names for their fields.
 
-    Calls of earlier turns are those of *tools*. *skipped* has the types of items that no message stands for.
+    Calls in earlier turns refer to *tools*. *skipped* holds the types of the items that become no message.
     """
 
     tools: DeclaredTools
@@ -90,7 +90,7 @@ class Conversation:
     files: TextFiles = field(default_factory=TextFiles)
 
     def add_message(self, name: str, message: ChatMessage) -> None:
-        """Add a message that comes from the client's field *name*."""
+        """Add a message that the client sent as the field *name*."""
         self.names[self.place] = name
         self.messages.append(message)
 
@@ -104,8 +104,8 @@ class Conversation:
 class ReadResponse:
     """The chat that a request continues.
 
-    - names: the client's names of the chat's fields.
-    - tools: those that the chat declares.
+    - names: the client's names for the chat's fields.
+    - tools: the tools that the chat declares.
     - warning: for the client; "" for none.
     - num_known: how many of the chat's messages are not new.
     """
@@ -154,7 +154,7 @@ def read_conversation(request: ResponseRequest, recall: Recall) -> ReadResponse:
 
 
 def _named_tools(request: ResponseRequest) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the tools of *request*, each after its field; Codex may send them as items."""
+    """Yield (field, tool) for each tool of *request*; Codex may send tools as items."""
     for position, tool in enumerate(request.tools or ()):
         yield f"tools[{position}]", tool
     items = [
@@ -171,7 +171,7 @@ def _named_tools(request: ResponseRequest) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _warning(request: ResponseRequest, chat: Conversation) -> str:
-    """Return what of *request* has no effect, "" if all has one."""
+    """Warn about the parts of *request* that have no effect, "" if there are none."""
     remarks = [
         f"{what} are left out: {listed([printable(kind) for kind in kinds], len(kinds))}"
         for what, kinds in (
@@ -211,10 +211,10 @@ def _add_items(items: Sequence[Item], chat: Conversation) -> None:
 
 
 def _may_follow(turn: Sequence[str], item: str) -> bool:
-    """Whether an item of this type belongs to the same turn as the items of the types *turn*.
+    """Whether an item of this type belongs to the turn that has items of the types *turn*.
 
     Chat templates write a turn's reasoning, then its text, then its calls. So text after a call joins the text before
-    the call, and text after text begins another turn.
+    it, while text after text begins another turn.
     """
     match item:
         case "reasoning":
@@ -225,7 +225,7 @@ def _may_follow(turn: Sequence[str], item: str) -> bool:
 
 
 def _input_message(item: Item, name: str, chat: Conversation) -> ChatMessage:
-    """Return the message of a user, or the result of a call."""
+    """Return a user's message, or the result of a call."""
     if item.type in RESULT_TYPES:
         # OpenAI's local_shell_call_output names its call in `id`.
         call_id = item.id if item.call_id is None and item.type == "local_shell_call_output" else item.call_id

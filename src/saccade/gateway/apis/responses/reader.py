@@ -1,4 +1,4 @@
-"""POST /v1/responses: the reader of bodies."""
+"""POST /v1/responses: reads request bodies."""
 
 import secrets
 import time
@@ -70,7 +70,7 @@ TOO_LARGE = "not stored: the conversation takes more than a quarter of --respons
 
 
 def parse_response(body: Body, strict: bool = False) -> tuple[ResponseRequest, str]:
-    """Return the request in the *body* of POST /v1/responses, and a warning about ignored parameters.
+    """Parse the *body* of POST /v1/responses into a request, and a warning about ignored parameters.
 
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
     """
@@ -121,7 +121,7 @@ def _format(
 
 
 def _unfinished(original: ResponseRequest, response_id: str, is_stored: bool) -> Response:
-    """Return the response to the request *original* without its answer; it has no input."""
+    """Return the response to *original*, still without an answer. The request's input is not in it."""
     reasoning, form = original.reasoning, None if original.text is None else original.text.format
     return Response(
         id=response_id,

@@ -1,4 +1,4 @@
-"""The store of responses, whose conversations later requests continue."""
+"""Stores responses, so that later requests can continue their conversations."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -44,14 +44,14 @@ def num_message_bytes(messages: Iterable[ChatMessage]) -> int:
 
 
 class ResponseStore:
-    """Conversations that later requests can continue: responses of all tenants by id, *budget_bytes* together."""
+    """Conversations that later requests can continue: the responses of all tenants by id, in at most *budget_bytes*."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._responses: TenantLru[str, StoredResponse] = TenantLru(budget_bytes)
         self.memory_part = MemoryPart("responses", budget_bytes, lambda: self._responses.num_bytes)
 
     def takes(self, num_bytes: int) -> bool:
-        """Whether messages of *num_bytes* are small enough to store, with or without an answer."""
+        """Whether messages of *num_bytes* are small enough to be stored, even before the answer is known."""
         return num_bytes + ENTRY_BYTES <= self._responses.budget_bytes // LARGEST_PART
 
     def put(self, tenant: bytes, response_id: str, response: StoredResponse) -> bool:
@@ -64,11 +64,14 @@ class ResponseStore:
         return response_id in self._responses.of_tenant(tenant)
 
     def body(self, tenant: bytes, response_id: str) -> bytes:
-        """Return the JSON of a response. Raises ResponseNotFound."""
+        """Return a response as JSON. Raises ResponseNotFound."""
         return self._find(tenant, response_id).body
 
     def delete(self, tenant: bytes, response_id: str) -> None:
-        """Delete a response; later ones of its conversation can no longer be continued. Raises ResponseNotFound."""
+        """Delete a response. Later responses in its conversation can no longer be continued.
+
+        Raises ResponseNotFound.
+        """
         self._find(tenant, response_id)
         self._responses.pop(tenant, response_id)
 
@@ -107,7 +110,7 @@ class ResponseStore:
 
 
 def _num_bytes(value: object) -> int:
-    """Return the memory of a message or a part of one, whatever its fields."""
+    """Return the memory in bytes of a message or of any value in it."""
     if isinstance(value, msgspec.Struct):
         inside = [item for item in msgspec.structs.astuple(value) if item is not None and item is not UNSET]
     else:

@@ -1,7 +1,8 @@
-"""The tools of Responses as functions of a chat, and the calls of those functions as the client's tools expect them.
+"""Translates the tools of Responses into a chat's functions, and calls of those functions into the client's items.
 
-The tools of a namespace are declared as `NAMESPACE__NAME`. A custom tool is a function with one text, and the local
-shell is one with a command. Tools that only a server can run are left out. Source: the types of OpenAI's SDK.
+A tool of a namespace becomes the function `NAMESPACE__NAME`. A custom tool becomes a function with one text argument,
+and the local shell becomes one with a command. Tools that only a server can run are left out. Source: the types of
+OpenAI's SDK.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -75,7 +76,7 @@ _SHELL_ARGUMENTS: Final = msgspec.json.Decoder(ShellArguments)
 
 @dataclass(frozen=True)
 class DeclaredTool:
-    """A *function* of the chat, and the client's tool for which it stands, from the client's *field*."""
+    """A *function* of the chat, and the client's tool, from *field*, that it stands for."""
 
     function: Mapping[str, Any]
     field: str
@@ -84,7 +85,7 @@ class DeclaredTool:
     namespace: str | None = None
 
     def call_item(self, call: GeneratedCall, suffix: str) -> CallItem:
-        """Return *call*, a call of the function, as the client's item; its id ends in *suffix*."""
+        """Return *call*, which calls the function, as an item for the client; the item's id ends in *suffix*."""
         namespace = UNSET if self.namespace is None else self.namespace
         status: Status = "incomplete" if call.is_cut else "completed"
         match self.type:
@@ -100,9 +101,9 @@ class DeclaredTool:
 
 @dataclass(frozen=True)
 class DeclaredTools:
-    """The tools of a chat, and the types of those that are *left_out* because a server would run them.
+    """The tools of a chat, and the types of the tools that are *left_out* because a server would run them.
 
-    *empty_namespaces* are the names of those without tools.
+    *empty_namespaces* holds the names of the namespaces without tools.
     """
 
     tools: tuple[DeclaredTool, ...] = ()
@@ -125,13 +126,13 @@ class DeclaredTools:
         return name if namespace is None else _flat_name(namespace, name)
 
     def call_item(self, call: GeneratedCall, suffix: str) -> CallItem:
-        """Return *call* as the client's item; its id ends in *suffix*."""
+        """Return *call* as an item for the client; the item's id ends in *suffix*."""
         undeclared = DeclaredTool({}, "", "function", call.name)
         return self._by_function.get(call.name, undeclared).call_item(call, suffix)
 
 
 def declare_tools(tools: Iterable[tuple[str, Tool]]) -> DeclaredTools:
-    """Return what a chat declares for *tools*, each of which follows its field. Raises RequestError."""
+    """Return what a chat declares for *tools*, pairs of field and tool. Raises RequestError."""
     declared: list[DeclaredTool] = []
     left_out: list[str] = []
     empty: list[str] = []
@@ -214,7 +215,7 @@ def _flat_name(namespace: str, name: str) -> str:
 def choose_tools(
     choice: str | dict[str, Any] | None, declared: DeclaredTools
 ) -> tuple[str | dict[str, Any] | None, DeclaredTools]:
-    """Return the `tool_choice` of a chat, and the tools that it leaves. Raises RequestError."""
+    """Return the chat's `tool_choice`, and the tools that remain available. Raises RequestError."""
     match choice:
         case None | "auto" | "none" | "required":
             return choice, declared
@@ -264,12 +265,12 @@ def _named(name: str) -> dict[str, Any]:
 
 
 def custom_arguments(text: str) -> str:
-    """Return the arguments of the function that stands for a custom tool, for the input *text*."""
+    """Return the input *text* as the arguments of the function that stands for a custom tool."""
     return msgspec.json.encode({"input": text}).decode()
 
 
 def _custom_input(arguments: str) -> str:
-    """Return the input of a custom tool; a model may write it without the object around it."""
+    """Return the input of a custom tool. A model may write the bare input, without the JSON object around it."""
     match _decoded(arguments):
         case {"input": str(text)}:
             return text
@@ -279,14 +280,14 @@ def _custom_input(arguments: str) -> str:
 
 
 class CustomInput:
-    """The input of a custom tool in the growing arguments of its function."""
+    """Extracts a custom tool's input from the growing arguments of its function."""
 
     def __init__(self) -> None:
         self._text = ""
         self._has_begun = self._has_ended = False
 
     def push_arguments(self, arguments: str) -> str:
-        """Take more of the arguments, in which no escape is divided, and return more of the input."""
+        """Take more of the arguments and return more of the input. No escape may be split between two calls."""
         self._text += "" if self._has_ended else arguments
         if not self._has_begun:
             if not self._text.startswith(BEFORE_INPUT):
@@ -300,16 +301,16 @@ class CustomInput:
 
 
 def shell_arguments(action: Mapping[str, Any], field: str) -> str:
-    """Return the arguments of the function that stands for the local shell, for an *action* of the client's history.
+    """Return an *action* from the client's history as the arguments of the function that stands for the local shell.
 
-    *field* is the action's. Raises InvalidValue.
+    *field* names the action in errors. Raises InvalidValue.
     """
     arguments = decode(msgspec.json.encode(action), _SHELL_ARGUMENTS, field)
     return msgspec.json.encode(arguments).decode()
 
 
 def _shell_action(arguments: str) -> LocalShellAction:
-    """Return what a call of the local shell asks for; a command in one text is one for a shell."""
+    """Return the action that a call of the local shell asks for. A shell runs a command that is a single text."""
     fields = _decoded(arguments)
     command = fields.get("command") if isinstance(fields, dict) else fields
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command):

@@ -1,4 +1,4 @@
-"""The wire format of OpenAI's Responses. Source: the API reference of OpenAI and the types of its SDK."""
+"""The wire format of OpenAI's Responses. Sources: OpenAI's API reference and the types of its SDK."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -115,7 +115,7 @@ Tools = list[Annotated[dict[str, Any], Meta(extra_json_schema=ToolSchema, extra=
 class Part(ImageLimits, frozen=True):
     """A piece of an item: text under several names, an image, or a file; its *type* determines its fields.
 
-    *filename* is that of a text, and without effect for images and PDFs.
+    *filename* applies to texts; it has no effect for images and PDFs.
     """
 
     type: PartType
@@ -135,7 +135,7 @@ Content = str | Annotated[list[Part], Meta(max_length=MAX_PARTS)]
 
 
 class LocalShellAction(Struct, frozen=True, tag="exec"):
-    """A command for the client's machine."""
+    """A command to run on the client's machine."""
 
     command: list[str]
     env: dict[str, str] = {}
@@ -170,7 +170,10 @@ class Item(Struct, frozen=True):
 
 
 class Format(Struct, frozen=True):
-    """The format of the answer: text, any JSON object, or JSON by *schema*; a *strict* schema loses no keyword."""
+    """The format of the answer: text, any JSON object, or JSON by *schema*.
+
+    A *strict* schema is refused rather than stripped of a keyword.
+    """
 
     type: FormatType
     name: Annotated[str, Meta(max_length=MAX_STOP_CHARACTERS)] | None = None
@@ -196,10 +199,10 @@ class Reasoning(Struct, frozen=True):
 
 
 class ResponseRequest(Struct, frozen=True, kw_only=True):
-    """The body of POST /v1/responses. Names and meanings are OpenAI's; bounds are those of chats.
+    """The body of POST /v1/responses. Names and meanings are OpenAI's; the bounds are the same as for chats.
 
-    *include* has no effect, since it concerns tools that the server runs; log probabilities are refused.
-    *priority* is that of chats, as in vLLM.
+    *include* has no effect, since it concerns tools that the server runs; log probabilities are refused. *priority*
+    means the same as in chats, as in vLLM.
     """
 
     model: str | None = None
@@ -227,7 +230,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
 
 
 class OutputText(Struct, frozen=True, tag="output_text"):
-    """Text of an answer."""
+    """Text in an answer."""
 
     text: str
     annotations: list[None] = []
@@ -235,7 +238,7 @@ class OutputText(Struct, frozen=True, tag="output_text"):
 
 
 class ReasoningText(Struct, frozen=True, tag="reasoning_text"):
-    """Text of the reasoning before an answer."""
+    """Text in the reasoning before an answer."""
 
     text: str
 
@@ -259,7 +262,7 @@ class ReasoningItem(Struct, frozen=True, tag="reasoning"):
 
 
 class FunctionCallItem(Struct, frozen=True, tag="function_call"):
-    """A call of a function that the client is to make; the item with its result names *call_id*."""
+    """A function call for the client to make; the item with its result refers to *call_id*."""
 
     id: str
     call_id: str
@@ -281,7 +284,7 @@ class CustomToolCallItem(Struct, frozen=True, tag="custom_tool_call"):
 
 
 class LocalShellCallItem(Struct, frozen=True, tag="local_shell_call"):
-    """A command that the client is to run."""
+    """A command for the client to run."""
 
     id: str
     call_id: str
@@ -293,20 +296,20 @@ OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomToolCallItem
 
 
 class InputTokensDetails(MediaUsage, frozen=True):
-    """As in chats; tokens that are written to the prefix cache are not counted."""
+    """The prompt's tokens in detail, as in chats. Tokens that are written to the prefix cache are not counted."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(Struct, frozen=True):
-    """How many tokens of the answer are reasoning."""
+    """How many of the answer's tokens are reasoning."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(Struct, frozen=True):
-    """Tokens of a request; *input_tokens* includes those of images."""
+    """A request's tokens; *input_tokens* includes image tokens."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -329,14 +332,14 @@ class ResponseError(Struct, frozen=True):
 
 
 class ReasoningConfig(Struct, frozen=True):
-    """The request's settings of reasoning."""
+    """The request's reasoning settings."""
 
     effort: str | None
     summary: str | None
 
 
 class TextFormat(Struct, frozen=True):
-    """The request's format of the answer's text, in JSON."""
+    """The format that the request sets for the answer's text, as JSON."""
 
     format: Raw
 

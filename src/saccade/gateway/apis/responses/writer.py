@@ -1,4 +1,4 @@
-"""POST /v1/responses: the writer of answers."""
+"""POST /v1/responses: writes answers."""
 
 from typing import Any
 
@@ -34,7 +34,10 @@ from saccade.protocol.output import FinishReason
 
 
 class ResponseWriter:
-    """Writes events: the response's beginning, each item from start to end, the complete response; or that alone."""
+    """Writes events: the response's start, each item from start to end, and the complete response.
+
+    Or it writes only that.
+    """
 
     def __init__(self, output: "ResponseOutput", answer: Answer) -> None:
         output.response = msgspec.structs.replace(output.response, model=answer.served.name)
@@ -43,13 +46,13 @@ class ResponseWriter:
         self._num_kept_bytes = 0
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
-        """Return the events for *chunk*; the first chunk's follow those that begin every stream."""
+        """Return the events for *chunk*. Before the first chunk's events come those that begin every stream."""
         self._num_kept_bytes += chunk.num_bytes
         return self._output.beginning() + self._output.take_chunk(chunk)
 
     @property
     def num_kept_bytes(self) -> int:
-        """Bytes of the texts so far, which the last event or the whole response repeats."""
+        """Size in bytes of the texts so far; the last event or the whole response repeats them."""
         return self._num_kept_bytes
 
     async def end_answer(self) -> list[Part]:
@@ -65,8 +68,7 @@ class ResponseWriter:
 class ResponseOutput:
     """The growing items of one answer, and the events that report them. One item is open at a time.
 
-    *response* is the object without its answer. Calls are those of *tools*. Unless the answer *streams*, no event is
-    made.
+    *response* is the object without its answer. Calls refer to *tools*. Events are made only if the answer *streams*.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class ResponseOutput:
         return events + self.event("response.failed", response=failed)
 
     def whole(self, answer: Answer) -> bytes:
-        """Return the complete response in JSON, and store it if there is room."""
+        """Return the complete response as JSON, and store it if there is room."""
         status = _status(answer)
         response = msgspec.structs.replace(
             self.response,
@@ -197,7 +199,7 @@ def _status(answer: Answer) -> Status:
 
 
 def _as_message(items: list[OutputItem], calls: list[ToolCall]) -> ChatMessage:
-    """Return the turn of *items* with *calls* as a message of a chat; it may be empty."""
+    """Return the turn with *items* and *calls* as a chat message, which may be empty."""
     reasoning = "".join(item.content[0].text for item in items if isinstance(item, ReasoningItem))
     text = "".join(item.content[0].text for item in items if isinstance(item, MessageItem))
     return ChatMessage(role="assistant", content=text, reasoning_content=reasoning or None, tool_calls=calls or None)

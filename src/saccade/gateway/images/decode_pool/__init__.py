@@ -1,1 +1,1 @@
-"""Decode processes: encoded images in, patches in shared memory out."""
+"""Decode processes, which turn encoded images into patches in shared memory."""

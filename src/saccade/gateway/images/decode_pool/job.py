@@ -1,7 +1,7 @@
-"""The messages between the gateway and a decode process: one job, one answer, each a length and a msgpack struct.
+"""The messages between the gateway and a decode process: a job, then its answer, each a length and a msgpack struct.
 
-The first bytes of a job carry the descriptor of its slot. Before its first job a decode process sends the measures that
-confine it.
+A job's first bytes carry its slot's descriptor. Before its first job, a decode process sends the measures that confine
+it.
 """
 
 import struct
@@ -100,7 +100,7 @@ Job = InlineJob | PixelJob
 
 
 class StageSeconds(msgspec.Struct, frozen=True, array_like=True):
-    """Wall-clock seconds of a job's stages."""
+    """The wall-clock seconds that each stage of a job took."""
 
     decode: float = 0.0
     """From bytes to RGB. A video's frames are decoded one at a time while patches are written, so for a video this
@@ -128,12 +128,12 @@ class ImageAnswer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
 
 
 class Confinement(msgspec.Struct, frozen=True, array_like=True):
-    """The first message of a decode process: those of confinement.MEASURES that confine it."""
+    """A decode process's first message: which of confinement.MEASURES confine it."""
 
     holds: tuple[str, ...]
 
 
 def frame(message: Job | ImageAnswer | Confinement) -> tuple[bytes, bytes]:
-    """Return the length prefix and the payload of *message*; joining them would copy the image."""
+    """Return the length prefix and the payload of *message*, apart, because joining them would copy the image."""
     payload = msgspec.msgpack.encode(message)
     return framing.prefix(payload), payload

@@ -1,14 +1,15 @@
-"""The gateway's pool of decode processes: encoded bytes in, a filled slot out. No torch, no pixels.
+"""The gateway's pool of decode processes, which turn encoded bytes into a filled slot.
 
-A job takes one process for itself, for which it waits in a DecodeQueue. An image takes milliseconds as a rule, so it
-is decoded to its end even if its request is gone, and the process is kept. A video or a PDF may take half a minute, so
-the process of one whose request is gone is ended and replaced. So is that of an image after SLOW_SECONDS.
+It touches no torch and no pixels. Each job waits in a DecodeQueue for a process that works on nothing else. An image
+usually takes milliseconds, so it is decoded to the end even if its request is gone, and the process stays. A video or a
+PDF may take half a minute. If its request is gone, the process is ended and replaced. The same happens to an image's
+process after SLOW_SECONDS.
 
-No header tells which images are slow. One that has run for SLOW_SECONDS while jobs of other clients wait ends with its
-process, and begins again among the slow jobs, which leave a process to others.
+No header tells which images are slow. If an image has run for SLOW_SECONDS while jobs of other clients wait, its
+process is ended. The image then starts again among the slow jobs, which always leave a process to others.
 
-A process that takes too long fails the one request it worked on, and is replaced. So is a process that dies; the image
-may not be the cause, so it gets a second process, and is refused when that one dies, too.
+A process that takes too long fails only the request that it works on, and is replaced. A process that dies is replaced
+as well. The image may not be the cause, so it gets a second process, and is refused if that dies too.
 """
 
 import asyncio
@@ -72,7 +73,7 @@ MAX_ATTEMPTS = 8
 class ProcessDied(Exception):
     """A decode process ended while it worked on an image.
 
-    *with_server*: the fork server had ended, and all decode processes with it, so the image is not the cause.
+    *with_server* means that the fork server had ended, and all decode processes with it, so the image is not the cause.
     """
 
     with_server = False
@@ -98,9 +99,9 @@ class PreparedImage:
 
 
 class DecodePool:
-    """Turns images into patches in separate processes. Call start() before use and close() after, in one event loop.
+    """Turns images into patches in separate processes.
 
-    *queue* has the jobs that run and wait.
+    Call start() before use and close() after it, in one event loop. *queue* has the jobs that run or wait.
     """
 
     def __init__(self, config: MediaSettings) -> None:
@@ -127,7 +128,7 @@ class DecodePool:
 
     @property
     def num_slots(self) -> int:
-        """Slots that hold or will hold an image and were not released."""
+        """How many slots hold or will hold an image."""
         return self._slots.num_used
 
     @property
@@ -135,7 +136,7 @@ class DecodePool:
         return tuple(process.pid for process in self._processes)
 
     async def start(self) -> None:
-        """Remove segments of dead owners and start the processes. Raises StartupError."""
+        """Remove segments whose owners are dead, and start the processes. Raises StartupError."""
         sweep()
         self._is_started = True
         await self._in_thread(self._server.start)
@@ -156,10 +157,10 @@ class DecodePool:
     ) -> PreparedImage:
         """Return the patches of *encoded*: an image, a video with the header *video*, or a *page* of a PDF.
 
-        *layout* and *settings* come from *family*'s Layout. The job waits for a process in the turns of *client*. It
-        takes its time from *file_time*, which the pages of a file share. The
-        caller holds the slot until release(). Raises RequestError for a bad image, DeadlineExceeded for one that takes
-        too long, Draining after close(); for a video as video_header() does.
+        *layout* and *settings* come from *family*'s Layout. The job waits for a process in *client*'s turn, and takes
+        its time from *file_time*, which all pages of a file share. The caller holds the slot until release(). Raises
+        RequestError for a bad image, DeadlineExceeded if it takes too long, and Draining after close(). For a video it
+        also raises the errors of video_header().
         """
         limits = self._image_limits
         if video is not None:
@@ -176,11 +177,11 @@ class DecodePool:
         return await self._tried(job, num_bytes, self._fill, client, file_time)
 
     def file_time(self) -> FileTime:
-        """Return the time that the pages of one PDF may take together: that of a video."""
+        """Return the time that all pages of one PDF may take together, which is as long as for a video."""
         return FileTime(self._config.video_timeout_seconds)
 
     async def video_header(self, encoded: bytes, client: Hashable = None) -> VideoHeader:
-        """Return the header of an encoded video, in a turn of *client*.
+        """Return an encoded video's header, in a turn of *client*.
 
         Raises as prepare_image() does, and QueueFull if too many videos wait or this one waited too long. Cancelling
         the waiting task ends the job.
@@ -204,7 +205,10 @@ class DecodePool:
         return pages
 
     async def drawing(self, encoded: bytes, page: PdfPage) -> bytes:
-        """Return a *page* of an encoded PDF as RGB, uint8 [page.height, page.width, 3]. Raises as prepare_image() does."""
+        """Return a *page* of an encoded PDF as RGB, uint8 [page.height, page.width, 3].
+
+        Raises as prepare_image() does.
+        """
         self._config.pdf_limits.check_bytes(len(encoded))
         num_bytes = max(HEADER_BYTES, page.width * page.height * BYTES_PER_PIXEL)
         job = DrawingJob(encoded, page, self._config.pdf_fonts.allows_gaps)
@@ -218,7 +222,7 @@ class DecodePool:
     async def _tried(
         self, job: J, nbytes: int, work: Work[J, T], client: Hashable = None, file_time: FileTime | None = None
     ) -> T:
-        """Return the result of *work* on *job*; if its process dies, try again in another one."""
+        """Return the result of *work* on *job*; if the process dies, try again in another one."""
         if not self._is_started:
             # The job would wait for ever.
             raise InternalError(f"No process was started to decode the {job.medium}.")
@@ -269,7 +273,7 @@ class DecodePool:
     def _yield_slow(self, process: DecodeProcess, task: asyncio.Task[Any], client: Hashable) -> None:
         """End *process*, which has worked long on the image of *task*, as soon as jobs of other clients wait.
 
-        One process at a time ends: its successor may be enough for them.
+        Only one process ends at a time, since its replacement may be enough for the waiting jobs.
         """
         if task.done():
             return
@@ -285,7 +289,7 @@ class DecodePool:
             self._slots.retain(image.slot.name)
 
     def is_held_by_others(self, image: PreparedImage) -> bool:
-        """Whether *image*, which the caller holds, has no slot or one that others hold, too."""
+        """Whether *image*, which the caller holds, has no slot or a slot that others hold too."""
         return image.slot is None or self._slots.num_holders(image.slot.name) > 1
 
     def is_lost(self, image: PreparedImage) -> bool:
@@ -295,7 +299,7 @@ class DecodePool:
     def release(self, names: Iterable[str], *, reusable: bool = True) -> None:
         """Drop one reference to each slot of *names*; ignore unknown names.
 
-        If not *reusable*, a worker may still read the slot, so the slot is never written again.
+        Without *reusable*, a worker may still read the slot, so the slot is never written again.
         """
         for name in names:
             self._slots.release(name, reusable=reusable)
@@ -347,7 +351,7 @@ class DecodePool:
                 self._slots.release(ref.name)
 
     def _note_omission(self) -> None:
-        """Log the first page that lacks letters, the tenth, the hundredth and so on, without data of clients."""
+        """Log the first, tenth, hundredth page and so on that lacks letters, without any client's data."""
         self.num_omissions += 1
         if str(self.num_omissions).strip("0") == "1":
             _logger.warning("a PDF's page is drawn without letters that no font has", count=self.num_omissions)
@@ -359,7 +363,7 @@ class DecodePool:
         return slot
 
     async def _ask(self, turn: ProcessTurn, job: Job, slot: int | None) -> ImageAnswer:
-        """Return the answer of the process of *turn*, which ends. Raises the error of the job."""
+        """Return the answer from the process of *turn*, and end the turn. Raises the job's error."""
         survivor: DecodeProcess | None = None
         try:
             answer = await self._answer(turn, job, slot)
@@ -373,7 +377,7 @@ class DecodePool:
         return answer
 
     async def _answer(self, turn: ProcessTurn, job: Job, slot: int | None) -> ImageAnswer:
-        """Return the answer of the process of *turn*; if this raises, the process has ended."""
+        """Return the answer from the process of *turn*; if this raises, the process has ended."""
         error: BaseException
         process, file_time = turn.process, turn.file_time
         is_video = job.medium == "video"
@@ -437,7 +441,7 @@ def _end_unfinished(process: DecodeProcess, task: asyncio.Task[Any]) -> None:
 
 
 def _opened(ref: SlotRef | None) -> int | None:
-    """Return a descriptor of the slot; None, so that the pixels come inline, if there is no slot or it was removed."""
+    """Return the slot's descriptor. None, if there is no slot or it was removed, makes the pixels come inline."""
     if ref is None:
         return None
     try:
@@ -447,7 +451,7 @@ def _opened(ref: SlotRef | None) -> int | None:
 
 
 def log_confinement(measures: tuple[str, ...]) -> None:
-    """Log which *measures* confine the decode processes, and what those that are missing leave open."""
+    """Log which *measures* confine the decode processes, and what the missing ones leave open."""
     if not measures:
         _logger.warning("decode processes are confined by limits only; the kernel or container allows no more")
         return
@@ -463,7 +467,7 @@ def _ended_twice(job: Job) -> InvalidImage | InvalidVideo:
 
 
 def _checked(header: VideoHeader, limits: VideoLimits) -> VideoHeader:
-    """Return *header* if it is within the limits; a compromised process may have invented it."""
+    """Return *header* if it is within the limits, since a compromised process may have invented it."""
     limits.check_size(header.width, header.height)
     limits.check_count(header.num_frames)
     if header.num_frames < 1 or not MIN_FPS <= header.fps <= MAX_FPS:

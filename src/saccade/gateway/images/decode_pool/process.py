@@ -1,12 +1,12 @@
 """The program of a decode process: it decodes an image and writes the family's patches to the job's slot.
 
-`python -m saccade.gateway.images.decode_pool.process --fd N --memory-bytes M` is the fork server: it imports
-everything and reads the fonts of PDFs once, stays single-threaded, and forks a decode process for each socket that it
-gets over descriptor N. It answers with the process's id and pidfd, and ends, with all its children, when the gateway
+`python -m saccade.gateway.images.decode_pool.process --fd N --memory-bytes M` is the fork server. It imports
+everything, reads the fonts for PDFs once, and stays single-threaded. For each socket that it gets over descriptor N, it
+forks a decode process and answers with that process's id and pidfd. It ends, with all its children, when the gateway
 closes its end.
 
-A decode process confines itself before its first job: it then cannot open a file or a socket, and reaches a slot only
-through the job's descriptor. So the fork server imports everything that a job needs, and uses it once.
+A decode process confines itself before its first job. From then on it cannot open a file or a socket, and reaches a
+slot only through the job's descriptor. So the fork server imports everything that a job needs, and uses it once.
 """
 
 import argparse
@@ -80,9 +80,10 @@ Writer = Callable[[npt.NDArray[Any]], None]
 
 
 def fork_server(control: socket.socket) -> socket.socket | None:
-    """Fork a process for every socket that arrives; return the socket in the child, None in the server at its end.
+    """Fork a process for every socket that arrives.
 
-    Raises ConnectionError if the gateway ends in between.
+    Return the socket in each child, and None in the server when it ends. Raises ConnectionError if the gateway ends in
+    the middle of a message.
     """
     # The kernel reaps children by itself; the gateway watches them by pidfd.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -111,7 +112,7 @@ def fork_server(control: socket.socket) -> socket.socket | None:
 def decode_process(connection: socket.socket, memory_bytes: int, pdf: Renderer) -> None:
     """Do one job after another until the gateway closes *connection*; jobs may use *memory_bytes*.
 
-    Raises ConnectionError if the gateway ends in between.
+    Raises ConnectionError if the gateway ends in the middle of a message.
     """
     os.nice(NICENESS)
     decoder: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
@@ -130,7 +131,7 @@ def decode_process(connection: socket.socket, memory_bytes: int, pdf: Renderer) 
 
 
 def answer(job: Job, slot: int | None, pdf: Renderer) -> ImageAnswer:
-    """Do *job* with the descriptor *slot*, and *pdf* for PDFs, and return the answer.
+    """Do *job* and return its answer. *slot* is the slot's descriptor; *pdf* renders PDFs.
 
     An unforeseen exception ends the process, and the gateway replaces it.
     """
@@ -151,9 +152,9 @@ def answer(job: Job, slot: int | None, pdf: Renderer) -> ImageAnswer:
 
 
 def _writer(job: PixelJob, pdf: Renderer) -> tuple[Writer, bool]:
-    """Return a function that writes the patches, and whether nothing of a page is omitted.
+    """Return a function that writes the patches, and whether a page is drawn completely.
 
-    An image is decoded before it is called, video frames while it runs.
+    An image is decoded before the call to that function, video frames are decoded during it.
     """
     if job.video is not None:
         if job.video.indices:
@@ -214,7 +215,7 @@ def _array(target: bytearray | memoryview, layout: ImageLayout) -> npt.NDArray[A
 def _preload(pdf_font_folder: str | None) -> Renderer:
     """Import all that a job needs and use it once, so that no child repeats this or starts a thread.
 
-    Returns what draws PDFs.
+    Return the PDF renderer.
     """
     # A thread per core would exceed the limits of a decode process, and the other processes use the cores.
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
@@ -272,7 +273,7 @@ def _send(connection: socket.socket, message: ImageAnswer | Confinement) -> None
 
 
 def _receive_with_slot(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Return a job's length prefix, shorter if the gateway is gone, and the descriptor of its slot."""
+    """Return a job's length prefix, shorter if the gateway is gone, and its slot's descriptor."""
     prefix, descriptors, _, _ = socket.recv_fds(connection, framing.PREFIX_BYTES, 1)
     if 0 < len(prefix) < framing.PREFIX_BYTES:
         prefix += framing.receive(connection, framing.PREFIX_BYTES - len(prefix))
@@ -280,7 +281,7 @@ def _receive_with_slot(connection: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def main() -> None:
-    """Run the fork server, and in each fork a decode process."""
+    """Run the fork server and, in each fork, a decode process."""
     parser = argparse.ArgumentParser(prog="saccade.gateway.images.decode_pool.process")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--memory-bytes", type=int, required=True)

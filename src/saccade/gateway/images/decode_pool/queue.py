@@ -15,13 +15,13 @@ MAX_WAITING_VIDEOS = 64
 
 
 class FileTime:
-    """How many *seconds*, of *total_seconds*, processes may still work on one PDF, whose pages are separate jobs."""
+    """How many *seconds* of *total_seconds* are left for one PDF, whose pages are separate jobs."""
 
     def __init__(self, total_seconds: float) -> None:
         self.total_seconds = self.seconds = total_seconds
 
     def error(self) -> DeadlineExceeded:
-        """Return the error of a page for which no time is left."""
+        """Return the error for a page when no time is left."""
         return DeadlineExceeded(
             f"Drawing the pages of the PDF takes longer than {self.total_seconds:g} seconds; send fewer at a time."
         )
@@ -39,9 +39,9 @@ class ProcessTurn:
 class DecodeQueue:
     """Gives each job an idle process once the budget for decoded bytes has room for it. Clients take turns.
 
-    Slow jobs (videos, PDFs, and images that turned out slow) may take half a minute. So only *max_slow* processes work
-    on them, and other images overtake those that wait. Videos first wait for one another, up to *video_wait_seconds*.
-    *lost* is called with a process that died while idle.
+    Slow jobs (videos, PDFs, and images that turned out slow) may take half a minute. So at most *max_slow* processes
+    work on them, and other images overtake waiting slow jobs. Videos wait for each other first, up to
+    *video_wait_seconds*. The queue calls *lost* with each process that died while idle.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class DecodeQueue:
 
     @property
     def num_running(self) -> int:
-        """Jobs that have a process."""
+        """How many jobs have a process."""
         return self._processes.weight - self._bytes.num_waiting
 
     @property
     def num_waiting(self) -> int:
-        """Jobs that have no process yet."""
+        """How many jobs wait for a process."""
         return sum(queue.num_waiting for queue in self._queues)
 
     @property
     def in_flight_bytes(self) -> int:
-        """Decoded bytes of the jobs that have a process."""
+        """Decoded size in bytes of the jobs that have a process."""
         return self._bytes.weight
 
     @property
@@ -87,7 +87,8 @@ class DecodeQueue:
     ) -> ProcessTurn:
         """Wait for a process and *nbytes* of the budget; a job over the whole budget runs alone.
 
-        Every video is slow. Raises QueueFull if too many videos wait, or one waits too long; Draining after close().
+        Every video is slow. Raises QueueFull if too many videos wait or this one waits too long, and Draining after
+        close().
         """
         while True:
             with contextlib.ExitStack() as turns:
@@ -133,5 +134,5 @@ class DecodeQueue:
 
 
 def draining() -> Draining:
-    """Return the error of jobs during a shutdown."""
+    """Return the error for jobs during a shutdown."""
     return Draining("The server is shutting down.")

@@ -1,4 +1,4 @@
-"""The fork server and its decode processes, seen from the gateway."""
+"""The gateway's side of the fork server and its decode processes."""
 
 import asyncio
 import contextlib
@@ -35,9 +35,10 @@ ENVIRONMENT = {
 
 
 class DecodeProcess:
-    """A decode process, which takes one job at a time. *life* is the number of the server's life that forked it.
+    """A decode process, which takes one job at a time.
 
-    *measures* are those of confinement.MEASURES that confine it.
+    *life* counts the fork server's restarts before this process was forked. *measures* are the confinement.MEASURES in
+    force.
     """
 
     def __init__(
@@ -52,11 +53,11 @@ class DecodeProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it can still take a job."""
+        """Whether the process can still take a job."""
         return self._pidfd >= 0 and not _ended(self._pidfd, 0.0)
 
     async def exchange(self, job: Job, slot: int | None = None) -> ImageAnswer:
-        """Send a job, with the descriptor *slot* of job.slot, and return its answer.
+        """Send a job and return its answer. *slot* is the descriptor of job.slot.
 
         The caller may close *slot* afterwards. Raises OSError if the process died.
         """
@@ -70,7 +71,7 @@ class DecodeProcess:
         return answer
 
     def terminate(self) -> None:
-        """Kill the process; its pidfd never names another process, even if the id is reused."""
+        """Kill the process through its pidfd, which never refers to another process, even if the id is reused."""
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -139,7 +140,7 @@ class DecodeServer:
 
     @property
     def life(self) -> int:
-        """The number of the current life, or of the next if the server has ended; its processes end with a life."""
+        """The number of the server's current life, or of the next if it has ended. A life's processes end with it."""
         process = self._process
         return self._num_starts + (process is None or process.poll() is not None)
 
