@@ -23,6 +23,7 @@ from saccade.fleet.metrics import RoutingCollector
 from saccade.fleet.pool import WorkerPool
 from saccade.fleet.report import worker_report
 from saccade.fleet.router import Router
+from saccade.fleet.worker import Worker
 from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents
 from saccade.transport.gateway_streams import GatewayStream, Refused
@@ -72,6 +73,11 @@ async def listening(
             await server.stop()
 
 
+def held(index: BlockIndex, worker: Worker) -> int:
+    """How many of the first blocks *worker* is known to hold."""
+    return int(index.overlaps(PARTITION, KEYS)[index.places_of([worker.url])[0]])
+
+
 async def test_each_worker_is_known_by_its_own_feed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with listening(tmp_path, 2) as (fronts, worker_pool, listener):
@@ -82,9 +88,9 @@ async def test_each_worker_is_known_by_its_own_feed(tmp_path: Path, caplog: pyte
         fronts[0].say(4, KEYS[0], snapshot=True, last=False)
         fronts[0].say(4, KEYS[1], snapshot=True)
         fronts[0].say(5, KEYS[2])
-        await until(lambda: index.overlaps(PARTITION, KEYS).get(a.url) == 3)
+        await until(lambda: held(index, a) == 3)
         assert listener.feed(a).reason == ""
-        assert index.overlaps(PARTITION, KEYS).get(b.url) == 0
+        assert held(index, b) == 0
         assert f"worker {a.url} are EXACT" in caplog.text
         report = worker_report(a, worker_pool, listener)
         assert (report.exactness, report.holdings.blocks, report.ready) == ("EXACT", 3, True)
@@ -118,7 +124,7 @@ async def test_lost_feed_is_cleared_and_requested_again(tmp_path: Path, fault: s
         assert listener.feed(a).reason
         assert index.num_blocks(a.url) == 0
         front.say(0, KEYS[0], snapshot=True)
-        await until(lambda: index.overlaps(PARTITION, KEYS).get(a.url) == 1)
+        await until(lambda: held(index, a) == 1)
         assert listener.feed(a).reason == ""
         assert (listener.feed(a).num_snapshots, listener.feed(a).num_lost) == (2, 1)
 
@@ -217,10 +223,10 @@ async def test_a_worker_that_does_not_fit_is_not_known(tmp_path: Path) -> None:
         await until(lambda: fronts[0].feeds and fronts[1].feeds)
         fronts[0].say(1, KEYS[0], snapshot=True)
         await until(lambda: not listener.feed(a).reason)
-        assert listener.router.index.overlaps(PARTITION, KEYS).get(a.url) == 1  # of the two, a is found
+        assert held(listener.router.index, a) == 1  # of the two, a is found
         fronts[1].say(1, *(number.to_bytes(16, "big") for number in range(1, room + 1)), snapshot=True)
         await until(lambda: "full" in listener.feed(b).reason)
-        assert listener.router.index.overlaps(PARTITION, KEYS).get(a.url) == 1
+        assert held(listener.router.index, a) == 1
         assert not listener.router.index.is_over
 
 

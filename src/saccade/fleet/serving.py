@@ -87,7 +87,8 @@ class Serving:
 
     def num_free(self, places: NDArray[np.intp]) -> IntArray:
         """Return how many more samples the worker at each of *places* may get."""
-        return np.maximum(0, self._num_places[places] - self._router.work[NUM_ROWS, self.rows[places]])
+        free: IntArray = np.maximum(0, self._num_places[places] - self._router.work[NUM_ROWS, self.rows[places]])
+        return free
 
     def is_left(self, tried: Iterable[str]) -> bool:
         """Whether there is a worker besides those *tried*."""
