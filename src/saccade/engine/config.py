@@ -72,8 +72,8 @@ class EngineSettings:
     "Reuse the KV cache of prompts that begin alike."
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     "The network's number format; auto is the checkpoint's own, but float32 on a CPU without bfloat16."
-    quantization: Annotated[Literal["fp8"] | None, Parameter(alias="-q")] = None
-    "fp8 rounds the text decoder's weights to FP8 after they are loaded; a quantised checkpoint needs no flag."
+    quantization: Annotated[Literal["fp8", "int8", "int4"] | None, Parameter(alias="-q")] = None
+    "Round plain weights after they are loaded: int8 or int4 on a CPU, fp8 on a GPU; quantised ones need no flag."
     kv_cache_dtype: KvCacheDtype = "auto"
     "Number format of the KV cache; auto is the network's, fp8 is e4m3 with the checkpoint's scales, else 1."
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"

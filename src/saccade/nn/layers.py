@@ -13,14 +13,13 @@ from torch import nn
 from torch.nn import functional
 
 from saccade.nn.context import SCALED, ForwardContext, KvCache, Scoring
-from saccade.nn.formats.fp8 import rounded
-from saccade.nn.formats.quantised import Part, QuantisedLinear, kinds_of
+from saccade.nn.formats.quantised import Part, QuantisedLinear, QuantisedWeight, kinds_of
 from saccade.nn.libraries import Unavailable, attempt, kernel
 from saccade.nn.ops import PLAIN, Activation, Operations, PackedLinear, PlainLinear
 from saccade.nn.parallel import ALONE, Ranks, Sharding, Split, shards_of
 
 LEAST_ROUNDED = 128
-"""The shortest side of a weight that is rounded to FP8: the side of a block."""
+"""The shortest side of a weight that is rounded: the side of a block of FP8. Shorter ones save nothing."""
 
 
 def finish(module: nn.Module) -> None:
@@ -104,9 +103,9 @@ class Linear(Layer):
         """Multiply by *parts*, one below the other, instead of the empty weight."""
         self.packed = QuantisedLinear(parts, None if self.summed_over else self.bias)
 
-    def round_to_fp8(self) -> None:
-        """Replace the loaded weight by FP8 in blocks, unless it is not cut over ranks, as a router's, or small."""
-        if self.split is not None and min(*self.partitions, self.weight.shape[1]) >= LEAST_ROUNDED:
+    def round_weight(self, rounded: Callable[[torch.Tensor], QuantisedWeight]) -> None:
+        """Replace the loaded weight by what *rounded* makes of it, unless a side is short."""
+        if min(*self.partitions, self.weight.shape[1]) >= LEAST_ROUNDED:
             self.hold("weight", (rounded(self.weight.data),))
             self.weight = nn.Parameter(self.weight.new_empty(0, self.weight.shape[1]), requires_grad=False)
 

@@ -14,18 +14,16 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.fingerprint import model_fingerprint, weights_digest
 from saccade.engine.executor.quantisation import Quantisation
+from saccade.engine.executor.rounding import FP8, round_weights
 from saccade.engine.executor.tied_head import settle_head
 from saccade.engine.executor.weight_files import open_checkpoint
 from saccade.engine.executor.weight_filler import Progress, fill, fill_randomly
 from saccade.engine.executor.weight_formats import read_quantisation
 from saccade.engine.executor.weight_plan import LoadPlan, make_plan
 from saccade.errors import StartupError
-from saccade.models.backbones.decoder import TextDecoder
 from saccade.models.files import engine_config, image_processor, parse_json, read_model_files, with_overrides
 from saccade.models.network import Network
 from saccade.nn.cpu import multiplies_bfloat16
-from saccade.nn.experts import Experts
-from saccade.nn.layers import Linear
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import CONFIG
@@ -67,10 +65,15 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     drafts = config.speculation is not None and config.speculation.method == "mtp"
     parsed, network = empty_network(files, config.max_model_len, ranks, drafts=drafts)
     device = choose_device(config.device, ranks)
+    if config.quantization not in (None, FP8) and device.type != "cpu":
+        raise StartupError(
+            f"--quantization {config.quantization} has kernels for CPUs alone. Give --quantization fp8 to round plain "
+            f"weights on a GPU, or --device cpu to compute on the CPU."
+        )
     dtype = choose_dtype(config.dtype, device, parsed)
     quantisation = read_quantisation(parsed, folder)
     if config.quantization is not None and quantisation is not None:
-        _check_plain(quantisation)
+        _check_plain(config.quantization, quantisation)
     if not network.spec.takes_more_tokens:
         _check_length(config, network.spec.max_position_embeddings)
     network.to(dtype)
@@ -92,27 +95,19 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
             kv_scales = plan.cache_scales.read_scales(checkpoint)
     network.finish()
     if config.quantization is not None and quantisation is None:
-        _round_to_fp8(network)
+        round_weights(network, config.quantization)
     identity = model_fingerprint(config, files)
     weights = weights_digest(config, files)
     return LoadedModel(network.eval(), network, files, identity, num_parameters, ranks, kv_scales, weights)
 
 
-def _check_plain(quantisation: Quantisation) -> None:
-    """Raise StartupError for a *quantisation* other than FP8, which --quantization fp8 leaves as it is."""
-    if not quantisation.is_fp8:
+def _check_plain(choice: str, quantisation: Quantisation) -> None:
+    """Raise StartupError for a *quantisation* that the *choice* of --quantization does not leave as it is."""
+    if choice != FP8 or not quantisation.is_fp8:
         raise StartupError(
-            f"--quantization fp8 rounds plain weights, but {quantisation.source} says that they are in the format "
+            f"--quantization {choice} rounds plain weights, but {quantisation.source} says that they are in the format "
             f"{quantisation.formats}. Leave the flag out: they are used as they are."
         )
-
-
-def _round_to_fp8(network: nn.Module) -> None:
-    """Round the weights of the text decoder's layers, and of their experts."""
-    for decoder in (module for module in network.modules() if isinstance(module, TextDecoder)):
-        for part in decoder.layers.modules():
-            if isinstance(part, Linear | Experts):
-                part.round_to_fp8()
 
 
 def empty_network(

@@ -12,10 +12,24 @@ from typing import ClassVar
 
 import torch
 
-from saccade.nn.formats.quantised import WHOLE_ROW, DerivedValues, Region, WeightField, looked_up, scaled
+from saccade.nn.formats.quantised import (
+    WHOLE_ROW,
+    DerivedValues,
+    QuantisedWeight,
+    Region,
+    WeightField,
+    looked_up,
+    scaled,
+)
 
 WORD = 32
 FLOATS = ("BF16", "F16", "F32")
+LARGEST_INT4 = 7.5
+"""What rounding makes of the largest of a group: half of the range from -8 to 7, as in compressed-tensors."""
+
+ROUNDED_AT_ONCE = 1 << 20
+"""Values that are rounded at a time: their copies are in float32."""
+
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place in a word of each of eight successive outputs."""
 
@@ -135,6 +149,24 @@ def compressed(
     name = f"compressed-tensors pack-quantized, {bits} bits{kind}"
     groups = {"weight_g_idx": _groups(group_size, is_needed=True)} if by_activations else {}
     return PackedInts(name, bits, group_size, "weight_packed", "weight_scale", zeros, {**SHAPE, **groups})
+
+
+def rounded_groups(weight_OI: torch.Tensor, group_size: int) -> QuantisedWeight:
+    """Return *weight_OI* rounded to four bits, symmetric, in groups of *group_size* columns, a divisor of I."""
+    rows, columns = weight_OI.shape
+    per_word = WORD // 4
+    words = torch.empty(rows, columns // per_word, dtype=torch.int32, device=weight_OI.device)
+    scales = torch.empty(rows, columns // group_size, dtype=torch.bfloat16, device=weight_OI.device)
+    shifts = torch.arange(0, WORD, 4, dtype=torch.int32, device=weight_OI.device)
+    step = max(1, ROUNDED_AT_ONCE // columns)
+    for some, into, of_groups in zip(weight_OI.split(step), words.split(step), scales.split(step), strict=True):
+        groups = some.float().unflatten(1, (-1, group_size))
+        of_groups.copy_(groups.abs().amax(-1).clamp_min(torch.finfo(torch.float32).tiny * WORD) / LARGEST_INT4)
+        codes = (groups / of_groups.float().unsqueeze(-1)).round_().clamp_(-8, 7).int() + 8
+        # No two of a word's numbers share a bit, so that a sum joins them.
+        into.copy_((codes.flatten(1).unflatten(1, (-1, per_word)) << shifts).sum(-1, dtype=torch.int32))
+    fields = {"weight_packed": words, "weight_scale": scales}
+    return QuantisedWeight(compressed(4, group_size), fields, Region(0, rows, 0, columns))
 
 
 def awq(group_size: int = WHOLE_ROW) -> PackedInts:
