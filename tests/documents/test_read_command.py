@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import decode_servers
 import pdfs
 import psutil
 import pytest
+import structlog
 from PIL import Image, ImageDraw
 from scripted_server import ScriptedServer, event, listening, stream
 from server import free_port
@@ -40,8 +42,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let the files lie in the test's folder, and nothing wait before it asks again."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("saccade.eval.runner.RETRY_SECONDS", (0.0, 0.0))
+    usual = structlog.get_config()
+    # As in the program: standard output has the answers alone.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     with decode_servers.shared():
         yield
+    structlog.configure(**usual)
 
 
 def scanned(*sizes: tuple[int, int]) -> bytes:

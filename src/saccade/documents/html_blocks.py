@@ -2,15 +2,27 @@
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
+from types import MappingProxyType
 from typing import NamedTuple
 
 LEFT_OUT = frozenset({"Page-Header", "Page-Footer"})
 FIGURES = frozenset({"Image", "Figure"})
-MARKS = {"b": "**", "strong": "**", "i": "*", "em": "*", "del": "~~"}
+MARKS = MappingProxyType({"b": "**", "strong": "**", "i": "*", "em": "*", "del": "~~"})
 INLINE_HTML = frozenset({"sup", "sub", "u", "small", "big"})
 """Elements that Markdown has no mark for; most viewers show them."""
+
+BEGINNINGS: Mapping[str, str] = MappingProxyType(
+    {f"h{level}": f"\n\n{'#' * level} " for level in range(1, 7)}
+    | {"br": "<br>\n", "hr": "\n\n---\n\n"}
+    | {tag: f"<{tag}>" for tag in INLINE_HTML}
+    | MARKS
+)
+"""The Markdown at the start of an element, if it depends on nothing else."""
+
+ENDS: Mapping[str, str] = MappingProxyType({tag: f"</{tag}>" for tag in INLINE_HTML} | MARKS)
+"""The Markdown at the end of an element, if it depends on nothing else."""
 
 _NUMBERS = re.compile(r"-?\d+(?:\.\d+)?")
 
@@ -67,14 +79,10 @@ class _BlockParser(HTMLParser):
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         """Write the beginning of an element outside of tables."""
         match tag:
-            case "h1" | "h2" | "h3" | "h4" | "h5" | "h6":
-                self._pieces.append(f"\n\n{'#' * int(tag[1])} ")
+            case _ if tag in BEGINNINGS:
+                self._pieces.append(BEGINNINGS[tag])
             case "p":
                 self._pieces.append("" if self._lists else "\n\n")
-            case "br":
-                self._pieces.append("<br>\n")
-            case "hr":
-                self._pieces.append("\n\n---\n\n")
             case "ul" | "ol":
                 self._lists.append(0 if tag == "ol" else None)
             case "li":
@@ -94,10 +102,6 @@ class _BlockParser(HTMLParser):
                     self._pieces.append(attributes.get("alt", ""))
             case "input":
                 self._pieces.append("[x] " if "checked" in attributes else "[ ] ")
-            case _ if tag in MARKS:
-                self._pieces.append(MARKS[tag])
-            case _ if tag in INLINE_HTML:
-                self._pieces.append(f"<{tag}>")
 
     def _bullet(self) -> str:
         depth = "  " * (len(self._lists) - 1)
@@ -130,10 +134,8 @@ class _BlockParser(HTMLParser):
                 self._pieces.append("\n```\n\n")
             case "code":
                 self._pieces.append("" if self._is_code else "`")
-            case _ if tag in MARKS:
-                self._pieces.append(MARKS[tag])
-            case _ if tag in INLINE_HTML:
-                self._pieces.append(f"</{tag}>")
+            case _ if tag in ENDS:
+                self._pieces.append(ENDS[tag])
 
     def handle_data(self, data: str) -> None:
         if self._num_tables:

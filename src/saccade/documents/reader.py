@@ -93,7 +93,7 @@ async def read_page(reader: Reader, page: Page) -> PageText:
         if line is None:
             line = {"key": key, **await _ask(reader, page)}
             if reader.journal is not None:
-                reader.journal.add(line)
+                reader.journal.add_result(line)
         sheet = Sheet(width, height, f"{page.path.name}-{page.number}")
         reading = read_answer(line["text"], reader.form, sheet)
         await _cut_out(reader, page, reading.figures)
