@@ -400,7 +400,7 @@ class _Names(Sequence[str]):
         return len(self._rows)
 
     def __getitem__(self, place: int) -> str:  # type: ignore[override]
-        return self._names[self._rows[place]]
+        return self._names[int(self._rows[place])]
 
 
 def _with_bit(bits: int, number: int, is_set: bool) -> int:
@@ -424,7 +424,7 @@ def _each(candidates: Candidates) -> list[Candidate]:
         strict=True,
     )
     weight = candidates.recompute_weight
-    return [Candidate(name, WorkInFlight(*work), *terms, weight, cost) for name, work, *terms, cost in columns]
+    return [Candidate._make((name, WorkInFlight(*work), *terms, weight, cost)) for name, work, *terms, cost in columns]
 
 
 def _expected(option: Option, prompt: RoutedPrompt, num_reported: int) -> list[bytes]:
