@@ -99,7 +99,8 @@ async def read_page(reader: Reader, page: Page) -> PageText:
         await _cut_out(reader, page, reading.figures)
     except SaccadeError as error:
         return msgspec.structs.replace(place, fault=error.message)
-    return msgspec.structs.replace(place, **reading._asdict(), fault=line["fault"])
+    markdown, blocks, figures = reading
+    return msgspec.structs.replace(place, markdown=markdown, blocks=blocks, figures=figures, fault=line["fault"])
 
 
 def _key(reader: Reader, page: Page) -> str:
