@@ -17,6 +17,7 @@ ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "kimi_k2", "ki
 
 
 Detail = Literal["auto", "low", "high", "original"]
+Purpose = Literal["chat", "documents", "boxes", "video"]
 
 
 class ReasoningTags(NamedTuple):
@@ -28,6 +29,14 @@ class ReasoningTags(NamedTuple):
 
 
 THINK = ReasoningTags("<think>", "</think>")
+
+
+class Release(NamedTuple):
+    """A release to begin with: its id on the hub, its billions of parameters, and what it is good at."""
+
+    name: str
+    billions: float
+    purposes: tuple[Purpose, ...]
 
 
 @dataclass(frozen=True)
@@ -68,8 +77,8 @@ class Family:
     *template* is the source of a chat template for releases that ship none.
     *ships_image_settings*: the releases include the settings of their image processor, so a folder without these is
     incomplete. *limits* are sentences for docs/models.md about what is not served. *page_forms* are those of releases
-    that read documents, each by a part of its name in lower case. *parts* are the names of the
-    family's own classes in a folder of several families; another part has the name of its interface.
+    that read documents, each by a part of its name in lower case. *releases* are those to begin with. *parts* are the
+    names of the family's own classes in a folder of several families; another part has the name of its interface.
     """
 
     architectures: tuple[str, ...]
@@ -94,6 +103,7 @@ class Family:
     ships_image_settings: bool = True
     limits: tuple[str, ...] = ()
     page_forms: Mapping[str, PageForm] = field(default_factory=dict)
+    releases: tuple[Release, ...] = ()
     parts: Mapping[str, str] = field(default_factory=dict)
 
     @property

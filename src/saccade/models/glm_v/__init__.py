@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from saccade.models.family import Family, PageForm
+from saccade.models.family import Family, PageForm, Release
 
 DRAFT = "The layer that drafts one more token is not loaded."
 GLM4V = Family(
@@ -29,6 +29,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             architectures=("GlmOcrForConditionalGeneration",),
             model_types=("glm_ocr",),
             page_forms={"glm-ocr": PageForm("Text Recognition:")},
+            releases=(Release("zai-org/GLM-OCR", 1.1, ("documents",)),),
             parts={"Spec": "OcrSpec", "Network": "OcrNetwork"},
         ),
     }

@@ -1,6 +1,6 @@
 """PaddleOCR-VL, a reader of the regions of documents."""
 
-from saccade.models.family import Family, PageForm
+from saccade.models.family import Family, PageForm, Release
 
 FAMILY = Family(
     architectures=("PaddleOCRVLForConditionalGeneration",),
@@ -8,4 +8,5 @@ FAMILY = Family(
     placeholder="<|IMAGE_PLACEHOLDER|>",
     text_end_id=2,
     page_forms={"paddleocr-vl": PageForm("OCR:")},
+    releases=(Release("PaddlePaddle/PaddleOCR-VL-1.6", 0.96, ("documents",)),),
 )

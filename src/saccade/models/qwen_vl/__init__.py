@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Final
 
-from saccade.models.family import Family
+from saccade.models.family import Family, Release
 from saccade.models.qwen_vl.page_forms import CHANDRA, CHANDRA_2, OLMOCR
 
+ALL_BUT_DOCUMENTS: Final = ("chat", "boxes", "video")
 QWEN2 = Family(
     architectures=("Qwen2VLForConditionalGeneration",),
     model_types=("qwen2_vl",),
@@ -27,6 +29,13 @@ QWEN3 = replace(
     text_end_id=None,
     limits=(),
     page_forms={"chandra": CHANDRA},
+    releases=(
+        Release("Qwen/Qwen3-VL-2B-Instruct", 2.13, ALL_BUT_DOCUMENTS),
+        Release("Qwen/Qwen3-VL-4B-Instruct", 4.44, ALL_BUT_DOCUMENTS),
+        Release("Qwen/Qwen3-VL-8B-Instruct", 8.77, ALL_BUT_DOCUMENTS),
+        Release("Qwen/Qwen3-VL-32B-Instruct", 33.4, ALL_BUT_DOCUMENTS),
+        Release("datalab-to/chandra", 8.77, ("documents",)),
+    ),
     parts={"Layout": "Layout16", "VideoLayout": "VideoLayout16", "Spec": "Spec3", "Network": "Network3"},
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -37,6 +46,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             architectures=("Qwen2_5_VLForConditionalGeneration",),
             model_types=("qwen2_5_vl",),
             page_forms={"olmocr": OLMOCR},
+            releases=(Release("allenai/olmOCR-2-7B-1025", 8.29, ("documents",)),),
             parts={**QWEN2.parts, "Spec": "WindowedSpec", "Network": "WindowedNetwork"},
         ),
         "qwen3_vl": QWEN3,
@@ -48,6 +58,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             template_switches=("add_vision_id", "enable_thinking", "preserve_thinking"),
             tool_format="qwen3_coder",
             page_forms={"chandra-ocr-2": CHANDRA_2},
+            releases=(),
             parts={**QWEN3.parts, "Spec": "HybridSpec", "Network": "HybridNetwork"},
         ),
     }

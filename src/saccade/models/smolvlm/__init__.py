@@ -1,6 +1,6 @@
 """Idefics3, SmolVLM and SmolVLM2."""
 
-from saccade.models.family import Family
+from saccade.models.family import Family, Release
 
 FAMILY = Family(
     architectures=("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
@@ -8,6 +8,7 @@ FAMILY = Family(
     placeholder="<image>",
     image_tag="<image>",
     text_end_id=2,
+    releases=(Release("HuggingFaceTB/SmolVLM-256M-Instruct", 0.26, ("chat",)),),
     limits=(
         "Text networks other than Llama are refused by the engine.",
         "Tiles of another size than the vision tower's images are refused.",
