@@ -74,8 +74,10 @@ PRIVATE = {
     "torch.ops.mkldnn._linear_pointwise": "nn/cpu.py",
     "torch.ops.mkldnn._reorder_linear_weight": "nn/cpu.py",
     "torch._convert_weight_to_int4pack": "nn/formats/torch_products.py",
+    "torch.ops.aten._convert_weight_to_int4pack_for_cpu": "nn/formats/cpu_int4.py",
     "torch._scaled_mm": "nn/formats/torch_products.py",
     "torch._weight_int4pack_mm": "nn/formats/torch_products.py",
+    "torch.ops.aten._weight_int4pack_mm_for_cpu": "nn/formats/cpu_int4.py",
     "torch.nn.Module._apply": "nn/layers.py",
 }
 """The private names of libraries that Saccade uses, and the files that use them."""

@@ -18,6 +18,7 @@ ROOT = Path(saccade.__file__).parent
 DIVIDED = {
     "saccade": "what a package exports, and what it imports when that is asked for",
     "saccade.engine.executor.decode_graphs": "graphs, and why a model has none",
+    "saccade.fleet.legs": "pairs of workers, and the two requests that go to one",
     "saccade.engine.gpu_devices": "whether there are GPUs, and how many",
     "saccade.gateway.prompt.tools": "the tools of a chat: what it declares, and what a template takes of it",
     "saccade.log_setup": "the logs of programs that configure their lines, and of those that do not",

@@ -27,9 +27,14 @@ class Candidate(NamedTuple):
     recompute_weight: float = 1.5
 
 
+TERMS = (
+    "prompt_tokens", "image_tokens", "held_tokens", "foreign_requests", "foreign_running", "foreign_decode_blocks"
+)  # fmt: skip
+
+
 def choose(chooser: Chooser, each: Sequence[Candidate], affinity: bytes = b"", *, reported: bool = False) -> str:
     """The name of the chosen one."""
-    column = {name: np.array([getattr(one, name) for one in each]) for name in Candidate._fields[2:-1]}
+    column = {name: np.array([getattr(one, name) for one in each]) for name in TERMS}
     work = np.array([one.work for one in each]).T
     candidates = Candidates(
         names=[one.name for one in each],

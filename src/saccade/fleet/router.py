@@ -382,9 +382,10 @@ class Router:
     def _find_last(self, rows: int, keys: Sequence[bytes], lengths: NDArray[np.int64]) -> None:
         """Write into *lengths* up to which of *keys* the last one that is expected at each of *rows* reaches."""
         for count in range(len(keys), 0, -1):
-            if found := rows & self._rows_expecting(keys[count - 1]):
-                lengths[numbers_of(found)] = np.maximum(lengths[numbers_of(found)], count)
-                rows &= ~found
+            if expecting := rows & self._rows_expecting(keys[count - 1]):
+                places = numbers_of(expecting)
+                lengths[places] = np.maximum(lengths[places], count)
+                rows &= ~expecting
                 if not rows:
                     return
 

@@ -76,14 +76,14 @@ class SharedIndex:
             [(fingerprint, size, list(of_blocks)) for (fingerprint, size), of_blocks in keys.items()],
         )
         try:
-            found = self._overlaps.decode(await self._calls.call(self._encoder.encode(request), LOOKUP_SECONDS))
+            overlaps = self._overlaps.decode(await self._calls.call(self._encoder.encode(request), LOOKUP_SECONDS))
         except (NotReached, *UNREADABLE):
             self._note(is_reached=False)
             return unknown
-        if len(found) != len(targets.names):
+        if len(overlaps) != len(targets.names):
             return unknown
         return Overlaps(
-            np.array([count for count, _ in found], np.int64), np.array([one for _, one in found], np.bool_)
+            np.array([count for count, _ in overlaps], np.int64), np.array([one for _, one in overlaps], np.bool_)
         )
 
     def feed(self, worker: Worker) -> FeedState:

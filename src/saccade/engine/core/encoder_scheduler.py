@@ -67,7 +67,7 @@ class EncodeCosts:
 
 
 class _Paused(NamedTuple):
-    """An image that launched steps have begun to encode, and what is left: layers of so many patches."""
+    """An image that launched steps have begun to encode, and what is left of it: a number of layers, each over *patches*."""
 
     output_id: int
     num_layers: int
