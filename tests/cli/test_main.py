@@ -335,6 +335,7 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         state_snapshot_bytes=22,
         state_snapshot_blocks=23,
         encode_budget_patches=21,
+        max_inter_token_latency=24.5,
         enable_prefix_caching=False,
         dtype="bfloat16",
         kv_cache_dtype="fp8",

@@ -3,6 +3,8 @@
 import random
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +67,10 @@ class Clients:
             SimpleNamespace(role="both"),  # type: ignore[arg-type]
             steps_ahead=steps_ahead,
         )
+        if seed % 2:
+            # Steps take any time, so that prompts and images have any part of them.
+            scheduler.budgets, times = replace(scheduler.budgets, step_seconds=1.0), random.Random(seed)
+            self.engine.clock = accumulate(iter(times.random, None)).__next__  # type: ignore[assignment]
         self.requests: dict[Request, EngineRequest] = {}
         self.answers: defaultdict[Sample, list[int]] = defaultdict(list)
         self.ends: dict[Sample, FinishReason] = {}

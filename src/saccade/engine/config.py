@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number
 
-from saccade.config import GIB, MIB, Count, JsonObject, Seconds, Size, Switch
+from saccade.config import GIB, MIB, Count, JsonObject, NotNegative, Seconds, Size, Switch
 from saccade.engine.speculative_config import SpeculativeConfig
 from saccade.errors import StartupError
 from saccade.protocol.description import Role
@@ -68,6 +68,8 @@ class EngineSettings:
     "Blocks of the KV cache between two state checkpoints; prompts have more, at the end of images and turns."
     encode_budget_patches: Count | None = None
     "Patches that the vision encoder processes in one step; by default 1024 on a CPU, 16384 on a GPU."
+    max_inter_token_latency: NotNegative = 0.5
+    "Seconds between two tokens of an answer, which prompts and images of others leave it; 0 for no limit."
     enable_prefix_caching: bool = True
     "Reuse the KV cache of prompts that begin alike."
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"

@@ -3,6 +3,7 @@
 Takes requests, returns a frame per connection.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,7 @@ from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.scheduling import schedule_step
 from saccade.engine.core.step_builder import PlannedStep, StepBuilder
+from saccade.engine.core.step_costs import Allowance, StepCosts
 from saccade.engine.executor.protocol import Executor
 from saccade.engine.recording import Recorder
 from saccade.errors import InternalError, cause
@@ -62,7 +64,9 @@ class Engine:
         self.kv_connector = scheduler.kv_connector = new_connector(scheduler)
         vocab_size = validator.spec.vocab_size
         self._steps = StepBuilder(scheduler.rows, self._encoder_cache, manager.checkpoints, vocab_size)
-        self._launched: deque[tuple[Schedule, PlannedStep]] = deque()
+        self._launched: deque[tuple[Schedule, PlannedStep, float]] = deque()
+        self.clock = time.perf_counter
+        self._costs, self._collected_at = StepCosts(), 0.0
 
     @property
     def has_work(self) -> bool:
@@ -79,7 +83,7 @@ class Engine:
         if self._launched and not self.scheduler.can_go_ahead:
             self._collect(0)
         with self.counters.timed("schedule_seconds_total"):
-            schedule = schedule_step(self.scheduler)
+            schedule = schedule_step(self.scheduler, self._allowance())
             copies = self.kv_connector.plan_copies(schedule)
         with self.counters.timed("batch_seconds_total"):
             plan = self._steps.build(schedule, copies)
@@ -111,26 +115,36 @@ class Engine:
         if (grammars := self.requests.grammars) is not None and grammars.pending:
             grammars.take_compiled(self.scheduler, 0.0 if self.scheduler.has_work else WAIT_SECONDS)
 
+    def _allowance(self) -> Allowance | None:
+        """Return what the next step may do next to decodes."""
+        block_size = self.scheduler.block_manager.paged_blocks.block_size
+        return self._costs.allowance(self.scheduler.budgets.step_seconds, block_size)
+
     def _launch(self, schedule: Schedule, plan: PlannedStep) -> None:
         self.scheduler.launch(schedule)
         self.requests.settle_pixels(schedule)
+        began = self.clock()
         try:
             self.executor.launch(plan.step, plan.sampling)
         except Exception as error:
             self._collect(0)
             self._fail(schedule, error)
         else:
-            self._launched.append((schedule, plan))
+            self._launched.append((schedule, plan, began))
 
     def _collect(self, num_in_flight: int) -> None:
         """Wait for launched steps, oldest first, until only *num_in_flight* are left, and commit their results."""
         while len(self._launched) > num_in_flight:
-            schedule, plan = self._launched.popleft()
+            schedule, plan, began = self._launched.popleft()
             try:
                 output = self.executor.collect_output()
             except Exception as error:
                 self._fail(schedule, error)
                 continue
+            now = self.clock()
+            # A step that was launched ahead begins when the one before it ends.
+            seconds = now - max(began, self._collected_at)
+            self._costs, self._collected_at = self._costs.after(schedule.work, seconds, output.encode_seconds), now
             with self.counters.timed("postprocess_seconds_total"):
                 if output.failed_encodings:
                     self.executor.check_device()
@@ -142,7 +156,7 @@ class Engine:
         self.cause = cause(error)
         logger.error("a step failed", request_ids=sorted({one.request_id for one in schedule.chunks}), exc_info=error)
         self.executor.check_device()
-        for step in (schedule, *(later for later, _ in self._launched)):
+        for step in (schedule, *(later for later, _, _ in self._launched)):
             for sequence in self.scheduler.owners(step):
                 self.scheduler.fail(sequence, InternalError(STEP_FAILED))
         self.kv_connector.executed(None)

@@ -80,7 +80,9 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
 
 def _to_warm_up(config: EngineConfig) -> EngineConfig:
     """Return settings for the engines that run steps during the start."""
-    return dataclasses.replace(config, record_steps=None, cuda_graphs=False, role="both", kv_transfer_bind=None)
+    return dataclasses.replace(
+        config, record_steps=None, cuda_graphs=False, role="both", kv_transfer_bind=None, max_inter_token_latency=0
+    )
 
 
 def fresh_engine(header: Header, changes: dict[str, str]) -> tuple[Engine, Machine]:
@@ -194,6 +196,7 @@ def assemble(
         *memory.limits(config, model),
         config.max_num_waiting,
         whole_images=spec.longest_whole > 0,
+        step_seconds=config.max_inter_token_latency,
     )
     graphs = execution.encoder_graphs
     most_whole = 0 if graphs is None else graphs.by_size.sizes[-1]

@@ -9,6 +9,7 @@ from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.scheduling import schedule_step
 from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.step_costs import Allowance
 from saccade.protocol.output import FinishReason
 
 LAYERS = 6
@@ -158,3 +159,21 @@ def test_an_emptied_cache_keeps_no_begun_image() -> None:
     while subject.has_work:
         run(subject)
     check_holdings(subject)
+
+
+def test_prompts_and_images_share_what_is_allowed() -> None:
+    subject = with_decode(patches=4096)
+    subject.add(sequence(2, 20, ((0, 12),), max_tokens=1))
+    subject.add(sequence(3, 90, max_tokens=1))
+    allowance = Allowance(tokens=60, patch_layers=192, least_tokens=4)
+    steps = [run(subject, allowance=allowance) for _ in range(4)]
+    # Four layers of 48 patches leave the least to prompts; then two layers leave half.
+    assert [planned(step) for step in steps] == [[4], [None], [], []]
+    assert [lengths(step).get(3) for step in steps] == [4, 10, 60, 16]
+    assert lengths(steps[1])[2] == 20
+
+
+def test_without_decodes_all_is_allowed() -> None:
+    subject = scheduler(tokens=1000)
+    subject.add(sequence(1, 200, max_tokens=1))
+    assert lengths(run(subject, allowance=Allowance(4, 1, 4))) == {1: 200}

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduling import FEATURE_BYTES, check_holdings, paged
 
 from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.step_costs import Allowance
 from saccade.protocol.media import MediaItem
 from saccade.protocol.output import FinishReason
 
@@ -19,6 +20,8 @@ PARTS = st.lists(
     max_size=4,
 )
 """Few tokens and few images, so that prefixes and encoder outputs are shared often."""
+
+LEAST = st.integers(1, 12)
 
 
 class Machine(RuleBasedStateMachine):
@@ -72,15 +75,15 @@ class Machine(RuleBasedStateMachine):
         arrivals = [owner.arrival for owner in self.subject.waiting]
         assert arrivals == sorted(arrivals)
 
-    @rule(steps=st.integers(1, 4))
-    def work(self, steps: int) -> None:
+    @rule(steps=st.integers(1, 4), allowance=st.none() | st.builds(Allowance, LEAST, st.integers(1, 200), LEAST))
+    def work(self, steps: int, allowance: Allowance | None) -> None:
         for _ in range(steps):
-            self.step()
+            self.step(allowance)
 
-    def step(self) -> None:
+    def step(self, allowance: Allowance | None = None) -> None:
         had_work = bool(self.alive)
         assert self.subject.has_work == had_work
-        step = scheduling.run(self.subject)
+        step = scheduling.run(self.subject, allowance=allowance)
         assert bool(step.chunks) or not had_work, "a step without work"
         self.alive = [*self.subject.running, *self.subject.waiting]
 

@@ -32,8 +32,8 @@ Grid = tuple[int, int, int]
 
 
 def engine(folder: Path, **settings: Any) -> Engine:
-    """A warm engine on the CPU; float32 and small pools unless told otherwise."""
-    defaults = {"device": "cpu", "dtype": "float32", "num_blocks": 256, "max_num_seqs": 8}
+    """A warm engine on the CPU; float32, small pools and steps that no clock changes, unless told otherwise."""
+    defaults = {"device": "cpu", "dtype": "float32", "num_blocks": 256, "max_num_seqs": 8, "max_inter_token_latency": 0}
     return start(EngineConfig(str(folder), "tiny", **{**defaults, **settings}), lambda *_: None)
 
 

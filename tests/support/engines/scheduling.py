@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
+from fractions import Fraction
 from math import prod
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from saccade.engine.core.scheduling import schedule_step
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
 from saccade.engine.core.step_builder import PlannedStep
+from saccade.engine.core.step_costs import Allowance
 from saccade.models.positions import MultimodalPositions
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
@@ -109,13 +111,16 @@ def run(
     subject: Scheduler,
     compute: Callable[[Sequence, int], None] = lambda *_: None,
     begin: Callable[[Schedule], None] = lambda _: None,
+    allowance: Allowance | None = None,
 ) -> Schedule:
-    """One step: what is planned can be done, is done within the budgets, and is done.
+    """One step: what is planned can be done, is done within the budgets and beside decodes the *allowance*, and is done.
 
     *begin* is told the plan, and *compute* each chunk of it.
     """
-    step = schedule_step(subject)
+    step = schedule_step(subject, allowance)
     check_budgets(subject, step)
+    if allowance is not None:
+        check_allowance(subject, step, allowance)
     begin(step)
     cache = subject.encoder_scheduler.encoder_cache
     for key in step.encode:
@@ -144,6 +149,21 @@ def check_budgets(subject: Scheduler, step: Schedule) -> None:
     assert len(step.chunks) <= len(subject.running) <= subject.budgets.max_num_seqs
     patches = [prod(key.grid) for key in step.encode if key not in step.slices]
     assert sum(patches) <= subject.budgets.encode_budget_patches or len(patches) == 1
+
+
+def check_allowance(subject: Scheduler, step: Schedule, allowance: Allowance) -> None:
+    """Beside decodes, prompts and images have their parts of what is allowed, or the least: some tokens, one layer."""
+    if not any(owner.num_generated_tokens and owner.num_pending_tokens == 1 for owner in step.chunks):
+        return
+    tokens = sum(count for owner, count in step.chunks.items() if owner.num_pending_tokens > 1)
+    costs = subject.encoder_scheduler.costs
+    layers = {key: part.num_layers for key, part in step.slices.items()}
+    patch_layers = sum(costs.patches(key.grid) * (layers.get(key) or 1) for key in {**step.encode, **step.slices})
+    is_least = len(layers.keys() | step.encode.keys()) == 1 and all((one or 1) == 1 for one in layers.values())
+    assert patch_layers <= allowance.patch_layers or is_least
+    assert tokens <= max(allowance.tokens, allowance.least_tokens)
+    share = Fraction(patch_layers, allowance.patch_layers) + Fraction(tokens, allowance.tokens)
+    assert share <= 1 or tokens <= allowance.least_tokens or is_least or not patch_layers
 
 
 def check_holdings(subject: Scheduler) -> None:

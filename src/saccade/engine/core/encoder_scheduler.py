@@ -67,7 +67,7 @@ class EncodeCosts:
 
 
 class _Paused(NamedTuple):
-    """An image that launched steps have begun to encode, and what is left of it: a number of layers, each over *patches*."""
+    """An image that launched steps have begun to encode. What is left of it: *num_layers*, each over *patches*."""
 
     output_id: int
     num_layers: int
@@ -113,7 +113,7 @@ class EncoderScheduler:
         patches = max(1, budget // PART_WITH_DECODES) if decodes else budget
         builder.patch_layers = patches * self.costs.num_layers
         for key, paused in list(self._paused.items()):
-            if not decodes or not builder.slices or paused.patches <= builder.patch_layers:
+            if not decodes or not builder.slices or paused.patches <= builder.patch_layers_left:
                 self._go_on(key, paused, builder)
 
     def schedule_images(self, sequence: Sequence, num_tokens: int, builder: ScheduleBuilder) -> int:
@@ -185,10 +185,10 @@ class EncoderScheduler:
         builder.encode[image.key] = pixels
         paused = self._unencoded(image.key)
         num_patch_layers = paused.num_layers * paused.patches
-        if num_patch_layers > builder.patch_layers and self._may_pause(image.key):
+        if num_patch_layers > builder.patch_layers_left and self._may_pause(image.key):
             self._go_on(image.key, paused, builder)
         else:
-            builder.patch_layers = max(0, builder.patch_layers - num_patch_layers)
+            builder.add_patch_layers(num_patch_layers)
         return True
 
     def _unencoded(self, key: EncoderKey) -> _Paused:
@@ -204,8 +204,8 @@ class EncoderScheduler:
         """Plan the next layers of an image: as many as the step has room for, at least one."""
         num_layers = paused.num_layers
         if self._decodes:
-            num_layers = min(num_layers, max(1, builder.patch_layers // paused.patches))
-        builder.patch_layers = max(0, builder.patch_layers - num_layers * paused.patches)
+            num_layers = min(num_layers, max(1, builder.patch_layers_left // paused.patches))
+        builder.add_patch_layers(num_layers * paused.patches)
         num_left = paused.num_layers - num_layers
         builder.slices[key] = EncoderSlice(paused.output_id, num_layers if num_left else None)
         if num_left:
@@ -248,4 +248,4 @@ class EncoderScheduler:
         # An image larger than the whole budget would never fit, so it is encoded alone.
         is_first = not (builder.encode or builder.slices)
         num_layers = 1 if self._may_pause(image.key) else self.costs.num_layers
-        return is_first or self.costs.patches(image.key.grid) * num_layers <= builder.patch_layers
+        return is_first or self.costs.patches(image.key.grid) * num_layers <= builder.patch_layers_left

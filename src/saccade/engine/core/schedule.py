@@ -8,6 +8,7 @@ from saccade.engine.core.images import EncoderKey
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.speculation import Proposal
 from saccade.engine.core.step import EncoderSlice, KvReceive, KvSend
+from saccade.engine.core.step_costs import NO_WORK, Allowance, StepWork
 from saccade.errors import SaccadeError
 
 
@@ -26,6 +27,8 @@ class Budgets:
     whole_images: bool = False
     """Whether no chunk may end inside an image, because the image's tokens see each other. A chunk ends before the
     image; one that begins with an image holds all of it, beyond the step's budget if necessary."""
+    step_seconds: float = 0.0
+    """The time that a step with decodes should take at most; 0 for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class Schedule:
     """Sequences with room for the state that a prefill worker sends, and their number of cached blocks."""
     proposals: Mapping[Sequence, Proposal] = field(default_factory=dict)
     """Sequences that compute their last token and these."""
+    work: StepWork = NO_WORK
+    """What the step's time depends on."""
 
     @property
     def encoded(self) -> list[EncoderKey]:
@@ -77,6 +82,12 @@ class ScheduleBuilder:
     """Tokens that the step may still compute."""
     patch_layers: int = 0
     """Layers of patches that it may still encode."""
+    allowance: Allowance | None = None
+    """What it may do next to decodes, if there are any."""
+    num_prompt_tokens: int = 0
+    """Tokens of prompts that it computes."""
+    num_patch_layers: int = 0
+    """Layers of patches that it encodes."""
     chunks: dict[Sequence, int] = field(default_factory=dict)
     encode: dict[EncoderKey, bytes] = field(default_factory=dict)
     slices: dict[EncoderKey, EncoderSlice] = field(default_factory=dict)
@@ -88,6 +99,27 @@ class ScheduleBuilder:
     def finish_schedule(self) -> Schedule:
         """Return the schedule. An image that one sequence cannot read is no fault if another sequence provides it."""
         unreadable = {one: error for one, (key, error) in self.unreadable.items() if key not in self.encode}
+        decodes = any(owner.num_generated_tokens for owner in self.chunks)
+        work = StepWork(decodes, self.num_prompt_tokens, self.num_patch_layers)
         return Schedule(
-            *(self.chunks, self.encode, self.slices, self.lacking), unreadable, self.admitted, self.proposals
+            *(self.chunks, self.encode, self.slices, self.lacking), unreadable, self.admitted, self.proposals, work
         )
+
+    def room(self, sequence: Sequence) -> int:
+        """Return how many more tokens of *sequence* the step may compute."""
+        if self.allowance is None or sequence.num_pending_tokens == 1:
+            return self.tokens
+        return min(self.tokens, self.allowance.tokens_with(self.num_patch_layers) - self.num_prompt_tokens)
+
+    @property
+    def patch_layers_left(self) -> int:
+        """Layers of patches that it may still encode, next to decodes and prompts."""
+        if self.allowance is None:
+            return self.patch_layers
+        left = self.allowance.patch_layers_with(self.num_prompt_tokens) - self.num_patch_layers
+        return max(0, min(self.patch_layers, left))
+
+    def add_patch_layers(self, count: int) -> None:
+        """Note that the step encodes *count* layers of patches."""
+        self.num_patch_layers += count
+        self.patch_layers = max(0, self.patch_layers - count)

@@ -24,6 +24,7 @@ from saccade.engine.core.schedule import Schedule, ScheduleBuilder
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.speculation import Speculation
+from saccade.engine.core.step_costs import Allowance
 
 NUM_LOOKED_AT = 8
 """How many later prompts a step examines for shorter ones. After more long prompts, the share would be too small to
@@ -36,16 +37,20 @@ memory for draws is measured without proposals.
 """
 
 
-def schedule_step(scheduler: Scheduler) -> Schedule:
-    """Schedule a step: admit and preempt sequences, reserve their blocks, and pin their encoder outputs."""
-    return _StepScheduler(scheduler).schedule()
+def schedule_step(scheduler: Scheduler, allowance: Allowance | None = None) -> Schedule:
+    """Schedule a step: admit and preempt sequences, reserve their blocks, and pin their encoder outputs.
+
+    If a sequence decodes, prompts and images have no more than *allowance*.
+    """
+    return _StepScheduler(scheduler, allowance).schedule()
 
 
 class _StepScheduler:
     """Chooses the work for one step of *scheduler*."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, allowance: Allowance | None) -> None:
         budgets = scheduler.budgets
+        self._allowance = allowance
         self._scheduler = scheduler
         self._builder = ScheduleBuilder(budgets.max_num_batched_tokens)
         self._starved: list[Sequence] = []
@@ -54,7 +59,9 @@ class _StepScheduler:
         scheduler, builder = self._scheduler, self._builder
         ready = [sequence for sequence in scheduler.running if not sequence.waits_for_commit]
         decodes = [sequence for sequence in ready if sequence.num_pending_tokens == 1]
-        scheduler.encoder_scheduler.begin_step(builder, any(one.num_generated_tokens for one in decodes))
+        has_decodes = any(one.num_generated_tokens for one in decodes)
+        builder.allowance = self._allowance if has_decodes else None
+        scheduler.encoder_scheduler.begin_step(builder, has_decodes)
         victims = self._victims()
         for sequence in decodes:
             if sequence in scheduler.running and self._make_room(sequence, victims):
@@ -81,7 +88,7 @@ class _StepScheduler:
             return
         num_kept_rows, num_kept_blocks = self._kept_for_samples()
         free_rows = scheduler.budgets.max_num_seqs - scheduler.num_admitted - num_kept_rows
-        while scheduler.waiting and self._builder.tokens > 0:
+        while scheduler.waiting and self._builder.room(scheduler.waiting[0]) > 0:
             sequence = scheduler.waiting[0]
             num_rows = _num_rows(sequence)
             if num_rows > free_rows or (self._starved and not sequence.completes_prompt):
@@ -152,10 +159,11 @@ class _StepScheduler:
         than this one.
         """
         builder, scheduler = self._builder, self._scheduler
-        if builder.tokens <= 0:
+        left = builder.room(sequence)
+        if left <= 0:
             return
         num_planned = builder.chunks.get(sequence, 0)
-        room = num_planned + builder.tokens
+        room = num_planned + left
         num_tokens = sequence.num_pending_tokens
         if num_tokens > room:
             shares = later is not None and self._is_before_shorter(sequence, later)
@@ -171,6 +179,8 @@ class _StepScheduler:
         if num_tokens > num_planned:
             builder.chunks[sequence] = num_tokens
             builder.tokens -= num_tokens - num_planned
+            if sequence.num_pending_tokens > 1:
+                builder.num_prompt_tokens += num_tokens - num_planned
 
     def _grow(self, window: WindowBlocks, sequence: Sequence, num_tokens: int) -> int:
         """Return how many of the next *num_tokens* fit into blocks of *window*; an image fits as a whole or not at all.

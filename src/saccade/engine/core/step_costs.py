@@ -1,0 +1,89 @@
+"""What prompts and images cost in time, as steps so far show, and how much of them fits next to decodes. No torch.
+
+The time of a step is taken as that of its decodes, plus a time for each token of a prompt, plus one for each patch in
+each layer of the vision encoder. A measurement counts half, the ones before it the other half. So an estimate falls to
+no less than half at a time: a step that was fast by chance does not make the next one long.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+
+class StepWork(NamedTuple):
+    """The work of a step: whether sequences decode, tokens of prompts, and layers of patches."""
+
+    decodes: bool
+    tokens: int
+    patch_layers: int
+
+
+NO_WORK = StepWork(False, 0, 0)
+
+
+class Allowance(NamedTuple):
+    """The most work next to decodes: that many tokens of prompts, or that many layers of patches, or parts of both.
+
+    Images leave prompts at least *least_tokens*.
+    """
+
+    tokens: int
+    patch_layers: int
+    least_tokens: int
+
+    def tokens_with(self, patch_layers: int) -> int:
+        """Return the tokens that fit with *patch_layers*."""
+        return max(self.least_tokens, self.tokens - -(-self.tokens * patch_layers // self.patch_layers))
+
+    def patch_layers_with(self, tokens: int) -> int:
+        """Return the layers of patches that fit with *tokens*."""
+        return max(0, self.patch_layers - -(-self.patch_layers * tokens // self.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Seconds of a step with decodes alone, and of each token and each layer of a patch in addition; 0: not known."""
+
+    decodes: float = 0.0
+    token: float = 0.0
+    patch_layer: float = 0.0
+
+    def after(self, work: StepWork, seconds: float, encode_seconds: float) -> "StepCosts":
+        """Return the costs after a step of *seconds*, of which the host spent *encode_seconds* on images."""
+        if not (work.tokens or work.patch_layers):
+            return replace(self, decodes=_mean(self.decodes, seconds)) if work.decodes else self
+        # A short chunk shares the decodes' reads of the weights, and may seem to take no time at all.
+        added = max(0.0, seconds - self.decodes) if work.decodes else seconds
+        if not work.patch_layers:
+            return replace(self, token=_mean(self.token, added / work.tokens))
+        if not work.tokens:
+            return replace(self, patch_layer=_mean(self.patch_layer, added / work.patch_layers))
+        if self.token and self.patch_layer:
+            expected = self.token * work.tokens + self.patch_layer * work.patch_layers
+            # Which of the two took longer than expected cannot be told: each gets its part of the difference.
+            ratio = added / expected
+            return replace(
+                self,
+                token=_mean(self.token, self.token * ratio),
+                patch_layer=_mean(self.patch_layer, self.patch_layer * ratio),
+            )
+        if self.token:
+            return replace(self, patch_layer=max(0.0, added - self.token * work.tokens) / work.patch_layers)
+        of_images = min(added, self.patch_layer * work.patch_layers or encode_seconds)
+        return replace(self, token=(added - of_images) / work.tokens, patch_layer=of_images / work.patch_layers)
+
+    def allowance(self, seconds: float, least_tokens: int) -> Allowance | None:
+        """Return what fits next to decodes in a step of *seconds*; None, no limit, if that is 0.
+
+        It is worth half of these seconds if the decodes leave less, and at least *least_tokens*: a prompt goes on
+        however slow the decodes are. Work of unknown cost begins with the least.
+        """
+        if not seconds:
+            return None
+        spare = max(seconds - self.decodes, seconds / 2)
+        tokens = int(spare / self.token) if self.token else 0
+        patch_layers = int(spare / self.patch_layer) if self.patch_layer else 0
+        return Allowance(max(least_tokens, tokens), max(1, patch_layers), least_tokens)
+
+
+def _mean(before: float, measured: float) -> float:
+    return (before + measured) / 2 if before else measured

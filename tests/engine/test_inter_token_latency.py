@@ -1,0 +1,74 @@
+"""The time between two tokens of an answer, by an engine whose clock is the modelled cost of its steps."""
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import engines
+import pytest
+
+from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
+from saccade.engine.loop import Engine
+
+pytestmark = pytest.mark.ci
+
+WIDE = (1, 6, 16)
+SECONDS = 0.5
+OF_STEP, OF_TOKEN, OF_PATCH_LAYER = 0.1, 0.01, 0.002
+"""A prompt of 200 tokens would take 2 s, a layer of WIDE 0.19 s."""
+
+
+class Clock:
+    """Goes on with each step by its modelled cost, and notes the cost of each step with decodes."""
+
+    def __init__(self, subject: Engine) -> None:
+        self.now = 0.0
+        self.steps: list[float] = []
+        self._launched: deque[float] = deque()
+        self._layers = engines.module(subject).spec.num_encoder_layers
+        self._grids: dict[int, tuple[int, int]] = {}
+        self._launch, self._collect = subject.executor.launch, subject.executor.collect
+        subject.clock = lambda: self.now  # type: ignore[assignment]
+        subject.executor.launch, subject.executor.collect = self.launch, self.collect  # type: ignore[method-assign]
+
+    def launch(self, step: StepInput, sampling: SamplingInput) -> None:
+        tokens = sum(chunk.num_tokens for chunk in step.chunks if chunk.num_tokens > 1)
+        self._grids |= {one.output_id: (one.grid[1] * one.grid[2], self._layers) for one in step.images}
+        sliced = {one.output_id: one.num_layers for one in step.slices}
+        patch_layers = 0
+        for output_id in {*sliced, *(one.output_id for one in step.images)}:
+            patches, left = self._grids[output_id]
+            layers = sliced.get(output_id) or left
+            self._grids[output_id] = patches, left - layers
+            patch_layers += patches * layers
+        seconds = OF_STEP + OF_TOKEN * tokens + OF_PATCH_LAYER * patch_layers
+        self._launched.append(seconds)
+        if any(chunk.num_tokens == 1 for chunk in step.chunks):
+            self.steps.append(seconds)
+        self._launch(step, sampling)
+
+    def collect(self) -> StepOutput:
+        self.now += self._launched.popleft()
+        return self._collect()
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_prompts_and_images_leave_answers_their_time(tiny_qwen3_vl: Path, is_ahead: bool) -> None:
+    parts: list[list[Any]] = [[200], [5, (WIDE, 1), 90, (WIDE, 2), 9], [150]]
+    expected = engines.drain(
+        engines.engine(tiny_qwen3_vl),
+        *(engines.request(tiny_qwen3_vl, one, str(i), i, max_tokens=4) for i, one in enumerate(parts)),
+    )
+    subject = engines.engine(tiny_qwen3_vl, max_inter_token_latency=SECONDS, async_scheduling=is_ahead)
+    clock = Clock(subject)
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [40], "decoding", 9, max_tokens=120))
+    for _ in range(4):
+        subject.step()
+    found = engines.drain(
+        subject, *(engines.request(tiny_qwen3_vl, one, str(i), i, max_tokens=4) for i, one in enumerate(parts))
+    )
+    for name, answer in expected.answers.items():
+        assert found.answers[name].token_ids == answer.token_ids
+    # The first layer of an image comes before its cost is known.
+    assert max(clock.steps) <= 1.5 * SECONDS
+    assert engines.is_idle(subject)
