@@ -106,8 +106,7 @@ def _take_encoded(scheduler: Scheduler, schedule: Schedule, output: StepOutput) 
         scheduler.counters.encoded_items_total += 1
         scheduler.counters.encoded_patches_total += scheduler.encoder_scheduler.costs.patches(key.grid)
     scheduler.counters.encode_seconds_total += output.encode_seconds
-    keys = {*schedule.encode, *schedule.slices}
-    for sequence in [one for one in scheduler.running if one.needs(keys)] if keys else ():
+    for sequence in [one for one in scheduler.running if one.needs(schedule.images)] if schedule.images else ():
         sequence.clock.encode_seconds += output.encode_seconds
     if failed:
         waiting = _forget_images(scheduler, failed)

@@ -55,7 +55,12 @@ class Schedule:
     @property
     def encoded(self) -> list[EncoderKey]:
         """The images whose features are whole after this step."""
-        return [key for key in {**self.encode, **self.slices} if completes(key, self.encode, self.slices)]
+        return [key for key in self.images if completes(key, self.encode, self.slices)]
+
+    @property
+    def images(self) -> list[EncoderKey]:
+        """The images that this step encodes, or computes layers of."""
+        return list(dict.fromkeys((*self.encode, *self.slices)))
 
 
 def completes(key: EncoderKey, encode: Mapping[EncoderKey, bytes], slices: Mapping[EncoderKey, EncoderSlice]) -> bool:

@@ -166,9 +166,8 @@ class Scheduler:
 
     def owners(self, schedule: Schedule) -> list[Sequence]:
         """Return the sequences that a step computes for, those that only wait for one of its images included."""
-        keys = {*schedule.encode, *schedule.slices}
-        waiting = [one for one in self.running if one not in schedule.chunks and one.needs(keys)] if keys else []
-        return [*schedule.chunks, *waiting]
+        others = (one for one in self.running if one not in schedule.chunks) if schedule.images else ()
+        return [*schedule.chunks, *(one for one in others if one.needs(schedule.images))]
 
     def abandon(self, schedule: Schedule) -> None:
         """Forget a failed step, whose requests have ended."""
