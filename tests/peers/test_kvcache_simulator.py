@@ -90,7 +90,7 @@ def found_tokens(prompts: list[Prompt], num_blocks: int) -> int:
         if number >= NUM_REQUESTS // 2:
             found += owner.num_computed_tokens
         blocks.commit(owner, owner.num_tokens)
-        blocks.release(owner)
+        blocks.release_sequence(owner)
     return found
 
 

@@ -18,7 +18,7 @@ LAYERS = 6
 def with_decode(max_tokens: int = 40, patches: int = 64, **costs: int) -> Scheduler:
     """A scheduler of an encoder of six layers, and a sequence that decodes; steps have a quarter of *patches*."""
     subject = scheduler(tokens=1000, patches=patches, costs=encode_costs(LAYERS, **costs))
-    subject.add(sequence(1, 4, max_tokens=max_tokens))
+    subject.add_sequence(sequence(1, 4, max_tokens=max_tokens))
     run(subject)
     return subject
 
@@ -30,7 +30,7 @@ def planned(step: Schedule) -> list[int | None]:
 
 def test_a_large_image_takes_some_layers_a_step() -> None:
     subject = with_decode()
-    subject.add(sequence(2, 20, ((4, 12),), max_tokens=1))  # 48 patches; a step has 6 * 16 layers of patches
+    subject.add_sequence(sequence(2, 20, ((4, 12),), max_tokens=1))  # 48 patches; a step has 6 * 16 layers of patches
     steps = [run(subject) for _ in range(4)]
     assert [planned(step) for step in steps] == [[2], [2], [None], []]
     assert [lengths(step) for step in steps] == [{1: 1, 2: 4}, {1: 1}, {1: 1, 2: 16}, {1: 1}]
@@ -40,13 +40,13 @@ def test_a_large_image_takes_some_layers_a_step() -> None:
 
 def test_an_image_larger_than_a_step_has_one_layer_a_step() -> None:
     subject = with_decode(patches=4)
-    subject.add(sequence(2, 20, ((4, 12),), max_tokens=1))
+    subject.add_sequence(sequence(2, 20, ((4, 12),), max_tokens=1))
     assert [planned(run(subject)) for _ in range(LAYERS)] == [[1]] * (LAYERS - 1) + [[None]]
 
 
 def test_without_decodes_the_rest_is_encoded_at_once() -> None:
     subject = with_decode(max_tokens=2)
-    subject.add(sequence(2, 20, ((4, 12),), max_tokens=1))
+    subject.add_sequence(sequence(2, 20, ((4, 12),), max_tokens=1))
     steps = [run(subject) for _ in range(2)]
     assert [planned(step) for step in steps] == [[2], [None]]
     assert lengths(steps[1]) == {2: 16}
@@ -54,21 +54,21 @@ def test_without_decodes_the_rest_is_encoded_at_once() -> None:
 
 def test_an_image_in_a_graph_is_encoded_whole() -> None:
     subject = with_decode(most_whole=48)
-    subject.add(sequence(2, 20, ((4, 12),), max_tokens=1))
+    subject.add_sequence(sequence(2, 20, ((4, 12),), max_tokens=1))
     step = run(subject)
     assert (planned(step), lengths(step)) == ([], {1: 1, 2: 20})
 
 
 def test_a_video_goes_on_part_after_part() -> None:
     subject = with_decode(num_parts=3)
-    subject.add(sequence(2, 20, ((4, 12),), max_tokens=1))  # 18 layers of 16 patches
+    subject.add_sequence(sequence(2, 20, ((4, 12),), max_tokens=1))  # 18 layers of 16 patches
     assert [planned(run(subject)) for _ in range(4)] == [[6], [6], [None], []]
 
 
 def test_sequences_that_need_one_image_wait_for_it_together() -> None:
     subject = with_decode()
     for _ in range(2):
-        subject.add(sequence(2, 20, ((4, 12),), max_tokens=1))
+        subject.add_sequence(sequence(2, 20, ((4, 12),), max_tokens=1))
     steps = [run(subject) for _ in range(4)]
     assert [planned(step) for step in steps] == [[2], [2], [None], []]
     assert sum(len(step.encode) for step in steps) == 1
@@ -78,7 +78,7 @@ def test_sequences_that_need_one_image_wait_for_it_together() -> None:
 def test_images_share_a_step_in_the_order_of_their_begin() -> None:
     subject = with_decode()
     for arrival, tokens in ((2, 12), (3, 6), (4, 4)):
-        subject.add(sequence(arrival, tokens, ((0, tokens),), max_tokens=1))
+        subject.add_sequence(sequence(arrival, tokens, ((0, tokens),), max_tokens=1))
     steps = [run(subject) for _ in range(8)]
     # 48, 24 and 16 patches a layer, 96 a step.
     assert all(step.chunks[next(iter(subject.running))] == 1 for step in steps)
@@ -87,7 +87,7 @@ def test_images_share_a_step_in_the_order_of_their_begin() -> None:
 
 
 def aborted(subject: Scheduler, waiting: Sequence) -> None:
-    subject.end(waiting, FinishReason.ABORT)
+    subject.end_sequence(waiting, FinishReason.ABORT)
 
 
 def preempted(subject: Scheduler, waiting: Sequence) -> None:
@@ -101,7 +101,7 @@ def test_an_image_that_no_sequence_needs_is_forgotten(
     subject = with_decode()
     cache = subject.encoder_scheduler.encoder_cache
     waiting = sequence(2, 20, ((4, 12),), max_tokens=1)
-    subject.add(waiting)
+    subject.add_sequence(waiting)
     first = run(subject)
     [part] = first.slices.values()
     leave(subject, waiting)
@@ -117,7 +117,7 @@ def test_an_image_that_no_sequence_needs_is_forgotten(
 def test_a_failed_step_forgets_its_slice_and_names_who_waits_for_it() -> None:
     subject = with_decode()
     decoding, waiting = next(iter(subject.running)), sequence(2, 20, ((0, 12),), max_tokens=1)
-    subject.add(waiting)
+    subject.add_sequence(waiting)
     run(subject)
     step = schedule_step(subject)
     subject.launch(step)
@@ -132,7 +132,7 @@ def test_a_failed_step_forgets_its_slice_and_names_who_waits_for_it() -> None:
 def test_a_step_ahead_of_a_failed_one_completes_nothing() -> None:
     subject = with_decode()
     waiting = sequence(2, 20, ((0, 12),), max_tokens=1)
-    subject.add(waiting)
+    subject.add_sequence(waiting)
     run(subject)
     failed = schedule_step(subject)
     subject.launch(failed)
@@ -142,7 +142,7 @@ def test_a_step_ahead_of_a_failed_one_completes_nothing() -> None:
     assert len(subject.encoder_scheduler.encoded_by(ahead)) == 1
     subject.abandon(failed)
     assert subject.encoder_scheduler.encoded_by(ahead) == {}
-    subject.add(sequence(2, 20, ((0, 12),), max_tokens=1))
+    subject.add_sequence(sequence(2, 20, ((0, 12),), max_tokens=1))
     schedule_step(subject)  # begins the image once more
     assert subject.encoder_scheduler.encoder_cache.has_begun(waiting.images[0].key)
     assert subject.encoder_scheduler.encoded_by(ahead) == {}
@@ -150,7 +150,7 @@ def test_a_step_ahead_of_a_failed_one_completes_nothing() -> None:
 
 def test_an_emptied_cache_keeps_no_begun_image() -> None:
     subject = with_decode()
-    subject.add(sequence(2, 20, ((4, 12),), max_tokens=1))
+    subject.add_sequence(sequence(2, 20, ((4, 12),), max_tokens=1))
     run(subject)
     subject.start_over()
     assert len(subject.encoder_scheduler.encoder_cache) == 0
@@ -163,8 +163,8 @@ def test_an_emptied_cache_keeps_no_begun_image() -> None:
 
 def test_prompts_and_images_share_what_is_allowed() -> None:
     subject = with_decode(patches=4096)
-    subject.add(sequence(2, 20, ((0, 12),), max_tokens=1))
-    subject.add(sequence(3, 90, max_tokens=1))
+    subject.add_sequence(sequence(2, 20, ((0, 12),), max_tokens=1))
+    subject.add_sequence(sequence(3, 90, max_tokens=1))
     allowance = Allowance(tokens=60, patch_layers=192, least_tokens=4)
     steps = [run(subject, allowance=allowance) for _ in range(4)]
     # Four layers of 48 patches leave the least to prompts; then two layers leave half.
@@ -175,5 +175,5 @@ def test_prompts_and_images_share_what_is_allowed() -> None:
 
 def test_without_decodes_all_is_allowed() -> None:
     subject = scheduler(tokens=1000)
-    subject.add(sequence(1, 200, max_tokens=1))
+    subject.add_sequence(sequence(1, 200, max_tokens=1))
     assert lengths(run(subject, allowance=Allowance(4, 1, 4))) == {1: 200}

@@ -13,7 +13,7 @@ import torch
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.step import EncoderInput, EncoderSlice
 from saccade.engine.executor.encoder import Encoder
-from saccade.engine.executor.execution import prepare
+from saccade.engine.executor.execution import prepare_execution
 from saccade.engine.executor.loader import load_model
 from saccade.models.spec import MediaShape
 from saccade.nn.layerwise import Layerwise, advance, complete
@@ -27,7 +27,7 @@ CASES = [pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.confor
 def test_pauses_change_no_bit(name: str, network_folder: Callable[[str], Path]) -> None:
     folder = network_folder(name)
     model = load_model(EngineConfig(str(folder), "tiny", device="cpu", dtype="float32"), lambda *_: None)
-    backend = prepare(EngineConfig(str(folder), "tiny", device="cpu", dtype="float32"), model).vision_backend
+    backend = prepare_execution(EngineConfig(str(folder), "tiny", device="cpu", dtype="float32"), model).vision_backend
     network: Any = model.network
 
     def begin(seed: int) -> Any:
