@@ -244,8 +244,8 @@ class Indexer:
         if any(not 0 <= place < len(partitions) for _, place in request.targets):
             raise msgspec.ValidationError("A target has no keys.")
         names = tuple(name for name, _ in request.targets)
-        found = self._lookup.find(Targets(names, tuple(partitions[place] for _, place in request.targets)), keys)
-        return list(zip(found.num_blocks.tolist(), found.are_exact.tolist(), strict=True))
+        overlaps = self._lookup.find(Targets(names, tuple(partitions[place] for _, place in request.targets)), keys)
+        return list(zip(overlaps.num_blocks.tolist(), overlaps.are_exact.tolist(), strict=True))
 
 
 async def serve_index(
