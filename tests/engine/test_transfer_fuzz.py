@@ -140,7 +140,7 @@ class End:
     def prefilled(self, key: bytes, message: Prefilled) -> None:
         self._put(key, PromptComputed(key, message))
 
-    def send(self, key: bytes, piece: Piece, content: bytes) -> None:
+    def send_piece(self, key: bytes, piece: Piece, content: bytes) -> None:
         self._put(key, PieceArrived(key, piece, content))
 
     def _put(self, key: bytes, event: Event) -> None:

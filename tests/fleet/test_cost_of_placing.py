@@ -69,7 +69,7 @@ async def test_placing_takes_as_many_calls_for_a_thousand_workers_as_for_two() -
 
 
 @pytest.mark.ci
-async def test_an_end_with_waiting_tenants_takes_as_many_calls_for_many_workers_as_for_four() -> None:
+async def test_an_end_with_waiting_tenants_takes_no_more_calls_for_many_workers_than_for_four() -> None:
     async def calls_of_an_end(num_workers: int) -> int:
         limits = DispatchLimits(worker_queue=0, num_processes=DESCRIPTION.max_num_seqs, max_waiting=200)
         dispatcher, ends, ended = dispatcher_of(num_workers, limits), asyncio.Event(), list[int]()
@@ -91,4 +91,5 @@ async def test_an_end_with_waiting_tenants_takes_as_many_calls_for_many_workers_
         await asyncio.gather(*tasks)
         return calls
 
-    assert await calls_of_an_end(4) == await calls_of_an_end(64)
+    # A call more or less is the event loop's; 60 workers more would be 60 calls at least.
+    assert await calls_of_an_end(64) <= await calls_of_an_end(4) + 5

@@ -16,6 +16,7 @@ from saccade.models.backbones.clip_vision import ClipTower, view_patches
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
 from saccade.nn.context import Heads, PackedLayout
 from saccade.nn.layers import finish
+from saccade.nn.layerwise import complete
 
 CONFIG = {
     "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 5, "num_attention_heads": 3, "image_size": 59,
@@ -54,7 +55,7 @@ def load(weights: Path, feature_layer: int = -2) -> ClipTower:
 @torch.inference_mode()
 def test_hidden_states_equal_the_reference(reference: Any, weights: Path, feature_layer: int) -> None:
     tower = load(weights, feature_layer)
-    hidden = tower(view_patches(VIEWS, 14), tower.prepare(3, VisionAttentionBackend()))
+    hidden = complete(tower(view_patches(VIEWS, 14), tower.prepare(3, VisionAttentionBackend())))
     expected = reference(VIEWS, output_hidden_states=True).hidden_states[feature_layer]
     torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-5)
 
@@ -71,7 +72,7 @@ class _Recording(VisionAttentionBackend):
 @torch.inference_mode()
 def test_every_block_gets_the_metadata(weights: Path) -> None:  # C1
     tower, backend = load(weights), _Recording()
-    tower(view_patches(VIEWS, 14), tower.prepare(3, backend))
+    complete(tower(view_patches(VIEWS, 14), tower.prepare(3, backend)))
     assert len(backend.layouts) == 4
     for layout in backend.layouts:
         assert layout.cu_seqlens.tolist() == [0, 17, 34, 51]
@@ -82,7 +83,7 @@ def test_encoding_never_looks_at_the_device() -> None:  # C3: a meta tensor has 
     with torch.device("meta"):
         tower = ClipTower(ClipConfig.read_vision(CONFIG), 4)
     finish(tower)
-    hidden = tower(view_patches(VIEWS.to("meta"), 14), tower.prepare(3, VisionAttentionBackend()))
+    hidden = complete(tower(view_patches(VIEWS.to("meta"), 14), tower.prepare(3, VisionAttentionBackend())))
     assert (hidden.device.type, hidden.shape) == ("meta", (3, 17, 48))
 
 

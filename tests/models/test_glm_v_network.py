@@ -15,6 +15,7 @@ from saccade.errors import StartupError
 from saccade.models.glm_v.spec import OcrSpec, Spec
 from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
+from saccade.nn.layerwise import complete
 
 SIZES = [(56, 56), (150, 100), (90, 230), (60, 700), (5, 40)]
 """(width, height)"""
@@ -36,7 +37,7 @@ def test_encode_never_looks_at_the_device(name: str, network_folder: Folder) -> 
     network = build(config_of(network_folder(name)))
     network.finish()
     metadata = network.prepare([MediaShape((1, 10, 14)), MediaShape((1, 2, 6))], VisionAttentionBackend())
-    features = network.encode(torch.empty(152 * 588, dtype=torch.uint8, device="meta"), metadata)
+    features = complete(network.encode(torch.empty(152 * 588, dtype=torch.uint8, device="meta"), metadata))
     assert len(features) == 38
 
 

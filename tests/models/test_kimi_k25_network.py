@@ -28,6 +28,7 @@ from saccade.models.network import Target
 from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
 from saccade.nn.context import Heads, PackedLayout
+from saccade.nn.layerwise import complete
 from saccade.nn.ops import normalise_pixels
 from saccade.nn.vision import bicubic_taps
 
@@ -60,7 +61,7 @@ def pixels(grids: list[tuple[int, int, int]] = GRIDS) -> torch.Tensor:
 @torch.inference_mode()
 def test_vision_tower_equals_the_reference(network: Any, oracle: KimiOracle) -> None:  # A10
     metadata = network.prepare(ITEMS, VisionAttentionBackend())
-    features = network.encode(pixels(), metadata)
+    features = complete(network.encode(pixels(), metadata))
     normalised = (pixels().view(-1, 3, 14, 14).float() / 255 - 0.5) / 0.5
     expected = oracle.model.model.get_image_features(normalised, torch.tensor(GRIDS), return_dict=True)
     torch.testing.assert_close(features, torch.cat(tuple(expected.pooler_output)), atol=1e-4, rtol=0)
@@ -76,7 +77,7 @@ def test_clips_equal_the_reference(network: Any, oracle: KimiOracle) -> None:  #
     given = torch.randint(0, 256, (sum(t * h * w for t, h, w in CLIPS) * 588,), dtype=torch.uint8)
     items = [MediaShape(grid, modality="video") for grid in CLIPS]
     metadata = network.prepare(items, VisionAttentionBackend())
-    features = network.encode(given, metadata)
+    features = complete(network.encode(given, metadata))
     normalised = (given.view(-1, 3, 14, 14).float() / 255 - 0.5) / 0.5
     expected, start = [], 0
     for grid in [*CLIPS[:-1], (4, 4, 4), (3, 4, 4)]:
@@ -95,7 +96,7 @@ def test_a_video_of_one_frame_is_an_image(network: Any) -> None:
     for grids in ([grid], [grid, (2, 4, 4)]):
         metadata = network.prepare([MediaShape(one, modality="video") for one in grids], backend)
         given = torch.cat([pixels([grid]), torch.zeros(588 * 32 * (len(grids) - 1), dtype=torch.uint8)])
-        features.append(network.encode(given, metadata)[:15])
+        features.append(complete(network.encode(given, metadata))[:15])
     torch.testing.assert_close(*features, atol=1e-5, rtol=0)
 
 
@@ -103,9 +104,9 @@ def test_a_video_of_one_frame_is_an_image(network: Any) -> None:
 def test_images_do_not_see_each_other(network: Any, grid: tuple[int, int, int]) -> None:
     alone, together = ([MediaShape(one) for one in grids] for grids in ([grid], [(1, 4, 4), grid]))
     with torch.inference_mode():
-        first = network.encode(pixels([grid]), network.prepare(alone, VisionAttentionBackend()))
+        first = complete(network.encode(pixels([grid]), network.prepare(alone, VisionAttentionBackend())))
         joined = torch.cat((pixels([(1, 4, 4)]), pixels([grid])))
-        second = network.encode(joined, network.prepare(together, VisionAttentionBackend()))
+        second = complete(network.encode(joined, network.prepare(together, VisionAttentionBackend())))
     torch.testing.assert_close(second[4:], first, atol=1e-5, rtol=0)
 
 
@@ -140,9 +141,9 @@ class _NoSync(TorchDispatchMode):
 def test_encode_does_not_sync(network: Any) -> None:  # C3, [eng] 35
     patches = pixels()
     with torch.no_grad(), _NoSync():  # in inference mode .item() would not pass the dispatcher
-        network.encode(patches, network.prepare(ITEMS, VisionAttentionBackend()))
+        complete(network.encode(patches, network.prepare(ITEMS, VisionAttentionBackend())))
         clip = network.prepare([MediaShape((4, 6, 10), modality="video")], VisionAttentionBackend())
-        network.encode(pixels([(1, 24, 10)]), clip)
+        complete(network.encode(pixels([(1, 24, 10)]), clip))
         with pytest.raises(AssertionError):  # the check itself works
             patches[0].item()
 
@@ -151,7 +152,7 @@ def test_encode_never_looks_at_the_device(folder: Path) -> None:  # C3: a meta t
     network = build(config_of(folder))
     network.finish()
     with torch.inference_mode():
-        features = network.encode(pixels().to("meta"), network.prepare(ITEMS, VisionAttentionBackend()))
+        features = complete(network.encode(pixels().to("meta"), network.prepare(ITEMS, VisionAttentionBackend())))
     assert (features.device.type, features.shape) == ("meta", (sum(COUNTS), TEXT["hidden_size"]))
 
 
@@ -167,7 +168,7 @@ class _Recording(VisionAttentionBackend):
 def test_every_block_gets_the_metadata(network: Any) -> None:  # C1, [eng] 34
     backend = _Recording()
     with torch.inference_mode():
-        network.encode(pixels(), network.prepare(ITEMS, backend))
+        complete(network.encode(pixels(), network.prepare(ITEMS, backend)))
     assert len(backend.layouts) == VISION["vt_num_hidden_layers"]
     for layout in backend.layouts:
         assert layout.cu_seqlens.tolist() == [0, 60, 124, 520, 600, 604]

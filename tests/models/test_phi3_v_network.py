@@ -23,6 +23,7 @@ from saccade.models.phi3_v.layout import Layout
 from saccade.models.phi3_v.spec import Spec
 from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
+from saccade.nn.layerwise import complete
 
 SIZES = [(100, 300), (200, 100), (60, 60)]
 """Padded to 2 x 1, 1 x 2 and 1 x 1 crops."""
@@ -53,7 +54,7 @@ def test_features_equal_the_reference(folder: Path, network: Any, oracle: Phi3VO
     pixels = torch.frombuffer(bytearray(b"".join(item.inline or b"" for item in items)), dtype=torch.uint8)
     with torch.inference_mode():
         metadata = network.prepare([MediaShape(item.grid) for item in items], VisionAttentionBackend())
-        features = network.encode(pixels, metadata)
+        features = complete(network.encode(pixels, metadata))
     counts = [network.spec.item_tokens(item.grid) for item in items]
     assert counts == [item.spans[0].length for item in items] == [469, 457, 313]
     torch.testing.assert_close(features, torch.cat([oracle.features(item) for item in items]), atol=1e-4, rtol=0)
@@ -64,7 +65,9 @@ def test_many_crops_equal_the_reference(network: Any, oracle: Phi3VOracle) -> No
     grid = (1, 48, 72)
     pixels = torch.randint(256, (3, 672, 1008), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
     with torch.inference_mode():
-        features = network.encode(pixels.flatten(), network.prepare([MediaShape(grid)], VisionAttentionBackend()))
+        features = complete(
+            network.encode(pixels.flatten(), network.prepare([MediaShape(grid)], VisionAttentionBackend()))
+        )
         expected = oracle.model.features(pixels, oracle.mean, oracle.std)
     assert len(features) == network.spec.item_tokens(grid)
     torch.testing.assert_close(features, expected, atol=1e-4, rtol=0)

@@ -19,6 +19,7 @@ from saccade.errors import StartupError
 from saccade.models.qwen_vl.layout import Layout16
 from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
+from saccade.nn.layerwise import complete
 from saccade.nn.ops import normalise_pixels
 
 GRIDS = [(1, 4, 6), (1, 2, 10), (1, 16, 16), (1, 2, 2)]
@@ -43,7 +44,7 @@ def pixels(grids: list[tuple[int, int, int]]) -> torch.Tensor:
 @torch.inference_mode()
 def test_vision_tower_equals_the_reference(network: Any, oracle: QwenOracle) -> None:  # A10
     metadata = network.prepare(ITEMS, VisionAttentionBackend())
-    features = network.encode(pixels(GRIDS), metadata)
+    features = complete(network.encode(pixels(GRIDS), metadata))
     doubled = torch.cat([oracle.pixel_values(engines.image(grid, seed)) for seed, grid in enumerate(GRIDS)])
     expected = oracle.model.model.get_image_features(doubled, torch.tensor(GRIDS), return_dict=True)
     parts = [
@@ -86,7 +87,9 @@ def test_grids_may_be_a_list_or_a_tensor(network: Any) -> None:  # C2
     metadata = network.prepare(from_tensor, VisionAttentionBackend())
     expected = network.prepare(ITEMS, VisionAttentionBackend())
     with torch.inference_mode():
-        assert torch.equal(network.encode(pixels(GRIDS), metadata), network.encode(pixels(GRIDS), expected))
+        assert torch.equal(
+            complete(network.encode(pixels(GRIDS), metadata)), complete(network.encode(pixels(GRIDS), expected))
+        )
 
 
 class _NoSync(TorchDispatchMode):
@@ -100,7 +103,7 @@ class _NoSync(TorchDispatchMode):
 def test_encode_does_not_sync(network: Any) -> None:  # C3, [eng] 35
     patches = pixels(GRIDS)
     with torch.no_grad(), _NoSync():  # in inference mode .item() would not pass the dispatcher
-        network.encode(patches, network.prepare(ITEMS, VisionAttentionBackend()))
+        complete(network.encode(patches, network.prepare(ITEMS, VisionAttentionBackend())))
         with pytest.raises(AssertionError):  # the check itself works
             patches[0].item()
 
@@ -109,14 +112,14 @@ def test_encode_never_looks_at_the_device(tiny_qwen3_vl: Path) -> None:  # C3: a
     network = build(config_of(tiny_qwen3_vl))
     network.finish()
     with torch.inference_mode():
-        features = network.encode(pixels(GRIDS).to("meta"), network.prepare(ITEMS, VisionAttentionBackend()))
+        features = complete(network.encode(pixels(GRIDS).to("meta"), network.prepare(ITEMS, VisionAttentionBackend())))
     assert (features.device.type, features.shape) == ("meta", (76, 512))
 
 
 def test_every_block_gets_the_metadata(network: Any) -> None:  # C1
     backend = RecordingBackend()
     with torch.inference_mode():
-        network.encode(pixels(GRIDS), network.prepare(ITEMS, backend))
+        complete(network.encode(pixels(GRIDS), network.prepare(ITEMS, backend)))
     assert len(backend.layouts) == len(network.visual.blocks)
     for layout in backend.layouts:
         assert layout.cu_seqlens.tolist() == [0, 24, 44, 300, 304]

@@ -22,6 +22,7 @@ from saccade.models.network import Target
 from saccade.models.qwen_vl.towers import frame_windows
 from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
+from saccade.nn.layerwise import complete
 from saccade.nn.rope import inverse_frequencies
 
 NAMES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe"]
@@ -43,7 +44,9 @@ def test_encode_never_looks_at_the_device(name: str, network_folder: Callable[[s
     network, grids = build(config_of(network_folder(name))), [(1, 10, 14), (1, 2, 6)]
     network.finish()
     pixels = torch.empty(152 * network.spec.patch_values(), dtype=torch.uint8, device="meta")
-    features = network.encode(pixels, network.prepare([MediaShape(grid) for grid in grids], VisionAttentionBackend()))
+    features = complete(
+        network.encode(pixels, network.prepare([MediaShape(grid) for grid in grids], VisionAttentionBackend()))
+    )
     assert (features.device.type, len(features)) == ("meta", 38)
 
 
@@ -64,7 +67,7 @@ def test_windows_lie_within_a_group_of_frames(network: Callable[[str], Any]) -> 
     grids, backend = [(3, 10, 14), (2, 8, 8)], RecordingBackend()
     items = [MediaShape(grid, modality="video") for grid in grids]
     metadata = network("qwen2_5_vl").prepare(items, backend)
-    network("qwen2_5_vl").encode(torch.zeros((3 * 140 + 2 * 64) * 1176, dtype=torch.uint8), metadata)
+    complete(network("qwen2_5_vl").encode(torch.zeros((3 * 140 + 2 * 64) * 1176, dtype=torch.uint8), metadata))
     assert tokens_of(network("qwen2_5_vl"), items) == [105, 32]
     windows, frames = (64, 48, 16, 12) * 3 + (64,) * 2, (140,) * 3 + (64,) * 2
     assert [layout.sequence_lengths for layout in backend.layouts] == [windows, frames, windows, windows, frames]
@@ -74,7 +77,7 @@ def test_windows_lie_within_a_group_of_frames(network: Callable[[str], Any]) -> 
 def test_windows_and_frames_have_their_own_metadata(network: Callable[[str], Any]) -> None:  # C1
     grids, backend = [(1, 10, 14), (1, 16, 8)], RecordingBackend()
     metadata = network("qwen2_5_vl").prepare([MediaShape(grid) for grid in grids], backend)
-    network("qwen2_5_vl").encode(torch.zeros((140 + 128) * 588, dtype=torch.uint8), metadata)
+    complete(network("qwen2_5_vl").encode(torch.zeros((140 + 128) * 588, dtype=torch.uint8), metadata))
     windows, frames = (64, 48, 16, 12, 64, 64), (140, 128)
     assert [layout.sequence_lengths for layout in backend.layouts] == [windows, frames, windows, windows, frames]
 

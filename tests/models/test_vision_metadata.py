@@ -17,6 +17,7 @@ from saccade.engine.executor.loader import load_model
 from saccade.models.spec import MediaShape
 from saccade.nn import vision
 from saccade.nn.context import PackedLayout
+from saccade.nn.layerwise import complete
 from saccade.protocol.media import MediaItem
 
 SIZES = [(150, 100), (64, 200), (300, 61)]
@@ -55,7 +56,7 @@ def test_every_block_gets_the_metadata(name: str, items: list[MediaItem], load: 
     network, backend = load(name), RecordingBackend()
     pixels = torch.frombuffer(bytearray(b"".join(item.inline or b"" for item in items)), dtype=torch.uint8)
     metadata = network.prepare(shapes(items), backend)
-    network.encode(pixels, metadata)
+    complete(network.encode(pixels, metadata))
     assert len(backend.layouts) == num_blocks(network)
 
 

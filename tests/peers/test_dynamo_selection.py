@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from vllm_publisher import Prompt, Publisher, hashes, publisher, removed, stored
 from waiting import until
@@ -21,7 +22,7 @@ from saccade.connectors.events.block_keys import Coverage, KeyContext
 from saccade.connectors.events.published_blocks import follow
 from saccade.connectors.events.publisher import EventSource
 from saccade.fleet.index import BlockIndex, Partition
-from saccade.fleet.lookup import LocalLookup, LookupTarget
+from saccade.fleet.lookup import LocalLookup, Targets
 from saccade.fleet.router import Option, RoutedPrompt, Router
 from saccade.identity.blocks import block_keys, root_key
 
@@ -31,7 +32,7 @@ SIZE = 16
 PARTITION = Partition(b"fingerprint", SIZE)
 CONTEXT = KeyContext(PARTITION.fingerprint, SIZE, max_model_len=4096, placeholder_ids=frozenset())
 WORKERS = ("0", "1", "2", "3")
-TARGETS = [LookupTarget(name, PARTITION) for name in WORKERS]
+TARGETS = Targets(WORKERS, [PARTITION] * len(WORKERS))
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +93,8 @@ class Fleet:
                 await asyncio.sleep(0.05)
 
     def ours(self, prompt: Prompt) -> Mapping[str, int]:
-        found = LocalLookup(self.index).find(TARGETS, {PARTITION: keys_of(prompt)})
-        return {name: overlap.num_blocks for name, overlap in found.items()}
+        overlaps = LocalLookup(self.index).find(TARGETS, {PARTITION: keys_of(prompt)})
+        return dict(zip(WORKERS, overlaps.num_blocks.tolist(), strict=True))
 
     async def dynamos(self, prompt: Prompt) -> Mapping[str, int]:
         answer = await self.dynamo.overlap_scores(query(prompt))
@@ -149,7 +150,7 @@ async def test_overlaps_are_those_of_dynamo(selection_service: Any) -> None:  # 
 async def test_the_only_holder_is_chosen_by_both_while_all_are_idle(selection_service: Any) -> None:  # E8
     random = Random(57)
     router = Router("cost", BlockIndex(1 << 20), Random(1))
-    options = [Option(name, PARTITION) for name in WORKERS]
+    rows = np.array([router.describe(Option(name, PARTITION)) for name in WORKERS])
     async with fleet_of(selection_service) as fleet:
         prompts = [prompt_of(random, (), random.randrange(40, 400)) for _ in range(30)]
         holders = [random.randrange(len(WORKERS)) for _ in prompts]
@@ -159,6 +160,6 @@ async def test_the_only_holder_is_chosen_by_both_while_all_are_idle(selection_se
         for holder, prompt in zip(holders, prompts, strict=True):
             keys = {PARTITION: keys_of(prompt)}
             overlaps = LocalLookup(fleet.index).find(TARGETS, keys)
-            chosen = router.preview(options, RoutedPrompt(len(prompt.token_ids), keys), overlaps, now=0.0).chosen
+            chosen = router.preview(rows, RoutedPrompt(len(prompt.token_ids), keys), overlaps, now=0.0).chosen
             selected = await fleet.dynamo.select(query(prompt))
             assert (chosen.name, str(selected["worker_id"])) == (str(holder), str(holder))

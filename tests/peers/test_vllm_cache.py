@@ -15,7 +15,7 @@ from chats import random_image
 from checkpoints import qwen_networks, write_qwen3_vl
 from vllm_server import BLOCK_SIZE, VllmServer, vllm
 
-from saccade.cli.model_input import draft_of
+from saccade.cli.model_input import build_prompt
 from saccade.connectors.events.block_keys import Coverage, KeyContext, cache_salt, media_identifier
 from saccade.connectors.events.published_blocks import event_source, follow
 from saccade.errors import WorkerUnavailable
@@ -91,7 +91,7 @@ class Gateway:
     async def prompt(self, *seeds: int, question: str, salt: bytes = b"") -> Prompt:
         """Return the prompt of images, by their seeds, and a question."""
         encoded = [_png(seed) for seed in seeds]
-        images, draft = await draft_of(self.served, encoded, question)
+        images, draft = await build_prompt(self.served, encoded, question)
         spans = [span for (span,) in draft.spans]
         hashes = [one.content_hash for one in images]
         runs = tuple(MediaRun(span.start, span.length, one) for span, one in zip(spans, hashes, strict=True))

@@ -13,6 +13,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import load_model
 from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
+from saccade.nn.layerwise import complete
 from saccade.nn.parallel import ALONE, Ranks
 
 
@@ -62,5 +63,7 @@ def check_features(
     expected = oracle.model.model.get_image_features(**oracle.images(items), return_dict=True)
     parts = [expected.pooler_output, *(getattr(expected, "deepstack_features", None) or ())]
     of_tokens = [torch.cat(tuple(part)).flatten(0, -2) for part in parts]
-    torch.testing.assert_close(network.encode(pixels, metadata), torch.cat(of_tokens, 1), atol=atol, rtol=1e-5)
+    torch.testing.assert_close(
+        complete(network.encode(pixels, metadata)), torch.cat(of_tokens, 1), atol=atol, rtol=1e-5
+    )
     assert tokens_of(network, shapes) == [sum(span.length for span in item.spans) for item in items]

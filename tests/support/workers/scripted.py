@@ -76,9 +76,9 @@ class ScriptedWorker:
     on_change: Callable[["ScriptedWorker"], object] = field(default=lambda _: None, repr=False)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Say what its client would: that it is ready or no longer, or describes itself in another way."""
+        """Say what its client would: that it is ready or no longer, or describes itself or refuses in another way."""
         super().__setattr__(name, value)
-        if name in ("ready", "description") and "on_change" in self.__dict__:
+        if name in ("ready", "description", "refuses", "takes_chats_only") and "on_change" in self.__dict__:
             self.on_change(self)
 
     def refuses(self, traits: RequestTraits) -> RequestError | None:
