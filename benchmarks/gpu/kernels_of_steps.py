@@ -59,7 +59,7 @@ def _step(label: str, rows: Rows, chunks: tuple[Chunk, ...], repeats: int) -> It
         began = time.perf_counter()
         rows.launch(chunks)
         launched.append(time.perf_counter() - began)
-        rows.executor.collect()
+        rows.executor.collect_output()
     yield from _call(label, lambda: rows.step(chunks), repeats, f"launched in {min(launched) * 1000:.2f} ms; ")
     yield _launch_waits(label, rows, chunks)
 
@@ -89,7 +89,7 @@ def _launch_waits(label: str, rows: Rows, chunks: tuple[Chunk, ...]) -> Row:
         return Row(label, FAILED, line(error))
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    rows.executor.collect()
+    rows.executor.collect_output()
     return Row(label, PASSED)
 
 
