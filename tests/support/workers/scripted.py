@@ -78,6 +78,13 @@ class ScriptedWorker:
     def __setattr__(self, name: str, value: object) -> None:
         """Say what its client would: that it is ready or no longer, or describes itself or refuses in another way."""
         super().__setattr__(name, value)
+        self._note_change(name)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        self._note_change(name)
+
+    def _note_change(self, name: str) -> None:
         if name in ("ready", "description", "refuses", "takes_chats_only") and "on_change" in self.__dict__:
             self.on_change(self)
 
