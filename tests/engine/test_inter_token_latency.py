@@ -27,9 +27,9 @@ class Clock:
         self._launched: deque[float] = deque()
         self._layers = engines.module(subject).spec.num_encoder_layers
         self._grids: dict[int, tuple[int, int]] = {}
-        self._launch, self._collect = subject.executor.launch, subject.executor.collect
+        self._launch, self._collect = subject.executor.launch, subject.executor.collect_output
         subject.clock = lambda: self.now  # type: ignore[assignment]
-        subject.executor.launch, subject.executor.collect = self.launch, self.collect  # type: ignore[method-assign]
+        subject.executor.launch, subject.executor.collect_output = self.launch, self.collect  # type: ignore[method-assign]
 
     def launch(self, step: StepInput, sampling: SamplingInput) -> None:
         tokens = sum(chunk.num_tokens for chunk in step.chunks if chunk.num_tokens > 1)
