@@ -142,7 +142,7 @@ class EncoderScheduler:
 
     def abandon_step(self, schedule: Schedule) -> None:
         """Forget the images of a step that failed."""
-        self.abandon([key for key in {**schedule.encode, **schedule.slices} if self._is_of(schedule, key)])
+        self.abandon([key for key in schedule.images if self._is_of(schedule, key)])
 
     def encoded_by(self, schedule: Schedule) -> dict[int, EncoderKey]:
         """Return the images that a step has completed, by encoder output id.
