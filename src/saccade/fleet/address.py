@@ -34,7 +34,7 @@ def clients(
     Saccade's workers share *known_files*.
     """
     if url.startswith(tokenspeed.SCHEME):
-        return (tokenspeed.TokenSpeedClient(url, context),)
+        return tuple(tokenspeed.TokenSpeedClient(one, context) for one in tokenspeed.rank_urls(url))
     if url.startswith(sglang_address.SCHEME):
         is_pair = bool(sglang_address.SglangAddress.read(url).prefill)
         return (SglangPair(url, context) if is_pair else sglang.SglangClient(url, context),)
@@ -65,9 +65,11 @@ def check_url(url: str) -> None:
         sglang_address.SglangAddress.read(url)
     elif url.startswith(vllm_http.SCHEMES):
         vllm_http.rank_urls(url)
+    elif url.startswith(tokenspeed.SCHEME):
+        tokenspeed.rank_urls(url)
     else:
         try:
-            target(url.replace(tokenspeed.SCHEME, "grpc://", 1))
+            target(url)
         except StartupError as error:
             raise StartupError(f"{url!r} is no worker's address. {ADDRESSES}") from error
 

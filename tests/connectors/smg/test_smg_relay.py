@@ -6,9 +6,10 @@ The client connects to a publisher on its worker's host; under another name the 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -43,10 +44,12 @@ GOODBYE = ["BlockRemoved", [77]]
 class Publisher:
     """An engine's publisher of cache events, which does not know who listens."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, port: int = 0) -> None:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PUB)
-        self.endpoint = f"tcp://{host}:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self._socket.bind(f"tcp://127.0.0.1:{port or '*'}")
+        self.port = int(self._socket.last_endpoint.rpartition(b":")[2])
+        self.endpoint = f"tcp://{host}:{self.port}"
         self._number = 1
 
     async def publish(self, *events: Any) -> None:
@@ -79,6 +82,22 @@ def publisher(request: pytest.FixtureRequest) -> Any:
     publisher.close()
 
 
+@contextlib.contextmanager
+def publishers_of_ranks(host: str) -> Iterator[tuple[Publisher, Publisher]]:
+    """The publishers of two ranks, at neighbouring ports."""
+    while True:
+        first = Publisher(host)
+        try:
+            second = Publisher(host, first.port + 1)
+        except zmq.ZMQError:
+            first.close()
+            continue
+        break
+    yield first, second
+    first.close()
+    second.close()
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name, content in FILES.files.items():
@@ -88,15 +107,21 @@ def folder(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def tokenspeed(
-    folder: Path, publisher: Publisher, slots: Slots, monkeypatch: pytest.MonkeyPatch
+    folder: Path, publisher: Publisher, slots: Slots, monkeypatch: pytest.MonkeyPatch, rank: int | None = None
 ) -> AsyncIterator[SmgClient]:
+    """A client of SMG's servicer, or of a *rank* of its engine's two."""
     engine = smg_servicer.Engine.serving(folder, [([7], STOPPED)], eos_token_id=7, vocab_size=512)
     config = {"enable_kv_cache_events": True, "endpoint": publisher.endpoint}
     engine.server_args.kv_events_config = json.dumps(config)
-    with smg_servicer.servicer_class(monkeypatch) as servicer_of:
+    of_rank = "" if rank is None else f"?rank={rank}"
+    if rank is not None:
+        engine.server_args.mapping = SimpleNamespace(attn=SimpleNamespace(dp_size=2))
+    with smg_servicer.servicer_class(monkeypatch, names_ranks=rank is not None) as servicer_of:
         listening = tokenspeed_worker.listening(engine.servicer(servicer_of))
-        async with listening as url, tokenspeed_worker.registered(url, slots) as client:
+        async with listening as url, tokenspeed_worker.registered(url + of_rank, slots) as client:
             yield client
+        if rank is not None:
+            assert {request.data_parallel_rank for request in engine.requests} == {rank}
 
 
 @asynccontextmanager
@@ -151,6 +176,23 @@ async def test_tokenspeed(
         expected = keys(client, REQUEST)
     assert [event.key for event in events] == [*expected, expected[3]]
     assert isinstance(events[-1], BlockRemoved)
+
+
+@pytest.mark.parametrize("host", [DIRECT, RELAYED])
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_each_rank_of_tokenspeed_is_known_by_its_own_events(
+    folder: Path, host: str, rank: int, slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> None:  # E5, E8
+    with publishers_of_ranks(host) as publishers:
+        async with tokenspeed(folder, publishers[0], slots, monkeypatch, rank) as client:
+            assert client.exactness.level == "EXACT"
+            [delta async for delta in generate(client, REQUEST)]
+            others = publishers[1 - rank]
+            await others.publish(["BlockStored", [5], None, [9] * 16, 16])
+            stored = ["BlockStored", [1 << 63, 2, 3, 4], None, padded(REQUEST), 16]
+            events = await told(client, publishers[rank], [stored], [["BlockRemoved", [4]]])
+            expected = keys(client, REQUEST)
+    assert [event.key for event in events] == [*expected, expected[3]]
 
 
 async def test_sglang(folder: Path, publisher: Publisher, slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:  # E8

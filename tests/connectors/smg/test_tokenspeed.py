@@ -37,7 +37,7 @@ from waiting import until
 from saccade.connectors.smg import client as smg_client
 from saccade.connectors.smg import model as smg_model
 from saccade.connectors.smg import shared_memory_links
-from saccade.connectors.smg.tokenspeed import TokenSpeedClient
+from saccade.connectors.smg.tokenspeed import TokenSpeedClient, rank_urls
 from saccade.errors import (
     DeadlineExceeded,
     ImageTooLarge,
@@ -419,10 +419,59 @@ async def test_unwell_worker_is_not_ready_until_it_is_well(slots: Slots, monkeyp
         await until(lambda: client.ready)
 
 
-@pytest.mark.parametrize("url", ["tokenspeed://", "tokenspeed://host", "grpc://host:1", "tokenspeed://host:1/x"])
-def test_address(url: str) -> None:
+MALFORMED = ["tokenspeed://", "tokenspeed://host", "grpc://host:1", "tokenspeed://host:1/x", "tokenspeed://host:1?x=1"]
+
+
+@pytest.mark.parametrize("url", [*MALFORMED, "tokenspeed://host:1?ranks=2"])
+def test_address_of_one_worker(url: str) -> None:
     with pytest.raises(StartupError, match="tokenspeed://host:port"):
         TokenSpeedClient(url, context(Slots()))
+
+
+@pytest.mark.parametrize("url", [*MALFORMED, "tokenspeed://host:1?ranks=0"])
+def test_address_of_ranks(url: str) -> None:
+    with pytest.raises(StartupError, match="tokenspeed://host:port"):
+        rank_urls(url)
+
+
+async def test_requests_name_their_rank(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    worker.arguments["dp_size"] = 2
+    async with listening(worker) as url:
+        assert rank_urls(f"{url}?ranks=2") == (f"{url}?rank=0", f"{url}?rank=1")
+        for one in (url, *rank_urls(f"{url}?ranks=2")):
+            async with registered(one, slots) as client:
+                await answer(client, ask())
+    named = [
+        request.data_parallel_rank if request.HasField("data_parallel_rank") else None for request in worker.requests
+    ]
+    assert named == [None, 0, 1]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"dp_size": 1}, {"attn_dp_size": 2}])
+async def test_a_rank_that_requests_cannot_name_is_not_used(slots: Slots, arguments: dict[str, int]) -> None:
+    worker = TokenSpeedWorker()
+    worker.arguments |= arguments
+    async with listening(worker) as url:
+        client = TokenSpeedClient(f"{url}?rank=1", context(slots))
+        await client.start()
+        await until(lambda: client.loss)
+        assert "no data-parallel rank 1" in client.loss
+        assert not client.ready
+        await client.close()
+
+
+async def test_load_is_that_of_the_rank(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    worker.arguments["dp_size"] = 2
+    worker.loads = [{"dp_rank": rank, "num_running_reqs": 4 + rank, "max_running_requests": 30} for rank in range(2)]
+    async with listening(worker) as url:
+        for one, num_running, most in ((url, 9, 60), (f"{url}?rank=0", 4, 30), (f"{url}?rank=1", 5, 30)):
+            async with registered(one, slots) as client:
+                await until(lambda client=client: client.load)
+                assert client.load is not None
+                assert client.description is not None
+                assert (client.load.num_running, client.description.max_num_seqs) == (num_running, most)
 
 
 # --- pixels ---

@@ -1,6 +1,7 @@
 """What a TokenSpeed worker tells of its cache, over the wire, in the keys of the requests that it was sent."""
 
 import contextlib
+import time
 from random import Random
 from typing import Any
 
@@ -160,7 +161,7 @@ async def test_large_batches_are_reported_in_parts(
     assert [(message.number, len(message.events)) for message in messages] == [(0, 0), (1, 3), (2, 1), (3, 2)]
 
 
-async def test_load_records_tell_nothing(worker: TokenSpeedWorker, slots: Slots) -> None:
+async def test_load_between_batches_is_no_event(worker: TokenSpeedWorker, slots: Slots) -> None:
     record = batch(0, load=common_pb2.EngineLoad(load_only=True))
     worker.events = [
         record,
@@ -170,6 +171,43 @@ async def test_load_records_tell_nothing(worker: TokenSpeedWorker, slots: Slots)
     ]
     async with listening(worker) as url, registered(url, slots) as client:
         assert [len(message.events) for message in await told(client, 3)] == [0, 1, 1]
+
+
+@table("load_only", [False, True])
+async def test_pushed_load_is_the_workers(worker: TokenSpeedWorker, slots: Slots, load_only: bool) -> None:
+    record = common_pb2.EngineLoad(running_requests=5, waiting_requests=3, token_usage=0.25, load_only=load_only)
+    reported: list[TokenSpeedClient] = []
+    async with listening(worker) as url, registered(url, slots, on_load=reported.append) as client:
+        await until(lambda: client.load)
+        worker.events = [batch(0, load=record), batch(1, stored(list(range(16))))]
+        num_polled, before = len(reported), time.monotonic()
+        await told(client, 2)
+        load = client.load
+        assert load is not None
+        assert (load.num_running, load.num_waiting, load.num_blocks, load.num_free_blocks) == (5, 3, 64, 48)
+        assert before <= client.load_times[1] <= time.monotonic()
+        assert len(reported) > num_polled
+
+
+async def test_pushed_load_was_true_before_it_arrived(worker: TokenSpeedWorker, slots: Slots) -> None:
+    worker.events = [batch(0, stored(list(range(16))), load=common_pb2.EngineLoad(age_ms=2500))]
+    async with listening(worker) as url, registered(url, slots) as client:
+        await until(lambda: client.load)
+        await told(client, 2)
+        since, until_then = client.load_times
+        assert until_then - since == pytest.approx(2.5, abs=1e-3)
+
+
+async def test_a_rank_follows_only_its_own_batches(worker: TokenSpeedWorker, slots: Slots) -> None:  # E5
+    worker.arguments["dp_size"] = 2
+    worker.events = [
+        batch(0, stored(list(range(16)))),
+        batch(0, stored([9] * 32, base=10), dp_rank=1),
+        batch(1, stored([8] * 16, base=20)),
+        batch(1, stored([7] * 16, base=30), dp_rank=1),
+    ]
+    async with listening(worker) as url, registered(f"{url}?rank=1", slots) as client:
+        assert [len(message.events) for message in await told(client, 3)] == [0, 2, 1]
 
 
 @table(

@@ -115,8 +115,8 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def servicer_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """SMG's servicer class; the engine's modules that it imports are stand-ins."""
+def servicer_class(monkeypatch: pytest.MonkeyPatch, *, names_ranks: bool = False) -> Iterator[Any]:
+    """SMG's servicer class; the engine's modules that it imports are stand-ins. *names_ranks*: the engine takes ranks."""
     modality = SimpleNamespace(IMAGE="image", VIDEO="video", AUDIO="audio")
     inputs = SimpleNamespace(Modality=modality, MultimodalDataItem=Item, MultimodalInputs=SimpleNamespace)
     contents = {
@@ -133,6 +133,6 @@ def servicer_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from smg_grpc_servicer.tokenspeed import servicer
 
     look_often(monkeypatch)
-    monkeypatch.setattr(servicer, "_engine_supports_dp_rank_pin", lambda: False)
+    monkeypatch.setattr(servicer, "_engine_supports_dp_rank_pin", lambda: names_ranks)
     yield servicer.TokenSpeedSchedulerServicer
     sys.modules.pop("smg_grpc_servicer.tokenspeed.servicer", None)

@@ -71,6 +71,9 @@ class TokenSpeedWorker(rpc.TokenSpeedSchedulerServicer):
         self.bundle = zipped(FILES.files)
         self.digest: str | None = None
         self.events: list[Any] | None = None
+        self.arguments: dict[str, Any] = {"max_num_seqs": 8, "block_size": 16}
+        load = {"num_running_reqs": 2, "num_waiting_reqs": 1, "num_used_tokens": 32, "max_total_num_tokens": 1024}
+        self.loads: list[dict[str, int]] = [load]
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         self.requests.append(request)
@@ -104,13 +107,12 @@ class TokenSpeedWorker(rpc.TokenSpeedSchedulerServicer):
 
     async def GetServerInfo(self, request: Any, context: Any) -> pb.GetServerInfoResponse:
         reply = pb.GetServerInfoResponse(max_total_num_tokens=1024, tokenspeed_version="9")
-        reply.server_args.update({"max_num_seqs": 8, "block_size": 16})
+        reply.server_args.update(self.arguments)
         reply.scheduler_info.update({"shm_namespace_id": self.shm_namespace})
         return reply
 
     async def GetLoads(self, request: Any, context: Any) -> pb.GetLoadsResponse:
-        load = {"num_running_reqs": 2, "num_waiting_reqs": 1, "num_used_tokens": 32, "max_total_num_tokens": 1024}
-        return pb.GetLoadsResponse(loads=[pb.SchedulerLoad(**load)])
+        return pb.GetLoadsResponse(loads=[pb.SchedulerLoad(**load) for load in self.loads])
 
     async def SubscribeKvEvents(self, request: Any, context: Any) -> AsyncIterator[common_pb2.KvEventBatch]:
         """Send *events*: batches, or a status to end with."""

@@ -5,6 +5,7 @@ Unlike those of SMG's wire, its token ids may exceed 32 bits: SGLang's pads (sin
 """
 
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,19 +24,33 @@ DEFAULT_ENDPOINT = "tcp://*:5557"
 ON_DEVICE = (None, "GPU")
 
 
-def source_of(server: Any, host: str) -> EventSource | None:
+def source_of(server: Any, host: str, rank: int | None = None) -> EventSource | None:
     """Return where a worker on *host* publishes, from its GetServerInfo; None if that is not certain.
 
     Its `--kv-events-config` may name an address that means another machine here, so it must be a wildcard or *host*.
+    Both engines publish the events of each data-parallel *rank* on a port of its own: the named one plus the rank.
     """
     try:
         config = msgspec.json.decode(server.server_args.fields["kv_events_config"].string_value, type=dict[str, Any])
     except msgspec.DecodeError:
         return None
     try:
-        return event_source(host, {"endpoint": DEFAULT_ENDPOINT} | config)
+        source = event_source(host, {"endpoint": DEFAULT_ENDPOINT} | config)
     except StartupError:
         return None
+    if source is None or not rank:
+        return source
+    replay = source.replay_endpoint
+    return replace(
+        source,
+        endpoint=_of_rank(source.endpoint, rank),
+        replay_endpoint=None if replay is None else _of_rank(replay, rank),
+    )
+
+
+def _of_rank(endpoint: str, rank: int) -> str:
+    host, _, port = endpoint.rpartition(":")
+    return f"{host}:{int(port) + rank}"
 
 
 def follow(source: EventSource, pages: Pages) -> AsyncGenerator[KvEvents, None]:

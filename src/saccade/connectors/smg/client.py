@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import grpc
+import msgspec
 from google.protobuf.message import DecodeError
 from smg_grpc_proto.generated import common_pb2
 
@@ -24,6 +25,7 @@ from saccade.connectors.events import published_pages
 from saccade.connectors.events.pages import Pages
 from saccade.connectors.events.sent_images import NO_TENANT, SentImages
 from saccade.connectors.native.client import NOT_READY, slots_of
+from saccade.connectors.rank_urls import RankUrl
 from saccade.connectors.session import Connector
 from saccade.connectors.sink import Sink, Stream
 from saccade.connectors.smg import kv_events, shared_memory_links
@@ -80,9 +82,9 @@ logger = logging.getLogger(__name__)
 
 
 class SmgClient(Connector[SmgSession]):
-    """A worker of another project; *url* is SCHEME + host:port.
+    """A worker of another project, or one of its data-parallel ranks: *url* is SCHEME + host:port, with `?rank=K`.
 
-    *sent* notes what the worker was sent, as far as that explains its events.
+    *sent* notes what the worker was sent, as far as that explains its events. *rank* is None for a whole worker.
     """
 
     SCHEME: ClassVar[str]
@@ -96,7 +98,7 @@ class SmgClient(Connector[SmgSession]):
 
     def __init__(self, url: str, context: ClientContext, sent: SentImages) -> None:
         super().__init__(url, context.on_change, context.on_load)
-        self._target = self._address(url)
+        self._target, self.rank = self._address(url)
         self.host = self._target.rpartition(":")[0].strip("[]")
         self._context = context
         self._sent = sent
@@ -132,7 +134,7 @@ class SmgClient(Connector[SmgSession]):
 
     def unknowable(self, server: Any) -> str:
         """Return why the events of the worker cannot be read, from GetServerInfo; "" if they can."""
-        return kv_events.SEVERAL_CACHES if smg_model.num_ranks(server) > 1 else ""
+        return kv_events.SEVERAL_CACHES if self.rank is None and smg_model.num_ranks(server) > 1 else ""
 
     @property
     def exactness(self) -> Exactness:
@@ -187,9 +189,14 @@ class SmgClient(Connector[SmgSession]):
                 if has_begun:
                     raise
                 logger.info("worker %s: its gRPC feed of cache events is followed: %s", self.url, error.message)
-        async with contextlib.aclosing(kv_events.follow(session.stub, pages)) as messages:
+        note_load = partial(self._note_pushed_load, session.description.num_blocks)
+        async with contextlib.aclosing(kv_events.follow(session.stub, pages, self.rank, note_load)) as messages:
             async for message in messages:
                 yield message
+
+    def _note_pushed_load(self, num_blocks: int, record: common_pb2.EngineLoad) -> None:
+        """Keep the load in *record*, which was true when the engine wrote it, *age_ms* ago."""
+        self._note_load(smg_model.pushed_load_of(record, num_blocks), time.monotonic() - record.age_ms / 1000)
 
     def generate(
         self, request: EngineRequest, sink: Sink, complete: Callable[[Any], object] = lambda _: None
@@ -267,6 +274,10 @@ class SmgClient(Connector[SmgSession]):
         server = await stub.GetServerInfo(self.MESSAGES.GetServerInfoRequest(), timeout=CALL_SECONDS)
         files = self._context.model_files.get(smg_model.served_name(info)) or await self._model_files(stub, info)
         description = self.describe(info, server, files)
+        loads = await self._loads(stub)
+        if limit := smg_model.max_running(loads, self.rank):
+            # The server's arguments may lack it, or count all ranks together.
+            description = msgspec.structs.replace(description, max_num_seqs=limit)
         traits = self._context.traits(files)
         reason = "" if traits.keeps_every_token else SOME_TOKENS
         reason = reason or self.unknowable(server) or await kv_events.reason_for_none(stub)
@@ -278,7 +289,7 @@ class SmgClient(Connector[SmgSession]):
             shares_memory=description.shm_namespace == shared_memory.namespace(),
             exactness=Exactness("NONE", reason) if reason else self.KNOWN,
             page_size=smg_model.page_tokens(server),
-            publisher=published_pages.source_of(server, self.host),
+            publisher=published_pages.source_of(server, self.host, self.rank),
         )
 
     async def _model_files(self, stub: Any, info: Any) -> ModelFiles:
@@ -295,8 +306,8 @@ class SmgClient(Connector[SmgSession]):
         try:
             for number in itertools.count(1):
                 asked_at = time.monotonic()
-                reply = await session.stub.GetLoads(self.MESSAGES.GetLoadsRequest(), timeout=CALL_SECONDS)
-                self._note_load(smg_model.load_of(reply, session.description.block_size), asked_at)
+                load = smg_model.load_of(await self._loads(session.stub), session.description.block_size, self.rank)
+                self._note_load(load, asked_at)
                 if number % LOADS_PER_HEALTH == 0:
                     await self._check_health(session.stub)
                 if (await asyncio.wait({lost}, timeout=LOADS_EVERY_SECONDS))[0]:
@@ -305,18 +316,28 @@ class SmgClient(Connector[SmgSession]):
             lost.cancel()
         return "the connection was lost"
 
+    async def _loads(self, stub: Any) -> Any:
+        """Return the reply to GetLoads, of all ranks: older servers filter none."""
+        return await stub.GetLoads(self.MESSAGES.GetLoadsRequest(), timeout=CALL_SECONDS)
+
     async def _check_health(self, stub: Any) -> None:
         if not (await stub.HealthCheck(self.MESSAGES.HealthCheckRequest(), timeout=HEALTH_SECONDS)).healthy:
             raise WorkerUnavailable("The worker reports that it is not healthy.")
 
     @classmethod
-    def _address(cls, url: str) -> str:
-        """Return `host:port` of *url*. Raises StartupError."""
-        scheme = cls.SCHEME
+    def _address(cls, url: str) -> tuple[str, int | None]:
+        """Return `host:port` of *url*, and its rank. Raises StartupError."""
         try:
-            return wire.target("grpc://" + url.removeprefix(scheme)) if url.startswith(scheme) else wire.target("")
-        except StartupError as error:
-            raise StartupError(f"The address of a {cls.NAME} worker is {scheme}host:port, not {url!r}.") from error
+            address = RankUrl.read(url)
+        except ValueError as error:
+            raise cls._malformed(url) from error
+        if not address.server.startswith(cls.SCHEME) or address.ranks is not None:
+            raise cls._malformed(url)
+        return address.server.removeprefix(cls.SCHEME), address.rank
+
+    @classmethod
+    def _malformed(cls, url: str) -> StartupError:
+        return StartupError(f"The address of a {cls.NAME} worker is {cls.SCHEME}host:port, not {url!r}.")
 
 
 async def _payload(item: MediaItem, links: Links, shares_memory: bool) -> str | bytes:

@@ -5,7 +5,7 @@ It leaves out pages of adapters, of tenants of other gateways and of other tiers
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -18,9 +18,7 @@ from saccade.protocol.kv_events import KvEvent, KvEvents
 DEVICE = (common_pb2.KV_CACHE_TIER_UNSPECIFIED, common_pb2.KV_CACHE_TIER_DEVICE)
 LOCAL = (common_pb2.KV_CACHE_LOCALITY_UNSPECIFIED, common_pb2.KV_CACHE_LOCALITY_LOCAL)
 SUBSCRIBE_SECONDS = 10.0
-SEVERAL_CACHES = (
-    "it has a KV cache for each of several data-parallel ranks, and its calls do not say which rank takes them"
-)
+SEVERAL_CACHES = "it has a KV cache for each of several data-parallel ranks"
 EARLIER = "it stored blocks before the gateway listened, and does not report which"
 SNAPSHOT_LACKS = "the snapshot of what it stored before has not arrived whole"
 MAX_EVENTS = 1000
@@ -67,11 +65,15 @@ async def reason_for_none(stub: Any) -> str:
     return ""
 
 
-async def follow(stub: Any, pages: Pages) -> AsyncGenerator[KvEvents, None]:
+async def follow(
+    stub: Any, pages: Pages, rank: int | None, on_load: Callable[[common_pb2.EngineLoad], None]
+) -> AsyncGenerator[KvEvents, None]:
     """Yield what the worker of *stub* reports from now on: an empty snapshot, then increments.
 
-    The wire has no snapshot: what the worker stored before is not known, and neither is what follows it. Raises
-    WorkerUnavailable if the feed ends, has a gap, or reports several caches.
+    The wire has no snapshot: what the worker stored before is not known, and neither is what follows it. Of a relay of
+    several data-parallel ranks, only the batches of *rank* count. The load that comes with batches, or between them,
+    goes to *on_load*. Raises WorkerUnavailable if the feed ends, has a gap, or reports several caches to a client of
+    no rank.
     """
     call = stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
     last: int | None = None
@@ -80,9 +82,15 @@ async def follow(stub: Any, pages: Pages) -> AsyncGenerator[KvEvents, None]:
         await call.wait_for_connection()
         yield KvEvents(0, [], snapshot=True)
         async for batch in call:
+            if rank is None and batch.dp_rank:
+                raise WorkerUnavailable(SEVERAL_CACHES)
+            if batch.dp_rank != (rank or 0):
+                continue
+            if batch.HasField("load"):
+                on_load(batch.load)
             if batch.load.load_only:
                 continue
-            _check(batch, last)
+            _check_number(batch, last)
             _check_size(batch)
             if last is None and batch.sequence_number:
                 pages.earlier = EARLIER
@@ -117,12 +125,10 @@ def _num_pages(event: common_pb2.KvCacheEvent) -> int:
     return len(event.stored.blocks) + len(event.removed.block_hashes)
 
 
-def _check(batch: common_pb2.KvEventBatch, last: int | None) -> None:
-    """Raise WorkerUnavailable unless *batch* is of rank 0 and follows the batch numbered *last*.
+def _check_number(batch: common_pb2.KvEventBatch, last: int | None) -> None:
+    """Raise WorkerUnavailable unless *batch* follows the batch numbered *last*; each rank numbers its own.
 
     A snapshot has its chunks in order, so one that comes first must be its first.
     """
-    if batch.dp_rank:
-        raise WorkerUnavailable(SEVERAL_CACHES)
     if batch.snapshot.index if last is None else batch.sequence_number != last + 1:
         raise WorkerUnavailable("The worker's feed of cache events has a gap.")

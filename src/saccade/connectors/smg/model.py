@@ -4,8 +4,10 @@ import hashlib
 import io
 import zipfile
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
+
+from smg_grpc_proto.generated import common_pb2
 
 from saccade.errors import StartupError
 from saccade.identity.content import files_digest
@@ -24,7 +26,10 @@ MIN_BLOCK_TOKENS = 16
 
 
 def describe(info: Any, server: Any, files: ModelFiles, *, version: str, pixel_dtype: str, dtype: str) -> Description:
-    """Return what GetModelInfo (*info*) and GetServerInfo (*server*) report. Raises StartupError for too little."""
+    """Return what GetModelInfo (*info*) and GetServerInfo (*server*) report. Raises StartupError for too little.
+
+    A worker that does not say how many sequences it computes at a time is taken to compute one.
+    """
     name = served_name(info)
     if not name or info.max_context_length <= 0:
         raise StartupError("The worker names neither its model nor the length of its context.")
@@ -55,7 +60,7 @@ def page_tokens(server: Any) -> int:
 def num_ranks(server: Any) -> int:
     """Return how many KV caches the worker has: one for each of its data-parallel ranks."""
     arguments = server.server_args.fields
-    return (count(arguments, "dp_size") or 1) * (count(arguments, "attn_dp_size") or 1)
+    return count(arguments, "dp_size", "attn_dp_size") or 1
 
 
 def served_name(info: Any) -> str:
@@ -63,9 +68,9 @@ def served_name(info: Any) -> str:
     return str(info.served_model_name or info.model_path.rstrip("/").rpartition("/")[2])
 
 
-def load_of(reply: Any, block_size: int) -> Load:
-    """Return the sum over all ranks of a reply to GetLoads."""
-    ranks = reply.loads
+def load_of(reply: Any, block_size: int, rank: int | None) -> Load:
+    """Return the load of *rank* in a reply to GetLoads, or the sum over all ranks."""
+    ranks = _of_rank(reply.loads, rank)
     num_tokens = sum(rank.max_total_num_tokens for rank in ranks)
     num_free_tokens = num_tokens - sum(rank.num_used_tokens for rank in ranks)
     return Load(
@@ -74,6 +79,25 @@ def load_of(reply: Any, block_size: int) -> Load:
         num_blocks=num_tokens // block_size,
         num_free_blocks=max(0, num_free_tokens) // block_size,
     )
+
+
+def pushed_load_of(record: common_pb2.EngineLoad, num_blocks: int) -> Load:
+    """Return the load in *record*, which comes with cache events; *num_blocks* is the size of the worker's cache."""
+    return Load(
+        num_running=record.running_requests,
+        num_waiting=record.waiting_requests,
+        num_blocks=num_blocks,
+        num_free_blocks=round(num_blocks * max(0.0, 1.0 - record.token_usage)),
+    )
+
+
+def max_running(reply: Any, rank: int | None) -> int:
+    """Return how many requests run at a time by a reply to GetLoads, at *rank* or together; 0 if it does not say."""
+    return sum(max(0, one.max_running_requests) for one in _of_rank(reply.loads, rank))
+
+
+def _of_rank(loads: Sequence[Any], rank: int | None) -> Sequence[Any]:
+    return loads if rank is None else [one for one in loads if one.dp_rank == rank]
 
 
 def count(arguments: Any, *names: str) -> int:

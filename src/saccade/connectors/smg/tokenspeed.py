@@ -1,4 +1,7 @@
-"""A TokenSpeed worker as a gateway sees it: `tokenspeed.grpc.scheduler.TokenSpeedScheduler`."""
+"""A TokenSpeed worker as a gateway sees it: `tokenspeed.grpc.scheduler.TokenSpeedScheduler`.
+
+Its `dp_size` is the number of data-parallel ranks that a request can name (smg_grpc_servicer/tokenspeed/servicer.py).
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,10 +10,12 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated.tokenspeed_scheduler_pb2_grpc import TokenSpeedSchedulerStub
 
 from saccade.connectors.events.sent_images import SentImages
+from saccade.connectors.rank_urls import RankUrl
 from saccade.connectors.smg import model as smg_model
 from saccade.connectors.smg.client import SmgClient
 from saccade.connectors.smg.session import ClientContext, SmgSession
 from saccade.connectors.smg.tokenspeed_messages import generate_request, pad
+from saccade.errors import StartupError
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.exactness import EXACT
 from saccade.protocol.request import EngineRequest
@@ -34,7 +39,9 @@ class TokenSpeedClient(SmgClient):
         super().__init__(url, context, SentImages(pad))
 
     def describe(self, info: Any, server: Any, files: ModelFiles) -> Description:
-        """Return the worker's description. Raises StartupError if it lacks something."""
+        """Return the worker's description. Raises StartupError if it lacks something, such as this rank."""
+        if self.rank is not None and self.rank >= smg_model.count(server.server_args.fields, "dp_size"):
+            raise StartupError(f"The worker has no data-parallel rank {self.rank}, or its requests cannot name ranks.")
         version = f"tokenspeed {server.tokenspeed_version}"
         pixel_dtype = PIXEL_DTYPES.get(info.multimodal_encoder_dtype, "float32")
         return smg_model.describe(info, server, files, version=version, pixel_dtype=pixel_dtype, dtype=info.model_dtype)
@@ -42,4 +49,34 @@ class TokenSpeedClient(SmgClient):
     def message(
         self, request: EngineRequest, payloads: Sequence[str | bytes], session: SmgSession
     ) -> pb.GenerateRequest:
-        return generate_request(request, payloads, session.traits.grid_name, session.eos_token_ids)
+        message = generate_request(request, payloads, session.traits.grid_name, session.eos_token_ids)
+        if self.rank is not None:
+            message.data_parallel_rank = self.rank
+        return message
+
+    def unknowable(self, server: Any) -> str:
+        """Return why the worker's events cannot be read; "" if they can."""
+        reason, num_named = super().unknowable(server), smg_model.count(server.server_args.fields, "dp_size")
+        return f"{reason}: add ?ranks={num_named} to its address" if reason and num_named else reason
+
+
+def rank_urls(url: str) -> tuple[str, ...]:
+    """Return the address of every target of *url*: itself, or with `?ranks=N` one for each data-parallel rank.
+
+    Raises StartupError.
+    """
+    try:
+        address = RankUrl.read(url)
+    except ValueError as error:
+        raise malformed(url) from error
+    if not address.server.startswith(SCHEME):
+        raise malformed(url)
+    return address.of_ranks or (url,)
+
+
+def malformed(url: str) -> StartupError:
+    """Return the error for *url*, which is no address of a TokenSpeed worker."""
+    return StartupError(
+        f"The address of a TokenSpeed worker is {SCHEME}host:port, with ?ranks=N at its end if it has N data-parallel "
+        f"ranks. It is not {url!r}."
+    )

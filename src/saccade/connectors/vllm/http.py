@@ -1,17 +1,17 @@
 """HTTP to a vLLM server: addresses, connections, answers in JSON, and streams of server-sent events."""
 
 import io
-import re
 import socket
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 from weakref import WeakSet
 
 import aiohttp
 import msgspec
 
+from saccade.connectors.rank_urls import MAX_RANKS, RankUrl
 from saccade.errors import StartupError, WorkerFailed, WorkerUnavailable
 from saccade.json_counts import num_brackets, num_commas
 from saccade.transport.credentials import WorkerCredentials
@@ -20,7 +20,6 @@ from saccade.transport.framing import UNREADABLE
 SCHEME = "vllm://"
 TLS_SCHEME = "vllms://"
 SCHEMES = (SCHEME, TLS_SCHEME)
-MAX_RANKS = 1024
 
 CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 2.0
@@ -49,39 +48,26 @@ class VllmAddress:
 
 def rank_urls(url: str) -> tuple[str, ...]:
     """Return the URL of every target of *url*: itself, or with `?ranks=N` one for each data-parallel rank."""
-    server, ranks, rank = _parsed(url)
-    if ranks is None:
-        return (url,)
-    if rank is not None or not 1 <= ranks <= MAX_RANKS:
-        raise _malformed(url)
-    return tuple(f"{server}?rank={rank}" for rank in range(ranks))
+    return _read_url(url).of_ranks or (url,)
 
 
 def address(url: str) -> VllmAddress:
     """Return where one URL of rank_urls() leads. Raises StartupError."""
-    server, ranks, rank = _parsed(url)
-    if ranks is not None:
+    target = _read_url(url)
+    if target.ranks is not None:
         raise _malformed(url)
-    scheme = "https" if server.startswith(TLS_SCHEME) else "http"
-    parts = urlsplit(server)
-    return VllmAddress(f"{scheme}://{parts.netloc}", parts.hostname or "", rank)
+    scheme = "https" if target.server.startswith(TLS_SCHEME) else "http"
+    parts = urlsplit(target.server)
+    return VllmAddress(f"{scheme}://{parts.netloc}", parts.hostname or "", target.rank)
 
 
-def _parsed(url: str) -> tuple[str, int | None, int | None]:
-    """Return `vllm(s)://host:port` of *url*, and the numbers that it gives as `ranks` and `rank`."""
+def _read_url(url: str) -> RankUrl:
+    if not url.startswith(SCHEMES):
+        raise _malformed(url)
     try:
-        parts = urlsplit(url)
-        is_server = bool(parts.hostname and parts.port) and parts.path in ("", "/") and not parts.fragment
-        query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+        return RankUrl.read(url)
     except ValueError as error:
         raise _malformed(url) from error
-    numbers = {name: int(value) for name, value in query.items() if re.fullmatch(r"[0-9]{1,4}", value)}
-    if not is_server or parts.username or not url.startswith(SCHEMES) or not numbers.keys() == query.keys() <= NAMES:
-        raise _malformed(url)
-    return f"{parts.scheme}://{parts.netloc}", numbers.get("ranks"), numbers.get("rank")
-
-
-NAMES = frozenset({"ranks", "rank"})
 
 
 def _malformed(url: str) -> StartupError:
