@@ -1,11 +1,15 @@
 """Pillow resampling, pass by pass. A2"""
 
+import io
+
 import images
 import numpy as np
 from PIL import Image
 from tables import table
 
 from saccade.media import rgbx
+from saccade.media.decode import decode
+from saccade.media.header import ImageLimits
 from saccade.media.resample import resample
 
 KERNELS = (Image.Resampling.BICUBIC, Image.Resampling.BILINEAR)
@@ -39,6 +43,19 @@ def test_a_view_of_any_memory_is_resampled_alike() -> None:
     expected = resample(drawn, 30, 50, Image.Resampling.BICUBIC)
     for view in (memory[..., :3], turned):
         np.testing.assert_array_equal(resample(view, 30, 50, Image.Resampling.BICUBIC), expected)
+
+
+def test_decoded_image_keeps_its_alpha() -> None:
+    """A decoder's memory has four bytes a pixel, whether the fourth is alpha or unused."""
+    drawn = np.random.default_rng(1).integers(0, 256, (60, 80, 4), np.uint8)
+    for file_format in ("PNG", "WEBP"):
+        encoded = io.BytesIO()
+        Image.fromarray(drawn).save(encoded, file_format, lossless=True)
+        decoded = decode(encoded.getvalue(), ImageLimits(), keeps_alpha=True)
+        resized = resample(decoded, 30, 50, Image.Resampling.BICUBIC)
+        assert resized.shape == (30, 50, 4)
+        np.testing.assert_array_equal(resized, resample(decoded.copy(), 30, 50, Image.Resampling.BICUBIC))
+        assert resized[..., 3].min() < 255
 
 
 def test_colours_are_weighted_by_alpha() -> None:

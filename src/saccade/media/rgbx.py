@@ -16,9 +16,12 @@ def empty(height: int, width: int) -> npt.NDArray[np.uint8]:
 
 
 def words(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
-    """Return the memory [height, width, 4] that *image* [height, width, 3] is a view of; None if there is none."""
+    """Return the memory [height, width, 4] that *image* [height, width, 3] is a view of; None if there is none.
+
+    The fourth byte of an image with alpha is not unused, so such an image has none.
+    """
     memory = image.base
-    if not isinstance(memory, np.ndarray) or not memory.flags.c_contiguous:
+    if image.shape[2] != CHANNELS or not isinstance(memory, np.ndarray) or not memory.flags.c_contiguous:
         return None
     same = memory.dtype == image.dtype and memory.shape == (*image.shape[:2], 4)
     if same and memory.ctypes.data == image.ctypes.data and memory.strides == image.strides:
