@@ -1,4 +1,4 @@
-"""A cache that counts the bytes of its values and drops the least recently used ones."""
+"""Caches that limit the total bytes of their values, and drop the least recently used ones first."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -9,18 +9,18 @@ V = TypeVar("V")
 
 
 class _Value(NamedTuple, Generic[V]):
-    """A value and its bytes."""
+    """A value and its size in bytes."""
 
     value: V
     num_bytes: int
 
 
 class ByteLru(Generic[K, V]):
-    """Values by key, at most *budget_bytes* together.
+    """Keeps values by key, up to a total of *budget_bytes*.
 
     A put that exceeds the budget drops the least recently used values. Keys for which *is_pinned* is true stay, even if
-    they alone exceed the budget; call trim() after a key is unpinned. *on_drop* is called with every key and value that
-    is dropped, but not if it is popped or replaced. Iteration yields keys, the least recently used first.
+    they alone exceed the budget; call trim() after a key is unpinned. *on_drop* is called with the key and value of
+    each drop, but not when a value is popped or replaced. Iteration yields keys, the least recently used first.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class ByteLru(Generic[K, V]):
         return ((key, entry.value) for key, entry in self._entries.items())
 
     def peek(self, key: K) -> V | None:
-        """Return a value without marking it used."""
+        """Return a value without marking it as used, or None if there is none."""
         entry = self._entries.get(key)
         return None if entry is None else entry.value
 
     def get(self, key: K) -> V | None:
-        """Return a value and mark it used."""
+        """Return a value and mark it as used, or return None if there is none."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -82,7 +82,7 @@ class ByteLru(Generic[K, V]):
             self._on_drop(key, value)
 
     def trim(self) -> None:
-        """Drop the least recently used values that are not pinned until the budget holds."""
+        """Drop unpinned values, the least recently used first, until the rest fits the budget or is pinned."""
         while self.num_bytes > self.budget_bytes:
             unpinned = next((key for key in self._entries if not self._is_pinned(key)), None)
             if unpinned is None:
@@ -96,9 +96,9 @@ class ByteLru(Generic[K, V]):
 
 
 class TenantLru(Generic[K, V]):
-    """Each tenant's values by key, together at most *budget_bytes*.
+    """Keeps each tenant's values by key, up to a total of *budget_bytes* for all tenants.
 
-    If there is no room, the tenant that holds the most loses its least recently used value.
+    When a put exceeds the budget, the tenant with the most bytes loses its least recently used value.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -113,22 +113,22 @@ class TenantLru(Generic[K, V]):
         return sum(map(len, self._tenants.values()))
 
     def of_tenant(self, tenant: bytes) -> ByteLru[K, V]:
-        """Return the values of *tenant*, for reading; empty if there are none."""
+        """Return *tenant*'s values for reading; the cache is empty if there are none."""
         return self._tenants.get(tenant) or ByteLru(0)
 
     def items(self) -> Iterator[tuple[bytes, K, V]]:
-        """Yield every tenant, key and value."""
+        """Yield the tenant, key and value of every entry."""
         return ((tenant, key, value) for tenant, values in self._tenants.items() for key, value in values.items())
 
     def put(self, tenant: bytes, key: K, value: V, num_bytes: int) -> None:
-        """Add a value, or replace one, as the most recently used of *tenant*."""
+        """Add a value, or replace one, as *tenant*'s most recently used."""
         self._tenants.setdefault(tenant, ByteLru(self.budget_bytes)).put(key, value, num_bytes)
         while self.num_bytes > self.budget_bytes:
             largest = max(self._tenants, key=lambda one: self._tenants[one].num_bytes)
             self.pop(largest, next(iter(self._tenants[largest])))
 
     def pop(self, tenant: bytes, key: K) -> V | None:
-        """Remove a value and return it."""
+        """Remove a value and return it, or return None if there is none."""
         values = self.of_tenant(tenant)
         value = values.pop(key)
         if not len(values):

@@ -1,4 +1,4 @@
-"""Concurrent steps that all end if one fails."""
+"""Runs steps concurrently, and ends all of them if one fails."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
@@ -29,7 +29,7 @@ async def all_or_none(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 async def end_all(tasks: list[asyncio.Task[Any]]) -> None:
     """Cancel *tasks*, wait until they have ended, and empty the list.
 
-    An error holds the frame that has the list, and a task holds its error.
+    Emptying the list breaks a reference cycle: a task holds its error, and the error holds the frame that has the list.
     """
     try:
         await lasting_task.end(*tasks)

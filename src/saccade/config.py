@@ -1,7 +1,7 @@
-"""Declares settings, reads them from sources besides flags, and passes them from a parent to a child process.
+"""Declares settings, reads them from sources other than flags, and passes them from a parent to a child process.
 
-A setting is a field of a dataclass that cyclopts reads: its annotation, default and the text below it are its flag,
-environment variable and help.
+A setting is a field of a dataclass that cyclopts reads. Its flag, environment variable and help come from its
+annotation, its default and the text below it.
 
 A flag overrides its environment variable, the variable overrides the settings file, and the file overrides the default.
 `--max-model-len` is SACCADE_MAX_MODEL_LEN in the environment and `max-model-len` in the file.
@@ -59,7 +59,7 @@ def _absolute(_: Any, tokens: Sequence[Token]) -> Path:
 def _quantity(_: Any, tokens: Sequence[Token]) -> int:
     """Return a whole number as vLLM's human_readable_int reads it: 32k is 32000, 32K is 32768, 1.5k is 1500.
 
-    As in Kubernetes, 1.5Gi is a number of powers of 1024, too.
+    As in Kubernetes, it may also have a unit such as Gi: 1.5Gi is 1.5 times 1024 cubed.
     """
     number = tokens[0].value.strip()
     if match := _QUANTITY.fullmatch(number):
@@ -98,9 +98,10 @@ def _as_given(name: str, value: object) -> Mapping[str, object]:
 def sources(file: Path | None, translate: Translate = _as_given) -> tuple[Any, ...]:
     """Return the sources in which cyclopts looks for settings that are not given as flags.
 
-    *translate* returns the names and values for each setting in *file*; objects with the same name are merged. Raises
-    StartupError if *file* is missing or malformed, or a variable is empty: an empty SACCADE_API_KEY, from a secret
-    without a value, must not start a server without keys.
+    *translate* returns the names and values for each setting in *file*; objects with the same name are merged.
+
+    Raises StartupError if *file* is missing, unreadable or malformed, or if a variable is set but empty. A secret
+    without a value leaves SACCADE_API_KEY empty, and that must not start a server without keys.
     """
     for name, value in os.environ.items():
         if (name.startswith(PREFIX) or name == VLLM_API_KEY) and not value.strip():
@@ -132,7 +133,10 @@ def sources(file: Path | None, translate: Translate = _as_given) -> tuple[Any, .
 
 
 def _parse_yaml(content: bytes) -> dict[str, Any]:
-    """Return the mapping in *content*, without names whose value is null. Raises StartupError that names the line."""
+    """Return the mapping in *content*, without names whose value is null.
+
+    Raises StartupError, which names the line if it is known.
+    """
     try:
         settings = yaml.safe_load(content)
     except yaml.MarkedYAMLError as error:
@@ -146,7 +150,7 @@ def _parse_yaml(content: bytes) -> dict[str, Any]:
 
 
 def parse_toml(content: bytes) -> dict[str, Any]:
-    """Return the tables in *content*. Raises StartupError that names the line."""
+    """Return the tables in *content*. Raises StartupError, which names the line of a syntax error."""
     try:
         return tomllib.loads(content.decode())
     except UnicodeDecodeError as error:
@@ -160,10 +164,10 @@ def parse_toml(content: bytes) -> dict[str, Any]:
 
 
 def program(*words: str, settings: Iterable["DataclassInstance"] = ()) -> tuple[list[str], dict[str, str]]:
-    """Return the command `saccade` with *words* and *settings* for a child process, and its environment.
+    """Return a command that runs `saccade` with *words* and *settings* as a child process, and its environment.
 
-    A child gets all settings from its parent, so this process's variables are left out. Secret settings, which repr()
-    leaves out, are in the environment, which other users of the machine cannot read.
+    A child gets all settings from its parent, so the environment omits this process's SACCADE_ variables. It does have
+    the secret settings, which repr() omits, because other users of the machine cannot read it.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     command = [sys.executable, "-m", "saccade.cli.main", *words]
@@ -176,7 +180,7 @@ def program(*words: str, settings: Iterable["DataclassInstance"] = ()) -> tuple[
 
 
 def to_arguments(flags: "DataclassInstance", left_out: Sequence[str] = ()) -> list[str]:
-    """Return *flags* as command-line arguments, without flags at their default, secret ones and those *left_out*."""
+    """Return *flags* as command-line arguments, except flags at their default, secret flags and those in *left_out*."""
     arguments: list[str] = []
     for name, value, field in flags_of(flags):
         if value == field.default or name in left_out or not field.repr:
@@ -194,7 +198,7 @@ def _variable(flag: str) -> str:
 
 
 def flags_of(settings: "DataclassInstance") -> Iterator[tuple[str, Any, "dataclasses.Field[Any]"]]:
-    """Yield the name, value and field of every flag of *settings* and of the dataclasses in it."""
+    """Yield every flag in *settings* and in the dataclasses nested in it, as its name, value and field."""
     hints = get_type_hints(type(settings), include_extras=True)
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)

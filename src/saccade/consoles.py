@@ -1,4 +1,4 @@
-"""The consoles of commands and LLM. Colours and bars are only for terminals, never for a pipe or a notebook."""
+"""Makes the consoles for commands and LLM. Only a terminal gets colours and bars, never a pipe or a notebook."""
 
 import sys
 
@@ -8,9 +8,10 @@ from rich.console import Console
 def new_console(
     *, stderr: bool = False, markup: bool = False, soft_wrap: bool = False, style: str | None = None
 ) -> Console:
-    """Return a console on stdout, or on *stderr*, whose *is_terminal* is true only for a terminal.
+    """Return a console on stdout, or on stderr if *stderr* is set, whose `is_terminal` is true only for a terminal.
 
-    Rich also takes a pipe for one if FORCE_COLOR is set, as in notebooks and CI; a notebook says itself that it is one.
+    Rich also takes a pipe for a terminal if FORCE_COLOR is set, as in notebooks and CI. A notebook's own streams claim
+    to be terminals, too.
     """
     stream = sys.stderr if stderr else sys.stdout
     return Console(

@@ -1,4 +1,4 @@
-"""The exception tree. Each leaf defines its HTTP status and code.
+"""The exception tree. Each leaf has an HTTP status and a code, which it sets or inherits.
 
     SaccadeError
     ├── RequestError                the request is wrong, 4xx
@@ -51,15 +51,15 @@ MAX_CAUSE_CHARACTERS = 200
 
 
 class SaccadeError(Exception):
-    """Base of all exceptions that Saccade raises.
+    """The base class of errors that Saccade reports to clients or operators.
 
     A subclass sets its own *code* and HTTP *status*, or inherits its base's.
 
     - message: what was wrong, and what to do.
-    - param: the request's field, such as `messages[0].content[1]`.
-    - reason: the log's sentence in place of *message*.
-    - is_logged: whether the log has *message* if there is no *reason*: such sentences hold numbers and the operator's
-      names only. For other classes the log has the code and the field.
+    - param: the field of the request that is wrong, such as `messages[0].content[1]`.
+    - reason: what the log says instead of *message*.
+    - is_logged: whether *message* is logged if there is no *reason*. It then has only numbers and names that the
+      operator chose. Otherwise, only the code and the field are logged.
     """
 
     status: ClassVar[int] = 500
@@ -81,7 +81,7 @@ class SaccadeError(Exception):
 
 
 class RequestError(SaccadeError, code="invalid_request", status=400, is_logged=False):
-    """The request cannot be served, and will fail again if it is sent again. The message may quote the client."""
+    """The client must change the request, or send it again later. The message may quote the client."""
 
     type = "invalid_request_error"
 
@@ -93,15 +93,15 @@ class RequestError(SaccadeError, code="invalid_request", status=400, is_logged=F
 
 
 class InvalidValue(RequestError, code="invalid_value"):
-    """A field has a wrong type or value."""
+    """A field has the wrong type or value."""
 
 
 class UnsupportedParameter(RequestError, code="unsupported_parameter"):
-    """A field that Saccade does not support yet. Such a field is refused, not ignored."""
+    """The request has a field that Saccade does not support yet. Such a field is refused, not ignored."""
 
 
 class ContextLengthExceeded(RequestError, code="context_length_exceeded", is_logged=True):
-    """Prompt and answer do not fit the model's context."""
+    """The prompt and its answer do not fit the model's context."""
 
     @classmethod
     def of(
@@ -109,7 +109,7 @@ class ContextLengthExceeded(RequestError, code="context_length_exceeded", is_log
     ) -> "ContextLengthExceeded":
         """Return the error in OpenAI's wording, which clients match in order to send less.
 
-        With *at_least* the numbers are lower bounds, because the tokens were not counted.
+        With *at_least*, the numbers are lower bounds, because the tokens were not counted.
         """
         least = "at least " if at_least else ""
         return cls(
@@ -121,39 +121,39 @@ class ContextLengthExceeded(RequestError, code="context_length_exceeded", is_log
 
 
 class InvalidImage(RequestError, code="invalid_image"):
-    """Bytes that are not an image, or a damaged image."""
+    """The bytes are not an image, or the image is damaged."""
 
 
 class UnsupportedImageFormat(RequestError, code="unsupported_image_format"):
-    """An image format that Saccade does not decode."""
+    """The image has a format that Saccade does not decode."""
 
 
 class ImageTooLarge(RequestError, code="image_too_large"):
-    """Too many pixels or bytes, too long a side, too extreme an aspect."""
+    """The image has too many pixels or bytes, too long a side or too extreme an aspect ratio."""
 
 
 class InvalidVideo(RequestError, code="invalid_video"):
-    """Bytes that are not a video, or a damaged video."""
+    """The bytes are not a video, or the video is damaged."""
 
 
 class UnsupportedVideoFormat(RequestError, code="unsupported_video_format"):
-    """A container or codec that Saccade does not decode."""
+    """The video has a container or codec that Saccade does not decode."""
 
 
 class VideoTooLarge(RequestError, code="video_too_large"):
-    """Too many frames, pixels or bytes of a video."""
+    """The video has too many frames, pixels or bytes."""
 
 
 class TooManyImages(RequestError, code="too_many_images", is_logged=True):
-    """More images than a request may have."""
+    """The request has more images than it may have."""
 
 
 class InvalidBase64(RequestError, code="invalid_base64"):
-    """A data URL whose payload is not base64."""
+    """The payload of a data URL is not base64."""
 
 
 class InvalidImageUrl(RequestError, code="invalid_image_url"):
-    """A URL that is not fetched. The message does not reveal whether the URL is blocked or unreachable."""
+    """The URL was not fetched. The message does not reveal whether it is blocked or unreachable."""
 
 
 class InvalidApiKey(RequestError, code="invalid_api_key", status=401, is_logged=True):
@@ -165,7 +165,7 @@ class HostNotAllowed(RequestError, code="host_not_allowed", status=403, is_logge
 
 
 class OriginNotAllowed(RequestError, code="origin_not_allowed", status=403, is_logged=True):
-    """A web page whose origin may not call this server."""
+    """The request comes from a web page whose origin may not call this server."""
 
 
 class ModelNotFound(RequestError, code="model_not_found", status=404):
@@ -173,23 +173,23 @@ class ModelNotFound(RequestError, code="model_not_found", status=404):
 
 
 class PreviousResponseNotFound(RequestError, code="previous_response_not_found"):
-    """The response that a request continues is not, or no longer, kept."""
+    """The response that the request continues was never stored, or is no longer stored."""
 
 
 class ResponseNotFound(RequestError, code="response_not_found", status=404):
-    """A response of an earlier request that is not, or no longer, kept."""
+    """The requested response was never stored, or is no longer stored."""
 
 
 class FileNotFound(RequestError, code="file_not_found", status=404):
-    """A file that the tenant has not uploaded, or that is no longer kept."""
+    """The tenant never uploaded this file, or the file is no longer stored."""
 
 
 class RouteNotFound(RequestError, code="not_found", status=404):
-    """No such path."""
+    """The server has no such path."""
 
 
 class MethodNotAllowed(RequestError, code="method_not_allowed", status=405):
-    """The path exists; the method does not."""
+    """The path exists, but does not allow this method."""
 
 
 class RequestTimeout(RequestError, code="request_timeout", status=408, is_logged=True):
@@ -201,11 +201,11 @@ class BodyTooLarge(RequestError, code="body_too_large", status=413, is_logged=Tr
 
 
 class UnsupportedMediaType(RequestError, code="unsupported_media_type", status=415, is_logged=True):
-    """A body without `Content-Type: application/json`."""
+    """The request has a body without `Content-Type: application/json`."""
 
 
 class UnsupportedContentEncoding(RequestError, code="unsupported_content_encoding", status=415):
-    """A body in a content coding that is not read, or in more than one."""
+    """The body has a content coding that Saccade does not read, or more than one."""
 
 
 class QueueFull(RequestError, code="queue_full", status=429, is_logged=True):
@@ -215,7 +215,7 @@ class QueueFull(RequestError, code="queue_full", status=429, is_logged=True):
 
 
 class RateLimitExceeded(RequestError, code="rate_limit_exceeded", status=429, is_logged=True):
-    """A tenant has used its share of a minute; some is left again after *retry_after_seconds*."""
+    """A tenant has used up its allowance for a minute; some is free again after *retry_after_seconds*."""
 
     type = "rate_limit_exceeded"
 
@@ -225,11 +225,11 @@ class RateLimitExceeded(RequestError, code="rate_limit_exceeded", status=429, is
 
 
 class ServiceError(SaccadeError):
-    """The request was fine; Saccade could not serve it."""
+    """The request was fine, but Saccade could not serve it."""
 
 
 class InternalError(ServiceError, code="internal_error"):
-    """An unexpected exception; the log has its traceback with the request's id."""
+    """An unexpected exception occurred; the log has its traceback with the request's id."""
 
 
 class WorkerFailed(ServiceError, code="worker_failed"):
@@ -261,7 +261,7 @@ class StartupError(SaccadeError, code="startup_error"):
 
 
 class NotInstalled(StartupError):
-    """An extra of the package is missing, which the command line needs."""
+    """An optional extra of the package is needed but not installed."""
 
 
 def _leaves(kind: type[SaccadeError]) -> list[type[SaccadeError]]:
@@ -269,21 +269,21 @@ def _leaves(kind: type[SaccadeError]) -> list[type[SaccadeError]]:
 
 
 def from_code(code: str, message: str, param: str | None = None) -> SaccadeError:
-    """Return an exception of the class with *code*, which another process sent; InternalError for an unknown code.
+    """Return an exception of the class with *code*, which another process sent, or InternalError for an unknown code.
 
-    Its message loses all beyond MAX_FOREIGN_CHARACTERS; characters that a terminal would interpret become blanks.
+    The message is cut after MAX_FOREIGN_CHARACTERS, and characters that a terminal would interpret become blanks.
     """
     kinds = {kind.code: kind for kind in _leaves(SaccadeError)}
     return kinds.get(code, InternalError)(printable(message), None if param is None else printable(param))
 
 
 def printable(words: str) -> str:
-    """Return *words* of another process for a terminal or a log: at most MAX_FOREIGN_CHARACTERS, one line."""
+    """Return another process's *words* as one line for a terminal or a log, at most MAX_FOREIGN_CHARACTERS long."""
     return "".join(one if one.isprintable() else " " for one in words[:MAX_FOREIGN_CHARACTERS])
 
 
 def cause(error: BaseException) -> str:
-    """Return the kind of a library's error and its first line, at most MAX_CAUSE_CHARACTERS, for an operator."""
+    """Describe a library's error to an operator: its class and first line, in at most MAX_CAUSE_CHARACTERS."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return text if len(text) <= MAX_CAUSE_CHARACTERS else f"{text[: MAX_CAUSE_CHARACTERS - 3]}..."

@@ -1,11 +1,11 @@
-"""A queue for a gateway's limited resource, in which turns go to the client that is served least.
+"""A queue for a limited resource, in which turns go to the client that is served least.
 
     films = FairQueue(4, "films", max_waiting=64, wait_seconds=30.0)
     with await films.enter(client):
         await show(film)
 
-A unit of capacity is whatever is scarce: a process, a row, a byte. The weight of a turn is how many it takes. A
-client is whoever shares fairly with others: a tenant, or an address without API keys.
+A unit of capacity is whatever is scarce: a process, a row, a byte. The weight of a turn is how many units it takes.
+Clients share fairly: a client is a tenant, or an address if the server has no API keys.
 """
 
 import asyncio
@@ -54,21 +54,21 @@ class FairQueue:
 
     - capacity: how many units there are, such as rows or bytes.
     - what: the plural name of the things that wait; errors use it.
-    - max_waiting: how many turns may wait; None for any number.
-    - wait_seconds: how long a turn may wait; None for any time.
-    - client_capacity: returns how many units a client may hold, from the units that all others hold.
+    - max_waiting: how many turns may wait, or None for no limit.
+    - wait_seconds: how long a turn may wait, or None for no limit.
+    - client_capacity: returns how many units a client may hold, given how many all others hold.
     - client_share: the share of the waiting places left by others that one client may take.
-    - obstacle_to: returns what keeps a turn with a need from beginning now, None if nothing does.
+    - obstacle_to: returns what keeps a turn with a need from beginning now, or None if nothing does.
 
-    **Who is next.** The next turn goes to the client that holds the least weight for its priority. Among several such
-    clients, it goes to the one that was served longest ago, or that came first. A client's own turns are ordered by
-    rank, then by arrival.
+    **Who is next.** The next turn goes to the client that holds the least weight relative to its priority. In a tie, it
+    goes to the client that was served longest ago, or else to the one that came first. A client's own turns are ordered
+    by rank, then by arrival.
 
-    **Heavy turns.** A turn that does not fit yet waits for others to end, and later turns wait after it. Otherwise
-    light turns would keep it out forever. Only turns with an obstacle, and turns of a client at its own capacity, are
-    passed over. A turn over the whole capacity is granted when there is no other turn. A turn over its client's
-    capacity does not wait for all the client's other turns. It begins when half of that capacity is free, with the
-    weight that is free.
+    **Heavy turns.** A turn that does not fit yet waits for others to end, and later turns wait for it. Otherwise light
+    turns would keep it out forever. Only turns with an obstacle, and turns of a client at its own capacity, are passed
+    over. A turn that exceeds the whole capacity is granted when there is no other turn. A turn that weighs more than
+    its client has free does not wait for all the client's other turns. It begins when half of the client's capacity is
+    free, with the weight that is free.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class FairQueue:
 
     @property
     def weight(self) -> int:
-        """The total weight of all turns."""
+        """The total weight of all turns in progress."""
         return self._load.total()
 
     @property
@@ -105,7 +105,7 @@ class FairQueue:
         return sum(not waiter.granted.done() for line in self._lines.values() for waiter in line)
 
     def has_waiting_besides(self, client: Hashable) -> bool:
-        """Whether turns of clients other than *client* wait."""
+        """Return whether turns of clients other than *client* are waiting."""
         lines = (line for other, line in self._lines.items() if other != client)
         return any(not waiter.granted.done() for line in lines for waiter in line)
 
@@ -117,11 +117,11 @@ class FairQueue:
         need: object = None,
         rank: int = 0,
     ) -> "Turn":
-        """Return a turn for *client* as soon as there is one; it is held until leave(), or until the end of its block.
+        """Wait for a turn for *client*, and return it. It lasts until leave(), or until the end of its `with` block.
 
-        A turn that fits waits while there is an obstacle to its *need*, which others may have too; call advance() if
-        one may be gone. When the waiting task is cancelled, it has left the line. Raises QueueFull if too many wait and
-        after the deadline, and the errors of refuse() and of *obstacle_to*.
+        A turn that fits still waits while there is an obstacle to its *need*, which others may have too. Call advance()
+        when an obstacle may be gone. A task that is cancelled while it waits leaves the line. Raises QueueFull if too
+        many turns wait or this one waits too long, and the errors of refuse() and *obstacle_to*.
         """
         self._num_requests += 1
         granted = asyncio.get_running_loop().create_future()
@@ -145,9 +145,9 @@ class FairQueue:
         return Turn(waiter.weight, partial(self._leave, client, waiter.weight))
 
     def grow(self, num_more: int) -> None:
-        """Add *num_more* units of capacity, or remove some if negative.
+        """Add *num_more* units of capacity, or remove units if it is negative.
 
-        Turns above the capacity go on; without any capacity, none begins.
+        Turns in progress go on even if they exceed the capacity; without any capacity, no turn begins.
         """
         self.capacity += num_more
         self.advance()
@@ -182,7 +182,7 @@ class FairQueue:
         self._lines.clear()
 
     def _check_places(self, waiter: _Waiter, max_waiting: int) -> None:
-        """Make *waiter*, its client's newest, leave if there is no waiting place for it. Raises QueueFull."""
+        """Remove *waiter*, its client's newest, and raise QueueFull if there is no waiting place for it."""
         num_own = sum(not own.granted.done() for own in self._lines[waiter.client])
         num_left = max_waiting - (self.num_waiting - num_own)
         if num_own > num_left:
@@ -196,7 +196,7 @@ class FairQueue:
             )
 
     def _withdraw(self, waiter: _Waiter) -> None:
-        """Remove *waiter*, which will not use a turn granted in the same round of the event loop."""
+        """Remove *waiter*, or end its turn if one was granted in the same round of the event loop."""
         granted = waiter.granted
         if granted.done() and not granted.cancelled() and granted.exception() is None:
             self._leave(waiter.client, waiter.weight)
@@ -213,7 +213,7 @@ class FairQueue:
         self.advance()
 
     def _next(self, obstacles: Set[Hashable]) -> _Waiter | None:
-        """Return the waiter with the next turn, whether or not it fits, among those without one of *obstacles*."""
+        """Return the waiter that is next, whether or not its turn fits, except waiters with one of *obstacles*."""
         best: _Waiter | None = None
         least: tuple[float, int, int] = (math.inf, 0, 0)
         for client, line in list(self._lines.items()):
@@ -266,7 +266,7 @@ class FairQueue:
 
 
 class Turn:
-    """A client's turn of *weight*. As a context manager, it ends with the block."""
+    """A client's turn, which takes *weight* units. As a context manager, it ends with the block."""
 
     def __init__(self, weight: int, end: Callable[[], None]) -> None:
         self.weight = weight

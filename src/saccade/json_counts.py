@@ -1,6 +1,6 @@
-"""Counts the values in JSON before any objects are created.
+"""Counts the values in a JSON text before any objects are created.
 
-Each count stops soon after *most*. It reads a text in stretches, and lets other threads run in between.
+A count stops soon after it exceeds *most*. It reads the text in stretches, so that other threads can run in between.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ LONG_STRETCH_BYTES = 1 << 18
 
 
 def num_strings(text: bytes | bytearray, most: int) -> int:
-    """Return the number of strings, including names, or a number over *most*."""
+    """Return the number of strings in *text*, including names, or a number over *most*."""
     num_quotes = 0
     for stretch in _stretches(text):
         num_quotes += _without_escapes(stretch).count(b'"')
@@ -22,17 +22,17 @@ def num_strings(text: bytes | bytearray, most: int) -> int:
 
 
 def num_brackets(text: bytes | bytearray, most: int) -> int:
-    """Return the number of arrays and objects, or a number over *most*."""
+    """Return the number of arrays and objects in *text*, or a number over *most*."""
     return _num_outside_strings(text, (b"[", b"{"), most)
 
 
 def num_commas(text: bytes | bytearray, most: int) -> int:
-    """Return the number of commas between values, or a number over *most*."""
+    """Return the number of commas between values in *text*, or a number over *most*."""
     return _num_outside_strings(text, (b",",), most)
 
 
 def num_marks(text: bytes | bytearray, mark: bytes, most: int) -> int:
-    """Return how often the character *mark* occurs in *text*, including strings, or a number over *most*."""
+    """Return how often the character *mark* occurs in *text*, even in strings, or a number over *most*."""
     num, start = 0, text.find(mark)
     while start >= 0 and num <= most:
         end = start + STRETCH_BYTES
@@ -42,7 +42,7 @@ def num_marks(text: bytes | bytearray, mark: bytes, most: int) -> int:
 
 
 def num_items(array: bytes) -> int:
-    """Return a lower bound on the number of items in an *array* of numbers."""
+    """Return the number of items in *array*, a JSON array of numbers; 1 if it is empty."""
     return array.count(b",") + 1
 
 
@@ -58,7 +58,7 @@ def _num_outside_strings(text: bytes | bytearray, marks: tuple[bytes, ...], most
 
 
 def _stretches(text: bytes | bytearray) -> Iterator[bytes | bytearray]:
-    """Yield *text* in pieces; none ends within an escape."""
+    """Yield *text* in pieces, none of which ends within an escape."""
     start = 0
     while start < len(text):
         stretch = text[start : start + LONG_STRETCH_BYTES]

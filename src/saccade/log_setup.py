@@ -21,10 +21,10 @@ _ARGUMENT = re.compile(r"%[-.0-9]*[a-z]")
 
 
 def configure_logging(level: int = logging.INFO, *, serves_clients: bool = False) -> LogOutput:
-    """Send all log lines to stderr: as text on a terminal, else as JSON. Call once, when a process starts.
+    """Send all log lines to stderr: as text on a terminal, otherwise as JSON. Call it once, when a process starts.
 
-    A thread writes the lines; when the process ends, the waiting lines are still written. In a process that
-    *serves_clients*, tracebacks leave out the errors' messages, which may contain a client's text.
+    A thread writes the lines. When the process ends, it waits up to FLUSH_SECONDS for the thread to write the rest. In
+    a process that *serves_clients*, tracebacks leave out the errors' messages, which may contain a client's text.
     """
     is_terminal = sys.stderr.isatty()
     writer = LineWriter(sys.stderr.fileno(), _text_of_dropped if is_terminal else _json_of_dropped)
@@ -69,7 +69,10 @@ def configure_logging(level: int = logging.INFO, *, serves_clients: bool = False
 
 
 def log_warnings() -> None:
-    """Send warnings and errors to stderr, for a program that has not configured structlog: by default it prints all."""
+    """Send only warnings and errors to stderr, unless the program has configured structlog.
+
+    By default, structlog prints everything to stdout.
+    """
     if not structlog.is_configured():
         structlog.configure(
             wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
@@ -86,7 +89,7 @@ def _write_traceback(stream: TextIO, info: structlog.typing.ExcInfo) -> None:
 
 
 def log_uncaught() -> None:
-    """Log an exception that ends this process. Python would write it to stderr, and block if nobody reads stderr."""
+    """Log any exception that ends this process. Python would write it to stderr, and block if nobody reads stderr."""
     logger = structlog.get_logger(__name__)
 
     def log(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -108,7 +111,7 @@ class _Counting(logging.Filter):
 
 
 def _with_worker(_: object, __: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
-    """Add the field `worker`, the argument of "worker %s" in the text of a line of logging."""
+    """Add the field `worker` to a line from `logging`: the argument of "worker %s" in its text."""
     arguments = line.pop("positional_args", ())
     before, is_about_worker, _rest = str(line["_record"].msg).partition("worker %s")
     position = len(_ARGUMENT.findall(before))
@@ -123,7 +126,7 @@ def _event_first(_: object, __: str, line: structlog.types.EventDict) -> structl
 
 
 def _printable(_: object, __: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
-    """Replace characters that a terminal would interpret, since the line may quote a worker."""
+    """Replace characters that a terminal would interpret with blanks, since the line may quote a worker."""
     for name, value in line.items():
         if isinstance(value, str):
             line[name] = "".join(one if one.isprintable() or one in "\n\t" else " " for one in value)
@@ -131,7 +134,7 @@ def _printable(_: object, __: str, line: structlog.types.EventDict) -> structlog
 
 
 class _Lines:
-    """A logging handler's stream, in which every write is one or more whole lines."""
+    """A logging handler's stream. Every write to it is one or more whole lines."""
 
     def __init__(self, writer: LineWriter) -> None:
         self._writer = writer
@@ -141,7 +144,7 @@ class _Lines:
 
 
 class _Dropped(msgspec.Struct, frozen=True, tag_field="event", tag="log lines dropped"):
-    """The line with the number of dropped lines."""
+    """The log line that says how many lines were dropped."""
 
     timestamp: datetime
     dropped: int

@@ -20,10 +20,10 @@ FLUSH_SECONDS = 2.0
 
 
 class LineWriter:
-    """Write whole lines to *descriptor*. write_line() never blocks; if the queue is full, it drops the line.
+    """Writes whole lines to *descriptor*. write_line() never blocks; if the queue is full, it drops the line.
 
     *tell_dropped* returns a line that says how many lines were dropped; it is written when writing works again. A full
-    disk may cut a line. The next line begins afresh, so a reader of JSON loses only one.
+    disk may cut a line short. A newline comes before the next one, so a reader of JSON loses only one line.
     """
 
     def __init__(self, descriptor: int, tell_dropped: Callable[[int], bytes], max_bytes: int = MAX_BYTES) -> None:
@@ -53,7 +53,7 @@ class LineWriter:
             self._wakes.put(None)
 
     def flush(self, seconds: float = FLUSH_SECONDS) -> bool:
-        """Wait until all lines are written, at most *seconds*; return whether they are."""
+        """Wait up to *seconds* until all lines are written; return whether they are."""
         self._wakes.put(None)
         deadline = time.monotonic() + seconds
         while self._num_bytes and time.monotonic() < deadline:
@@ -86,7 +86,7 @@ class LineWriter:
     def _put(self, content: bytes) -> int:
         """Write all of *content*, however slow the reader is.
 
-        Return how many bytes are left: some if the descriptor no longer has a reader, or its disk is full.
+        Return how many bytes are left: some are if the descriptor no longer has a reader, or its disk is full.
         """
         whole = b"\n" + content if content and self._ends_in_half_a_line else content
         left = memoryview(whole)
@@ -106,10 +106,10 @@ class LineWriter:
 
 @dataclass(frozen=True)
 class LogOutput:
-    """The destination of a process's log lines, their least *level*, and whether it is a terminal.
+    """The destination of a process's log lines, their lowest *level*, and whether the destination is a terminal.
 
-    With *has_short_lines*, people read it, and each request has a short line at every level. *num_lines* counts lines
-    by the name of their level.
+    With *has_short_lines*, people read the lines, and each request gets a short one, whatever the level. *num_lines*
+    counts lines by the name of their level.
     """
 
     writer: LineWriter

@@ -1,4 +1,4 @@
-"""A metrics registry in which a faulty collector loses its own rows but not the whole page."""
+"""A metrics registry in which a faulty collector loses only its own rows, not the whole page."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -11,16 +11,16 @@ logger = logging.getLogger(__name__)
 
 
 def filled(family: GaugeMetricFamily | CounterMetricFamily, samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    """Return *family* with *samples*, each the values of its labels and its own."""
+    """Add *samples* to *family*, each as its labels' values and its own value, and return *family*."""
     for labels, value in samples:
         family.add_metric(labels, value)
     return family
 
 
 class MetricRegistry(CollectorRegistry):
-    """Leaves out the metrics of a collector that raises; *on_failure* is called with its name each time.
+    """Leaves out the metrics of a collector that raises, and calls *on_failure* with the name of its class each time.
 
-    The first failure of each is logged with its traceback.
+    Only the first failure of each class is logged, with its traceback.
     """
 
     def __init__(self, on_failure: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""A folder for the files and sockets of one run. No other user may enter it."""
+"""Makes a folder for one run's files and sockets, which no other user may enter."""
 
 import contextlib
 import tempfile

@@ -1,4 +1,4 @@
-"""The installed release of Saccade."""
+"""Finds the installed release of Saccade."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -7,7 +7,7 @@ DISTRIBUTION = "saccade-vlm"
 
 
 def installed_version() -> str:
-    """Return the installed release; "unknown" if Saccade runs from a source tree."""
+    """Return the installed release, or "unknown" if Saccade runs from a source tree without an installation."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:

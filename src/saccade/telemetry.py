@@ -1,7 +1,7 @@
-"""Metrics.
+"""A gateway's metrics.
 
-A metric that means the same as one of vLLM's has vLLM's name, so that vLLM's dashboards work; all others begin with
-`saccade_`. Labels contain no data that a client sent.
+A metric that means the same as one of vLLM's has the same name, so that vLLM's dashboards work; all other names begin
+with `saccade_`. Labels contain no data that a client sent.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _SHORT_SECONDS = (0.0001, 0.00025, 0.0005, *_SECONDS[:10])
 
 
 class AnswerMetrics:
-    """An answer's metrics, observed for each sample when it ends."""
+    """The metrics of answers and their samples, observed when they end."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         histogram = partial(Histogram, labelnames=MODEL, registry=registry)
@@ -85,7 +85,7 @@ class AnswerMetrics:
 
 
 class Metrics:
-    """Metrics of one gateway process. Those of its engines are collected when `/metrics` is rendered."""
+    """The metrics of one gateway process. Its engines' metrics are collected when `/metrics` is rendered."""
 
     def __init__(self) -> None:
         self.registry = registry = self.new_registry()
@@ -131,11 +131,11 @@ class Metrics:
             pauses.labels(stage).set_function(partial(self.longest_pauses.__getitem__, stage))
 
     def new_registry(self) -> MetricRegistry:
-        """Return a registry whose failures these metrics count."""
+        """Return a registry whose collectors' failures are counted in these metrics."""
         return MetricRegistry(lambda collector: self._failed_collectors.labels(collector).inc())
 
     def observe_stages(self, seconds: dict[str, float]) -> None:
-        """Record how many *seconds* each of some STAGES took; they followed one another, and the last ends now."""
+        """Record how many *seconds* each stage took. They are some of STAGES, in order, and the last one ends now."""
         for stage, spent in seconds.items():
             self._stages[stage].observe(spent)
         if (trace := TRACE.get()) is not None:

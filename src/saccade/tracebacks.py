@@ -1,4 +1,4 @@
-"""Tracebacks without the errors' messages, since an unforeseen error's message may quote a request."""
+"""Formats tracebacks without the errors' messages, since the message of an unforeseen error may quote a request."""
 
 import sys
 import traceback
@@ -10,9 +10,10 @@ ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback of *error* and of the errors that led to it, the first one first.
+    """Return the traceback of *error* and of the errors that led to it, the earliest first.
 
-    Each error is shown by its kind, and by the operating system's message or its `reason`.
+    Each error is shown by its class. An OSError also shows the operating system's message, and a SaccadeError its
+    `reason`.
     """
     texts, ids, one = list[str](), set[int](), error
     while id(one) not in ids:

@@ -1,4 +1,4 @@
-"""A file that is read again whenever it has changed, such as a mounted secret."""
+"""Reads a file, such as a mounted secret, again whenever it has changed."""
 
 import os
 import stat
@@ -8,7 +8,7 @@ from saccade.errors import StartupError
 
 
 class WatchedFile:
-    """The file at *path*, of at most *max_bytes*. Its time, size and inode tell whether it has changed."""
+    """The file at *path*, of at most *max_bytes*. Its modification time, size and inode tell whether it has changed."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self.path = path
@@ -16,9 +16,10 @@ class WatchedFile:
         self._state: tuple[int, ...] | None = None
 
     def read_content(self) -> bytes | None:
-        """Return the content, None if it is the same as last time.
+        """Return the content, or None if the file has not changed since it was last read.
 
-        Raises StartupError if it cannot be read or is too long; its message is only the cause.
+        Raises StartupError if the file cannot be read, is not a regular file or is too long; the error's message is
+        only the cause.
         """
         try:
             # Opening a pipe or a device must not block the reader: it does not wait for the other end.

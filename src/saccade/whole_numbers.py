@@ -1,10 +1,10 @@
-"""Reads whole numbers in text that others wrote."""
+"""Reads whole numbers from text that others wrote."""
 
 MAX_PORT = 65535
 
 
 def read_whole_number(text: str | bytes, most: int) -> int | None:
-    """Return the number that *text* has in decimal digits, None if it has anything else or is over *most*.
+    """Return the number that *text* spells in decimal digits, or None if it is anything else or is over *most*.
 
     int() would also accept signs, blanks, underscores and the digits of other scripts. It raises ValueError for more
     than 4,300 digits, including leading zeros.
@@ -19,5 +19,5 @@ def read_whole_number(text: str | bytes, most: int) -> int | None:
 
 
 def read_port(text: str) -> int | None:
-    """Return the port that *text* has in at most five digits, None if it is not a port."""
+    """Return the port that *text* spells in at most five digits, or None if it is not a number up to MAX_PORT."""
     return read_whole_number(text, MAX_PORT) if len(text) <= len(str(MAX_PORT)) else None

@@ -1,1 +1,1 @@
-"""Measure a server of the OpenAI API: `settings`, `chats` to send, `load`, `figures` of the records, and `page`."""
+"""Measure a server of the OpenAI API: `settings`, `chats` to send, `load`, `figures`, `report` and `page`."""

@@ -1,4 +1,4 @@
-"""The conversations to send: the same settings and seed give the same bytes."""
+"""Makes the conversations to send; the same settings and seed give the same bytes."""
 
 import functools
 import mimetypes
@@ -30,7 +30,7 @@ class Chats:
         self._files = [files[index] for index in self._random(0).permutation(len(files))]
 
     def messages(self, number: int) -> list[msgspec.Raw]:
-        """Return the contents of the user's messages in a conversation, as JSON. The first has images and video."""
+        """Return the contents of a conversation's user messages, as JSON. The first has the images and the video."""
         words = WORDS.split()
         shape = self._settings.turns, self._settings.input_tokens
         texts = [
@@ -43,7 +43,7 @@ class Chats:
         return np.random.default_rng([self._seed, *self._run, *place])
 
     def _source(self, number: int) -> int:
-        """Return the conversation that has the images of this one first."""
+        """Return the number of the conversation that sends this one's images first."""
         share = self._settings.repeat_share
         while number and int(share * (number + 1)) > int(share * number):
             number = int(np.random.default_rng([self._seed, number]).integers(number))

@@ -32,7 +32,7 @@ FAULTS: Mapping[type[Exception], tuple[str, str]] = {
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One request. Times are in ms since it was sent.
+    """The record of one request. Times are in ms since it was sent.
 
     - started: seconds since the run began.
     - text_ms: when each event with text or reasoning came.
@@ -40,8 +40,8 @@ class Record(msgspec.Struct, frozen=True):
     - end_ms: when the answer ended.
     - cached_tokens: None if the server does not report them.
     - finish_reason: None if the answer did not end.
-    - error: a kind of error.
-    - example: the server's answer then.
+    - error: the kind of error, or None.
+    - example: what the server answered, or what went wrong, if there was an error.
     """
 
     conversation: int
@@ -72,7 +72,7 @@ class AnswerReader:
     _rest: bytes = b""
 
     def feed(self, content: bytes, now_ms: float) -> None:
-        """Read bytes that arrived at *now_ms*. Raises MsgspecError or AttributeError if they are no chunks."""
+        """Read bytes that arrived at *now_ms*. Raises MsgspecError or AttributeError if they are not chunks."""
         *lines, self._rest = (self._rest + content).split(b"\n")
         for line in lines:
             data = line.removeprefix(b"data:").strip()
@@ -93,7 +93,7 @@ class AnswerReader:
                 self.texts.append(delta.get("content") or "")
 
     def fault(self) -> tuple[str, str] | None:
-        """Return an ended answer's kind of error, and an example."""
+        """Return an ended answer's kind of error, and an example; None if it has no error."""
         if self.error is not None:
             return "error event", msgspec.json.encode(self.error).decode()
         if not self.is_done:
@@ -130,7 +130,7 @@ class Server:
     ) -> tuple[Record, str]:
         """Send *body*; return *record* with times, tokens and the error if there is one, and the answer's text.
 
-        *is_over* gets the pieces of the text after each event; if it is true, the rest is not read.
+        *is_over* gets the pieces of the text after each event; if it returns True, the rest is not read.
         """
         url, headers = f"{self.root}/v1/chat/completions", _headers(self.key) | {"content-type": "application/json"}
         reader, begin, fault = AnswerReader(), time.perf_counter(), None
@@ -176,7 +176,7 @@ class Server:
         return name, example
 
     async def metrics(self) -> str:
-        """Return the text of /metrics, "" if the server does not show it."""
+        """Return the text of /metrics, or "" if the server does not show it."""
         return await self._get("/metrics", self.metrics_key or self.key)
 
     async def _get(self, path: str, key: str) -> str:
@@ -210,7 +210,7 @@ class Server:
         )
 
     async def explored(self) -> "Server":
-        """Return the server as `named`, and whether it takes ignore_eos. Raises StartupError."""
+        """Return the server as `named` does, and find out whether it takes ignore_eos. Raises StartupError."""
         server = await self.named()
         body = [{"role": "user", "content": "Hello"}]
         first, _ = await server.ask(server.body(body, 1), Record(0, 0, 0.0))
@@ -227,7 +227,7 @@ def _headers(key: str) -> dict[str, str]:
 
 
 def new_session(timeout: float) -> aiohttp.ClientSession:
-    """Return a session that opens as many connections as there are requests; *timeout* in seconds."""
+    """Return a session that opens as many connections as there are requests; *timeout* is in seconds."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
         timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS),

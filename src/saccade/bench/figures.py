@@ -33,7 +33,10 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 class Answers(NamedTuple):
-    """A run's answers without errors: [answers, TTFT .. IS_GOOD] in ms, and the gaps between each answer's texts."""
+    """A run's answers without errors.
+
+    *table* is [answers, TTFT .. IS_GOOD], and *gaps* are those between each answer's texts. Times are in ms.
+    """
 
     table: Floats
     gaps: Sequence[Floats]
@@ -51,7 +54,7 @@ class Answers(NamedTuple):
 
 
 def answers(run: Run, limits: Mapping[str, float]) -> Answers:
-    """Return the answers of *run*; one is good if it keeps all *limits*, in ms."""
+    """Return the answers of *run* without errors; one is good if it keeps all *limits*, in ms."""
     good = [record for record in run.records if record.error is None]
     rows = [(record.text_ms[0], tpot(record), record.end_ms, record.completion_tokens, 1.0) for record in good]
     table = np.array(rows, float).reshape(-1, IS_GOOD + 1)
@@ -61,13 +64,13 @@ def answers(run: Run, limits: Mapping[str, float]) -> Answers:
 
 
 def tpot(record: Record) -> float:
-    """Return the mean time of a token after the first in ms, as `vllm bench` computes it; NaN for one token."""
+    """Return the mean time in ms per token after the first, as `vllm bench` computes it; NaN for one token."""
     count = record.completion_tokens - 1
     return (record.last_ms - record.text_ms[0]) / count if count > 0 else float("nan")
 
 
 def times(parts: Sequence[Answers]) -> dict[str, Floats]:
-    """Return all values in ms of each of LATENCIES."""
+    """Return all values, in ms, for each of LATENCIES."""
     table = np.concatenate([one.table for one in parts])
     gaps = np.concatenate([np.empty(0), *(gap for one in parts for gap in one.gaps)])
     between = table[:, TPOT]
@@ -89,7 +92,7 @@ def figures(parts: Sequence[Answers]) -> dict[str, float]:
 def ratios(a: Sequence[Answers], b: Sequence[Answers], seed: int = 0) -> dict[str, Ratio]:
     """Return B's figures over A's with bootstrap intervals; the runs of *a* and *b* alternated.
 
-    A resample first draws alternations, the same of both, then answers in each run. So an interval includes what
+    A resample first draws alternations, the same ones for both, then answers in each run. So an interval includes what
     changed from alternation to alternation. A figure that is absent or 0 has no ratio.
     """
     random, samples = np.random.default_rng(seed), []

@@ -21,7 +21,7 @@ FPS = 8
 
 
 class Photographer:
-    """Makes images and videos of one size. Equal seeds give equal files."""
+    """Makes images and videos of one size. The same seed gives the same files."""
 
     def __init__(self, seed: int, width: int, height: int) -> None:
         self._width, self._height = width, height

@@ -1,4 +1,4 @@
-"""Runs conversations with a server under one load, and measures how its /metrics grew."""
+"""Runs conversations with a server under one load, and measures how much its /metrics grew."""
 
 import asyncio
 import itertools
@@ -124,7 +124,7 @@ def growth(before: Histograms, after: Histograms) -> Histograms:
 async def measure_run(
     server: Server, settings: BenchSettings, seed: int, files: Sequence[Path], load: Load, place: tuple[int, int, int]
 ) -> Run:
-    """Warm *server* up and measure it. *place* has the numbers of *load*, the alternation and the side."""
+    """Warm up *server* and measure it under *load*. *place* has the numbers of load, alternation and side."""
     is_closed = load.kind == "concurrency"
     num_requests = settings.num_requests or (None if settings.seconds else DEFAULT_REQUESTS)
     count = num_requests and -(-num_requests // settings.turns)

@@ -1,4 +1,4 @@
-"""The result as one HTML file that loads nothing: tables, and plots as SVG."""
+"""The result as one self-contained HTML file: tables, and plots as SVG."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A whole measurement, and its tables."""
+"""Makes a whole measurement, and its tables."""
 
 import platform
 import secrets
@@ -45,7 +45,7 @@ class Table(msgspec.Struct, frozen=True):
     ratios: Mapping[str, Ratio]
 
     def lines(self) -> Iterator[list[str]]:
-        """Yield the cells of each line, the head first."""
+        """Yield the cells of each line, the header first."""
         yield ["times in ms", *(one.label for one in self.columns), *(("B / A", "95 %") if self.ratios else ())]
         for name in dict.fromkeys((*TITLES, *(name for column in self.columns for name in column.figures))):
             cells = [column.figures.get(name) for column in self.columns]
@@ -88,7 +88,10 @@ def _number(value: float | None) -> str:
 
 
 def _column(label: str, runs: Sequence[Run], values: dict[str, float]) -> Column:
-    """Add figures that have no ratio: counts, and the means of the server's histograms in ms."""
+    """Return a column of *values*, and of the figures that have no ratio.
+
+    These are counts, and the means of the server's histograms in ms.
+    """
     records = [record for run in runs for record in run.records]
     good = [record for record in records if record.error is None]
     prompt, cached = sum(one.prompt_tokens for one in good), [one.cached_tokens for one in good]
@@ -106,7 +109,7 @@ def _column(label: str, runs: Sequence[Run], values: dict[str, float]) -> Column
 
 
 def tables(runs: Sequence[Run], limits: Mapping[str, float]) -> list[Table]:
-    """Return one table for one server, or one for each load of two."""
+    """Return a single table for one server, or a table for each load of two servers."""
     sides, columns, compared = sorted({run.side for run in runs}), [], []
     for load in dict.fromkeys(run.load for run in runs):
         parts: list[list[Answers]] = []

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def require_key(admin_key: str | None, user: str = "--gateway") -> str:
-    """Return *admin_key*. Raises StartupError that says what *user* needs if there is none."""
+    """Return *admin_key*. If there is none, raises a StartupError that says what *user* needs."""
     if admin_key is None:
         raise StartupError(f"{user} needs an --admin-key of that gateway: pass one, or set SACCADE_ADMIN_KEY.")
     return admin_key
@@ -27,7 +27,7 @@ def require_key(admin_key: str | None, user: str = "--gateway") -> str:
 def read_answer(gateway: str, path: str, admin_key: str, kind: type[T], command: str) -> T:
     """Return *gateway*'s answer to a GET as a value of *kind*. Raises StartupError.
 
-    *command* names the reader in the error about a gateway with other answers.
+    *command* is what the error for a gateway of another version tells the user to run.
     """
     try:
         return msgspec.json.decode(call(gateway, path, admin_key), type=kind)

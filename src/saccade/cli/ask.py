@@ -69,7 +69,7 @@ def _split(words: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
 
 
 def _names_a_file(word: str) -> bool:
-    """Whether *word* is written as a file or a URL of an image, a PDF or a video; there need be none."""
+    """Whether *word* looks like a file or a URL of an image, a PDF or a video; it need not exist."""
     media_type = mimetypes.guess_type(word)[0] or ""
     return " " not in word and media_type.startswith(("image/", "video/", "application/pdf"))
 

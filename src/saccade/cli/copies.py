@@ -34,14 +34,17 @@ def workers_of_copies(
 
 
 def threads_of_copy(engine: EngineSettings, num_copies: int) -> int | None:
-    """Return the threads for each of *num_copies*, None if the engine chooses or the user has chosen."""
+    """Return the threads for each of *num_copies*, or None for the engine's default.
+
+    If the user has chosen no number, several copies share the machine's cores.
+    """
     if num_copies == 1 or engine.threads is not None or THREADS in os.environ:
         return engine.threads
     return max(1, (len(os.sched_getaffinity(0)) - 1) // num_copies)
 
 
 def gpus_of_copies(engine: EngineSettings, num_copies: int, num_gpus: int) -> list[Mapping[str, str]]:
-    """Return the variables that give each of *num_copies* its own GPUs; none on a machine without GPUs.
+    """Return the variables that give each of *num_copies* its own GPUs; none for a single copy, or without GPUs.
 
     Raises StartupError if there are not enough.
     """

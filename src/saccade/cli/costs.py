@@ -1,4 +1,4 @@
-"""Computes what an image costs a model, from the model's files. No torch."""
+"""Computes what an image costs a model, from the model's files. Does not import torch."""
 
 import math
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def image_cost(
 ) -> ImageCost:
     """Return the cost of an image of *size*, (width, height) in pixels, if its request has no settings of its own.
 
-    *dtype* is the network's, a key of DTYPE_BYTES; *kv_cache_dtype* is the same unless it is named. *processor_kwargs*
+    *dtype* is the network's, a key of DTYPE_BYTES; *kv_cache_dtype* is the same unless it is given. *processor_kwargs*
     are --mm-processor-kwargs. Raises StartupError if a file is wrong, and RequestError if the model has no such images.
     """
     config = parse_json(files, CONFIG)

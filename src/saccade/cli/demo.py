@@ -1,9 +1,9 @@
 """`saccade demo`: start the bundled model, ask it about the bundled images through the openai SDK, stop.
 
-With several workers: a gateway in front of them, and what happens when one is killed.
+With several workers, it shows a gateway in front of them instead, and what happens when one is killed.
 
-The bundled model was not trained on lists of answers or tools, so grammars enforce two answers: one of a list, which
-the model chooses, and a call whose arguments the grammar spells out.
+The bundled model was not trained on lists of answers or tools, so grammars enforce two answers. One comes from a list,
+from which the model chooses. The other is a call whose arguments the grammar spells out.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ def call_tool(client: "openai.OpenAI", model: str, image: Path, labels: Mapping[
 
 
 def image_rows(path: Path, columns: int = IMAGE_COLUMNS) -> Segments:
-    """Return the image for a terminal: two pixels a cell, upper half block on its background."""
+    """Return the image for a terminal, with two pixels per cell: an upper half block on a background."""
     with Image.open(path) as opened:
         height = max(2, round(opened.height * columns / opened.width) // 2 * 2)
         small = opened.convert("RGB").resize((columns, height), Image.Resampling.LANCZOS)
@@ -163,7 +163,7 @@ class _Fleet:
 
 
 def show_workers(num_workers: int, console: Console) -> None:
-    """Show where images go, that a repeat goes to the worker that holds it, and that a killed worker is no loss."""
+    """Show where images go, that a repeat goes to the worker that holds it, and that a killed worker does no harm."""
     import openai
 
     images = sorted(bundled("images").glob("texts/*.png"))

@@ -1,4 +1,4 @@
-"""The flags of commands, from settings. A flag that means the same as one of `vllm serve` has its name."""
+"""The flags that commands share, made from settings. A flag that means the same as one of `vllm serve` has its name."""
 
 from pathlib import Path
 from typing import Literal
@@ -24,7 +24,7 @@ SERVER, MEDIA, ENGINE = ServerSettings(), MediaSettings(), EngineSettings()
 
 
 def model_folder(model: str | None, flags: EngineSettings) -> Path:
-    """Return the folder of *model*, None for the bundled one. Raises StartupError."""
+    """Return the folder of *model*, or of the bundled one if that is None. Raises StartupError."""
     return resolve_model(
         str(bundled("model")) if model is None else model,
         weights=flags.load_format != "dummy",
@@ -34,9 +34,9 @@ def model_folder(model: str | None, flags: EngineSettings) -> Path:
 
 
 def served_names(model: str | None, folder: Path, flags: EngineSettings) -> tuple[str, ...]:
-    """Return the model's names in the API, without duplicates: the flag's, else that of default_name().
+    """Return the model's names in the API, without duplicates: the flag's, or else the default one.
 
-    Raises StartupError for an empty name, or if there is no *model*, but one seems to be parsed as a name.
+    Raises StartupError for an empty name, or if there is no *model* but the last name looks like one.
     """
     names = flags.served_model_name
     if not all(name.strip() for name in names):

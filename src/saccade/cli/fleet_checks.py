@@ -65,7 +65,7 @@ async def reports_of_workers(urls: Sequence[str], credentials: WorkerCredentials
 
 
 async def connection_fault(url: str, credentials: WorkerCredentials) -> str | None:
-    """Return why this machine cannot connect to the worker at *url*, a sentence; None if it can, or for a socket."""
+    """Return why this machine cannot connect to the worker at *url*, or None if it can. A socket is not tried."""
     parts = urlsplit(url)
     if parts.hostname is None or parts.port is None:
         return None
@@ -80,7 +80,7 @@ async def connection_fault(url: str, credentials: WorkerCredentials) -> str | No
 
 
 async def check_fleet(reports: Sequence[WorkerReport]) -> AsyncIterator[Finding]:
-    """Yield the findings about each worker, and about those of one model together."""
+    """Yield the findings about each worker, and about each model's workers together."""
     if not reports:
         yield Finding("workers", "failed", "there are none", "Look at the gateway's list of workers.")
     for report in reports:
@@ -106,7 +106,10 @@ def _of_worker(report: WorkerReport) -> Finding:
 
 
 def _of_model(name: str, workers: Sequence[WorkerReport]) -> Finding:
-    """Return whether the *workers* of the model *name* fit together; those with another release are excluded before."""
+    """Return whether the *workers* of the model *name* fit together.
+
+    Workers with another release were excluded before.
+    """
     roles, versions = {worker.role for worker in workers}, {str(worker.version) for worker in workers}
     if "both" not in roles and len(roles) == 1:
         missing = "decode" if "prefill" in roles else "prefill"

@@ -50,8 +50,8 @@ ROUTING = RoutingSettings()
 class MemberFlags:
     """The flags that a parent passes: `saccade serve`, or the supervisor of several gateway processes.
 
-    *group_member* is a gateway's number or `indexer`, and empty if there is only one process. With *request_lines* each
-    request has a short line on the terminal.
+    *group_member* is a gateway's number or `indexer`, and empty if there is only one process. With *request_lines*,
+    each request gets a short line on the terminal.
     """
 
     group_member: str = ""
@@ -64,7 +64,7 @@ class MemberFlags:
         return self.group_member == INDEXER
 
     def member(self) -> Member | None:
-        """Return which of several processes this is, None if it is the only one. Raises StartupError."""
+        """Return which of several processes this is, or None if it is the only one. Raises StartupError."""
         if not self.group_member:
             return None
         if self.group_folder is None or not (self.is_indexer or self.group_member.isdecimal()):

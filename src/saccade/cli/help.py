@@ -18,7 +18,7 @@ class ShortHelp(DefaultFormatter):
     """Shows COMMON flags only, without their environment variables."""
 
     def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
-        """Print *panel*, unless it has no such flag."""
+        """Print the COMMON flags of *panel*, if it has any."""
         entries = [entry.copy(env_var=None) for entry in panel.entries if COMMON & set(entry.names)]
         if entries:
             super().__call__(console, options, panel.copy(entries=entries))

@@ -1,4 +1,4 @@
-"""`saccade inspect`: show a model's input for images, by the gateway's own code, or where a chat would go."""
+"""`saccade inspect`: show a model's input for images, which the gateway's own code makes, or where a chat would go."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -226,7 +226,7 @@ def show_route(gateway: str, admin_key: str | None, api_key: str | None, chat: P
 
 
 def _lines(route: dict[str, Any]) -> Iterator[str]:
-    """Yield *route* for people: the choice first, then every worker with the sum of its cost."""
+    """Yield the lines that show *route*: the choice first, then every worker with the sum of its cost."""
     yield f"worker    {route['worker']}: {route['reason']}"
     yield f"model     {route['model']}"
     yield f"prompt    {route['prompt_tokens']} tokens"

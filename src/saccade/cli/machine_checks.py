@@ -44,7 +44,7 @@ CONFINE = "from saccade.gateway.confinement import confine; print(*confine(1 << 
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """The result of one check: *detail* is a fact, *fix* what to do if *state* is not ok."""
+    """The result of one check: *detail* states a fact, and *fix* says what to do if *state* is not ok."""
 
     name: str
     state: State
@@ -91,7 +91,10 @@ def check_torch(torch: Distribution | None, with_gpu: bool) -> Finding:
 
 
 def check_gpus(listing: str, requirements: str) -> Iterator[Finding]:
-    """Yield a finding for each GPU in *listing*, which NVIDIA_SMI prints; torch's *requirements* tell its CUDA."""
+    """Yield a finding for each GPU in *listing*, the output of NVIDIA_SMI.
+
+    torch's *requirements* tell its CUDA version.
+    """
     cuda = re.search(r"nvidia-[\w-]+-cu(\d+)", requirements)
     oldest = DRIVERS.get(int(cuda[1]) if cuda else 0, 0)
     rows = re.findall(r"^(\d+), (.+), ((\d+)[\d.]*), (\d+), (\d+)$", listing, re.MULTILINE)
@@ -120,7 +123,7 @@ def check_open_files(limit: int) -> Finding:
 
 
 def check_port(port: int) -> Finding:
-    """Return whether a gateway could listen, or if one answers there already."""
+    """Return whether a gateway could listen on *port*, or whether one answers there already."""
     try:
         listen(LOOPBACK, port).close()
     except StartupError as error:
@@ -141,7 +144,7 @@ def check_confinement(measures: list[str]) -> Finding:
 
 
 def check_model(folder: Path) -> Finding:
-    """Return whether the files in *folder* can be served: configuration, tokenizer, template, headers of weights."""
+    """Return whether the files in *folder* can be served: configuration, tokenizer, template, weight headers."""
     try:
         files = read_model_files(folder)
         family = family_of(parse_json(files, CONFIG))

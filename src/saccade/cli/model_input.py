@@ -55,7 +55,7 @@ class Stopwatch:
 class ModelInput(NamedTuple):
     """The images of one message, pages and videos included, and its prompt.
 
-    *patches* has the patches of PDF pages, whose processes have ended; None for other images.
+    *patches* has the patches of PDF pages, since their decode process has ended, and None for other images.
     """
 
     images: list[EncodedImage]
@@ -118,7 +118,7 @@ def _part(content: bytes) -> ContentPart:
 
 
 async def _page(pool: DecodePool, served: ServedModel, image: EncodedImage, watch: Stopwatch) -> Patches | None:
-    """Return the patches of a page of a PDF; None for other images. Raises RequestError."""
+    """Return the patches of a PDF's page; None for other images. Raises RequestError."""
     if image.page is None:
         return None
     family, layout = served.family, image.layout
@@ -130,9 +130,9 @@ async def _page(pool: DecodePool, served: ServedModel, image: EncodedImage, watc
 
 
 def preview_of(image: EncodedImage, patches: Patches | None, served: ServedModel, watch: Stopwatch) -> Patches | None:
-    """Return what the model sees of *image*, uint8 [h, w, 3], and None for a video. Raises RequestError.
+    """Return what the model sees of *image*, uint8 [h, w, 3], or None for a video. Raises RequestError.
 
-    An image without *patches* is decoded and resized as a decode process does it.
+    An image without *patches* is decoded and resized as a decode process would do it.
     """
     if image.video is not None:
         return None

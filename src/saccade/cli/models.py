@@ -1,4 +1,4 @@
-"""`saccade models`: the models in the hub's cache, those to begin with, and the supported architectures."""
+"""`saccade models`: the models in the hub's cache, recommended ones, and the supported architectures."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -71,7 +71,7 @@ def _machine(memory: int | None) -> Machine:
 
 
 def _gpu_bytes() -> int:
-    """Return the memory of the first GPU; 0 if torch is not there, or does not see it."""
+    """Return the memory of the first GPU; 0 if torch is not installed, or does not see it."""
     if not has_engine():
         return 0
     import torch

@@ -10,7 +10,7 @@ from saccade.eval.runner import Journal
 
 
 def check_writable(*files: Path | None) -> None:
-    """Raise StartupError if one of *files* cannot be written, before an hour of measurement ends with it."""
+    """Raise StartupError if one of *files* cannot be written, so that a long measurement does not end with it."""
     for file in filter(None, files):
         try:
             is_new = not file.exists()

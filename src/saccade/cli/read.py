@@ -1,4 +1,4 @@
-"""`saccade read`: documents to Markdown, by a model."""
+"""`saccade read`: read documents with a model, and write them as Markdown."""
 
 import contextlib
 import functools
@@ -112,7 +112,10 @@ def _set_total(progress: Progress, task: TaskID, num_pages: int) -> None:
 
 @contextlib.contextmanager
 def _target(file: str, folder: Path | None, *, as_json: bool) -> Iterator[Callable[[str], object]]:
-    """Yield what writes the texts of *file*: to standard output, or to a file in *folder*. Raises StartupError."""
+    """Yield a function that writes the texts of *file* to standard output, or to a file in *folder*.
+
+    Raises StartupError.
+    """
     if folder is None:
         yield _print
         return

@@ -1,4 +1,4 @@
-"""The releases to begin with, by a machine's memory and processor, and by what they are good at."""
+"""The releases to start with, by a machine's memory and processor, and by what they are good at."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ PROCESSOR = Path("/proc/cpuinfo")
 
 
 class Machine(NamedTuple):
-    """What decides: the memory for a model, whether of a GPU, and the bytes that a parameter takes."""
+    """What the choice depends on: the memory for a model, whether it is a GPU's, and the bytes per parameter."""
 
     memory_bytes: int
     has_gpu: bool

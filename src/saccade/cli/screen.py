@@ -43,7 +43,7 @@ class _Percentage(ProgressColumn):
 
 
 class StartProgress:
-    """Show the progress of an engine's start: a bar on a terminal, else a line per stage. Use as a context manager."""
+    """Shows the progress of a start: a bar on a terminal, else a line for each stage. Use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -87,7 +87,7 @@ def show_summary(
 ) -> None:
     """Print the summary of a start; *commands* are lines to paste into a shell. Figures are for each copy.
 
-    *media* has the settings of the gateway, None for a worker, which does not know them.
+    *media* has the gateway's settings, or is None for a worker, which does not know them.
     """
     tokens = description.num_blocks * description.block_size
     table = Table.grid(padding=(0, 2))
@@ -125,7 +125,7 @@ def show_summary(
 
 
 def _image_costs(description: Description, media: MediaSettings | None) -> list[str]:
-    """Return lines about the cost of an example image; none if the files do not tell, or the model takes none."""
+    """Return lines about the cost of an example image; none if the files do not tell, or the model takes no images."""
     width, height = EXAMPLE
     of_example, settings = f"of {width}x{height}", media or MediaSettings()
     if width * height > settings.max_image_pixels:
@@ -155,7 +155,7 @@ def _image_costs(description: Description, media: MediaSettings | None) -> list[
 
 
 def size(num_bytes: float) -> str:
-    """Return a number of bytes for people: `1.5 GiB`."""
+    """Return a number of bytes in readable form: `1.5 GiB`."""
     unit, name = next(((unit, name) for unit, name in ((GIB, "GiB"), (MIB, "MiB")) if num_bytes >= unit), (1024, "KiB"))
     return f"{num_bytes / unit:.3g} {name}"
 
@@ -166,9 +166,9 @@ def takes_images(description: Description) -> bool:
 
 
 def curl(url: str, model: str, image: Path | None, server: ServerSettings) -> str:
-    """Return a shell command that asks *model* at *url*, the root of the API of *server*, about *image*, if any.
+    """Return a shell command that asks *model* at *url*, the API's root at *server*, about *image*, if any.
 
-    The body goes through a pipe: an argument may have 128 KiB, which a photo exceeds.
+    The body goes through a pipe: an argument may have at most 128 KiB, which a photo exceeds.
     """
     mark = "IMAGE"
     parts = [
@@ -210,7 +210,7 @@ def warn(console: Console, *problems: str | None) -> None:
 
 
 def open_host(server: ServerSettings) -> str:
-    """Return a warning if other machines reach the server and it has no keys, else ""."""
+    """Return a warning if other machines can reach the server and it has no keys, else ""."""
     if server.host not in ("0.0.0.0", "::") or server.api_keys or server.api_keys_file:  # noqa: S104
         return ""
     return (

@@ -1,4 +1,4 @@
-"""The server that answers a command: the one at an address, else the bundled model for this once."""
+"""The server that answers a command: the one at an address, or else the bundled model, just for this command."""
 
 import contextlib
 import sys
@@ -63,7 +63,7 @@ def _api(url: str) -> str:
 
 
 class _Model(msgspec.Struct):
-    """An entry of the server's list, as far as it is read; *note* is a string only of Saccade's."""
+    """An entry of the server's list, as far as it is read; *note* is a string only if the server is Saccade."""
 
     id: str
     note: object = ""
@@ -102,7 +102,7 @@ def _served(client: "openai.OpenAI", api: str, name: str | None = None) -> tuple
 
 
 def _sentence(error: "openai.APIError", api: str) -> str:
-    """Return what the server says about *error*, else a sentence of ours."""
+    """Return what the server says about *error*, or else a sentence that explains it."""
     import openai
 
     if isinstance(error, openai.APIConnectionError):
@@ -119,5 +119,5 @@ def _is_a_stranger(api: str, status: str = "") -> str:
 
 
 def printable(text: str) -> str:
-    """Return *text* without control characters, on which a terminal would act."""
+    """Return *text* with U+FFFD for control characters, on which a terminal would act."""
     return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text)

@@ -9,7 +9,7 @@ CUDA_LIBRARY = "torch/lib/libtorch_cuda.so"
 
 
 def installed_torch() -> Distribution | None:
-    """Return the installed distribution of torch, None if there is none."""
+    """Return the installed distribution of torch, or None if there is none."""
     try:
         return distribution("torch")
     except PackageNotFoundError:

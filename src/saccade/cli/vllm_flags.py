@@ -1,4 +1,6 @@
-"""The flags of `vllm serve` and Saccade's support for each, from vllm_flags.toml, which generates docs/from-vllm.md.
+"""The flags of `vllm serve` and Saccade's support for each, from vllm_flags.toml.
+
+docs/from-vllm.md is generated from the same file.
 
 A flag that would change an answer is never accepted without effect, unless its value requests Saccade's own behaviour
 (`same_values`).
@@ -46,8 +48,8 @@ class Support(StrEnum):
 class VllmFlag:
     """A flag of `vllm serve`, all its *names*, and a *sentence* about Saccade's behaviour.
 
-    *ours* is Saccade's name of a SERVED flag. *same_values* are accepted without effect for every *support*. A flag may
-    *become* other words, in which {} is its value; *values* are spellings of vLLM, with Saccade's.
+    *ours* is Saccade's name for a SERVED flag. *same_values* are accepted without effect, whatever the *support*.
+    *becomes* are other words for the flag, in which {} is its value; *values* maps vLLM's spellings to Saccade's.
     """
 
     names: tuple[str, ...]
@@ -61,17 +63,17 @@ class VllmFlag:
 
     @property
     def may_change(self) -> bool:
-        """Whether some values of the flag are other words here, or none."""
+        """Whether the flag may become other words here, or none, for some of its values."""
         is_plain = self.support is Support.SERVED and not self.same_values and self.takes != "many"
         return self.is_translated or not is_plain
 
     @property
     def is_translated(self) -> bool:
-        """Whether the flag, or some of its values, have another spelling here."""
+        """Whether the flag or some of its values have another spelling here."""
         return bool(self.becomes or self.values)
 
     def translate(self, name: str, value: str) -> list[str]:
-        """Return the words of Saccade for the flag, given as *name*, with *value*."""
+        """Return Saccade's words for the flag, given as *name*, with *value*."""
         spelt = self.values.get(value, value)
         return [word.replace("{}", spelt) for word in self.becomes] or [name, spelt]
 
@@ -165,7 +167,7 @@ def _object_or_text(text: str) -> object:
 
 
 def fold_keys(arguments: Sequence[str]) -> list[str]:
-    """Return *arguments* with the keys of each JSON flag together, as vLLM reads them.
+    """Return *arguments* with the keys of each JSON flag gathered in one object, as vLLM reads them.
 
     `--limit-mm-per-prompt.image 4` becomes `--limit-mm-per-prompt {"image": 4}`. A value that is not JSON is a string.
     A later value replaces an earlier one.
@@ -222,7 +224,7 @@ def _leaves(value: str) -> list[str]:
 
 
 def explanation(name: str) -> str | None:
-    """Return the explanation of a flag of vLLM that the command lacks; None if vLLM has no such flag."""
+    """Explain a vLLM flag that the command lacks. Return None if vLLM has no such flag."""
     flag = find(name)
     if flag is None:
         return None

@@ -94,7 +94,7 @@ class AccessFlags:
         )
 
     def tokenspeed(self) -> TokenSpeedPort | None:
-        """Return where TokenSpeed's wire is served, None for nowhere. Raises StartupError."""
+        """Return where TokenSpeed's wire is served, or None for nowhere. Raises StartupError."""
         if self.serve_tokenspeed is None:
             if self.tracing.endpoint is not None:
                 raise StartupError(

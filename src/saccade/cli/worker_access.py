@@ -1,4 +1,4 @@
-"""The credentials of a gateway for its workers: those of `saccade gateway` and `saccade doctor`."""
+"""A gateway's credentials for its workers, as `saccade gateway` and `saccade doctor` take them."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""How to talk to a worker, of any kind."""
+"""Clients for every kind of worker."""

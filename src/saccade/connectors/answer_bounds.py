@@ -21,7 +21,7 @@ TOO_LONG = "The worker sent more than was asked for."
 
 
 class AnswerBounds:
-    """Counts what arrives for *request*. A worker that does not stop would fill memory and use up a tenant's tokens."""
+    """Limits what arrives for *request*. A worker that does not stop could fill memory and use up a tenant's tokens."""
 
     def __init__(self, request: EngineRequest) -> None:
         self._sampling = request.sampling

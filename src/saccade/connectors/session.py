@@ -61,7 +61,7 @@ class Connector(ABC, Generic[S]):
 
     @property
     def ready(self) -> bool:
-        """Whether the worker was well when last asked."""
+        """Whether the worker was connected and healthy when last checked."""
         return self._session is not None
 
     async def start(self) -> None:
@@ -73,7 +73,10 @@ class Connector(ABC, Generic[S]):
         await lasting_task.end(self._task)
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Whether the worker is believed to hold an image, so that its pixels need not be sent; most wires need all."""
+        """Return whether the worker is believed to hold an image, so that its pixels need not be sent.
+
+        Most wires need the pixels of every image.
+        """
         return False
 
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:

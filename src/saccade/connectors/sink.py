@@ -12,7 +12,7 @@ SendPixels = Callable[[tuple[MediaPixels, ...]], None]
 
 
 class Sink(Protocol):
-    """Receives what a worker sends for one request, each call at once. A connector that closes fails its sinks.
+    """Receives what a worker sends for one request, as it arrives. A connector that closes fails its sinks.
 
     An error that a method raises fails its request, and no other. Nothing after fail() counts.
     """
@@ -75,7 +75,7 @@ class Legs:
 
 @dataclass(frozen=True)
 class PrefillSink:
-    """The sink of the prefill leg: drops its token. An error of that leg ends the request if no delta has come."""
+    """The sink of the prefill leg. It drops the leg's token; a leg's error ends the request if no delta has come."""
 
     legs: Legs
 

@@ -1,4 +1,4 @@
-"""The part of a worker's reported load that a gateway keeps."""
+"""Decides which part of a worker's reported load a gateway keeps."""
 
 import math
 
@@ -8,7 +8,7 @@ from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
 
 
 def plausible(load: Load) -> Load:
-    """Return *load* with 0 for numbers that cannot be, and without counts of steps by other bounds than ours.
+    """Return *load* with 0 for impossible numbers, and without counts of steps for bounds other than ours.
 
     A worker of another version may have other bounds. Its answers may be right all the same.
     """

@@ -1,1 +1,1 @@
-"""Reads documents by a model: pages in, Markdown with boxes and figures out."""
+"""Reads documents with a model: pages in, Markdown with boxes and figures out."""

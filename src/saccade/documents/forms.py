@@ -1,4 +1,4 @@
-"""How a model reads a page: the form of its release, or ours."""
+"""How a model reads a page: in the form of its release, or in Saccade's own."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -22,13 +22,13 @@ GENERAL_FORM = PageForm(
 
 @cache
 def page_forms() -> Mapping[str, PageForm]:
-    """Return every form by its name, which is a part of the names of the models that have it."""
+    """Return every form by its name, which is part of the names of its models."""
     of_releases = {name: form for family in models.families().values() for name, form in family.page_forms.items()}
     return MappingProxyType({**of_releases, BUNDLED_NAME: BUNDLED_PAGE_FORM, GENERAL: GENERAL_FORM})
 
 
 def find_form(model: str, name: str | None = None) -> PageForm:
-    """Return the form *name*, else that of *model*, else ours. Raises StartupError for an unknown name."""
+    """Return the form *name*, else that of *model*, else Saccade's own. Raises StartupError for an unknown name."""
     forms = page_forms()
     if name is not None:
         if name not in forms:

@@ -1,4 +1,7 @@
-"""Answers in HTML, an element for each block of a page, as Markdown. Tables stay HTML, since Markdown has no spans."""
+"""Converts HTML answers, with an element for each block of a page, to Markdown.
+
+Tables stay HTML, since Markdown has no cells that span rows or columns.
+"""
 
 import html
 import re
@@ -37,7 +40,7 @@ class HtmlBlock(NamedTuple):
 
 
 def read_blocks(answer: str) -> list[HtmlBlock]:
-    """Return the blocks of *answer*; one that was cut off has its last block as far as it goes."""
+    """Return the blocks of *answer*; if it was cut off, the last block goes as far as it does."""
     parser = _BlockParser()
     parser.feed(answer)
     parser.close()
@@ -45,7 +48,7 @@ def read_blocks(answer: str) -> list[HtmlBlock]:
 
 
 class _BlockParser(HTMLParser):
-    """Writes Markdown while it reads. Text outside of blocks is a block without a box."""
+    """Writes Markdown while it parses. Text outside blocks becomes a block without a box."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -77,7 +80,7 @@ class _BlockParser(HTMLParser):
             self._start(tag, attributes)
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
-        """Write the beginning of an element outside of tables."""
+        """Write the beginning of an element that is outside tables."""
         match tag:
             case _ if tag in BEGINNINGS:
                 self._pieces.append(BEGINNINGS[tag])

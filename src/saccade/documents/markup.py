@@ -14,7 +14,7 @@ _PLACED_FIGURE = re.compile(r"!\[(.*?)\]\(page_(\d+)_(\d+)_(\d+)_(\d+)\.png\)")
 
 
 class Reading(NamedTuple):
-    """The text of a page."""
+    """A page's text, with its blocks and figures."""
 
     markdown: str
     blocks: list[Block]
@@ -22,7 +22,7 @@ class Reading(NamedTuple):
 
 
 class Sheet(NamedTuple):
-    """The page that was read: its pixels, and the beginning of the names of its figures."""
+    """The page that was read: its size in pixels, and the prefix of its figures' names."""
 
     width: int
     height: int
@@ -36,7 +36,7 @@ class Sheet(NamedTuple):
 
 
 def read_answer(answer: str, form: PageForm, sheet: Sheet) -> Reading:
-    """Return the text of *answer*, in the markup of *form*, about *sheet*."""
+    """Read *answer*, which is about *sheet* and in the markup of *form*."""
     if fence := _FENCE.fullmatch(answer):
         answer = fence[1]
     match form.markup:

@@ -1,4 +1,4 @@
-"""A page as text: what readers of documents yield."""
+"""A page as text, which is what readers of documents yield."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A figure: its place on the page, and the name of the file that *markdown* of the page shows for it."""
+    """A figure: its place on the page, and the name of the file that the page's *markdown* shows for it."""
 
     name: str
     box: Box
@@ -26,8 +26,8 @@ class Figure(msgspec.Struct, frozen=True):
 class PageText(msgspec.Struct, frozen=True):
     """The text of page *page*, from 1, of *file*; 0 stands for a file that cannot be opened.
 
-    *width* and *height* are the pixels of the page that the model got. *fault* says what is wrong: then *markdown* is
-    empty, or only a part of the page.
+    *width* and *height* are the size, in pixels, of the page that the model got. *fault* says what is wrong. In that
+    case, *markdown* is empty or has only a part of the page.
     """
 
     file: str

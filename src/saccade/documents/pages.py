@@ -1,4 +1,4 @@
-"""The pages of files: which there are, and each as an image.
+"""Finds the pages of files, and makes an image of each.
 
 A PDF's page is drawn in a confined decode process, as for a gateway, and only when its turn comes. So a long PDF takes
 no more memory than a short one.
@@ -40,7 +40,7 @@ _RANGE = re.compile(r"(\d+)(-(\d*))?")
 class Page:
     """Page *number*, from 1, of the file at *path*, which has the hash *digest*.
 
-    *width* and *height* are in points if *is_drawn*, as for a page of a PDF, and else in pixels.
+    *width* and *height* are in points if *is_drawn*, as for a page of a PDF, and otherwise in pixels.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class PageRanges:
 
     @classmethod
     def parse(cls, text: str) -> "PageRanges":
-        """Raise StartupError for a text that names no pages."""
+        """Return the ranges in *text*. Raises StartupError if it names no pages."""
         ranges = []
         for part in text.split(","):
             match = _RANGE.fullmatch(part.strip())
@@ -82,7 +82,7 @@ class PageRanges:
 
 
 def find_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the files of *paths*, those in folders by name. Raises StartupError if there is none."""
+    """Return the files at *paths*, those in a folder by name. Raises StartupError if a path has none."""
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -107,7 +107,7 @@ def new_pool() -> DecodePool:
 
 
 async def open_file(pool: DecodePool, path: Path, ranges: PageRanges | None) -> Sequence[Page] | UnreadableFile:
-    """Return the pages of the file at *path* that are in *ranges*, all without."""
+    """Return the pages of the file at *path* that are in *ranges*, or all of them if that is None."""
     try:
         content = await asyncio.to_thread(path.read_bytes)
     except OSError as error:
@@ -129,7 +129,7 @@ async def open_file(pool: DecodePool, path: Path, ranges: PageRanges | None) -> 
 
 
 def drawn_size(page: Page, longest_side: int) -> tuple[int, int]:
-    """Return width and height in pixels of *page* as a model gets it."""
+    """Return the width and height, in pixels, at which a model gets *page*."""
     if not page.is_drawn:
         return page.width, page.height
     scale = min(longest_side / max(page.width, page.height), MAX_DOTS_PER_INCH / POINTS_PER_INCH)
@@ -137,7 +137,7 @@ def drawn_size(page: Page, longest_side: int) -> tuple[int, int]:
 
 
 async def encode_page(pool: DecodePool, page: Page, longest_side: int) -> bytes:
-    """Return *page* as the file of an image; one that is an image is sent as it is. Raises SaccadeError."""
+    """Return *page* as an image file; a page that is an image already stays as it is. Raises SaccadeError."""
     if not page.is_drawn:
         return await _read(page)
     return await asyncio.to_thread(_png, await draw_page(pool, page, longest_side))

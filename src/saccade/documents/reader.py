@@ -58,7 +58,7 @@ def new_journal(path: Path) -> Journal:
 
 
 async def read_pages(reader: Reader, pages: Sequence[Page | UnreadableFile]) -> AsyncGenerator[PageText, None]:
-    """Yield the text of each of *pages* in their order. A page that fails has a fault, and others their text."""
+    """Yield the text of each of *pages*, in order. A page that fails has a fault; the others have their text."""
     places = asyncio.Semaphore(reader.concurrency)
 
     async def read(page: Page | UnreadableFile) -> PageText:
@@ -84,7 +84,7 @@ async def read_pages(reader: Reader, pages: Sequence[Page | UnreadableFile]) -> 
 
 
 async def read_page(reader: Reader, page: Page) -> PageText:
-    """Return the text of *page*, of the journal if it is there."""
+    """Return the text of *page*, from the journal if it is there."""
     width, height = drawn_size(page, reader.form.longest_side)
     place = PageText(str(page.path), page.number, width, height)
     key = _key(reader, page)
@@ -104,13 +104,13 @@ async def read_page(reader: Reader, page: Page) -> PageText:
 
 
 def _key(reader: Reader, page: Page) -> str:
-    """Return what tells an answer from others: the page, the model and the question."""
+    """Return a digest of what tells an answer from others: the page, the model and the question."""
     question = (reader.server.model, reader.form, reader.max_tokens, page.digest, page.number)
     return blake3.blake3(msgspec.msgpack.encode(question)).hexdigest(length=16)
 
 
 async def _ask(reader: Reader, page: Page) -> Mapping[str, Any]:
-    """Return the `text` and the `fault` of an answer about *page*. Raises SaccadeError if it cannot be drawn."""
+    """Return the `text` and the `fault` of an answer about *page*. Raises SaccadeError if the page cannot be drawn."""
     encoded = await encode_page(reader.pool, page, reader.form.longest_side)
     text = ""
     for temperature in TEMPERATURES:
@@ -139,7 +139,7 @@ def _body(reader: Reader, encoded: bytes, temperature: float) -> bytes:
 
 
 def _is_repeating(pieces: Sequence[str]) -> bool:
-    """Whether an answer need not be read on; it is looked at now and then."""
+    """Whether the rest of an answer need not be read; this is checked only now and then."""
     return len(pieces) % CHECK_EVENTS == 0 and repetition_start("".join(pieces)) is not None
 
 
@@ -149,7 +149,7 @@ def _is_transient(result: tuple[Record, str]) -> bool:
 
 
 def _fault(record: Record) -> str:
-    """Return what is wrong with an answer, "" for a good one. A page without text is a good one."""
+    """Return what is wrong with an answer, or "" for a good one. An answer without text is a good one."""
     if record.error not in (None, NO_TEXT):
         message = _MESSAGE.search(record.example or "")
         return str(msgspec.json.decode(message[1])) if message else f"{record.error}: {record.example}"

@@ -1,4 +1,4 @@
-"""Reads documents: for the command, and for programs and notebooks by read()."""
+"""Reads documents, for the command and, through read(), for programs and notebooks."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ END: Any = object()
 
 
 class Documents(NamedTuple):
-    """The *files* to read, the pages of each, None for all, and the *settings*, which are checked."""
+    """The *files* to read, the *ranges* of pages in each (None for all), and the *settings*, which are checked."""
 
     files: Sequence[Path]
     ranges: PageRanges | None
@@ -33,7 +33,7 @@ class Documents(NamedTuple):
 
     @classmethod
     def find(cls, paths: Sequence[Path], settings: ReadSettings) -> "Documents":
-        """Return the files of *paths*, and make the folder for figures. Raises StartupError."""
+        """Return the documents at *paths*, and make the folder for their texts and figures. Raises StartupError."""
         find_form("", settings.form)
         ranges = None if settings.pages is None else PageRanges.parse(settings.pages)
         files = find_files(paths)
@@ -43,7 +43,7 @@ class Documents(NamedTuple):
 
 
 class Address(NamedTuple):
-    """The server to ask: its URL, a key, and the name of its model, "" for the first that it lists."""
+    """The server to ask: its URL, a key, and the name of its model, or "" for the first that it lists."""
 
     url: str
     key: str = ""
@@ -62,9 +62,9 @@ def read(
         for page in saccade.read("report.pdf", model="PaddlePaddle/PaddleOCR-VL", pages="3-9"):
             print(page.markdown)
 
-    With *url* a running server is asked, and *model* is its name there. Without, *model* is a folder or a hub id that
-    is served until the last page, None for the small model that ships with Saccade. Other *settings* are flags of
-    `saccade read` by name. A page that fails has a `fault`. Raises StartupError.
+    With *url*, a running server is asked, and *model* is the model's name there. Without it, *model* is a folder or a
+    hub id that is served until the last page. None stands for the small model that ships with Saccade. Other *settings*
+    are flags of `saccade read` by name. A page that fails has a `fault`. Raises StartupError.
     """
     documents = Documents.find([Path(file) for file in files], _settings_of(settings))
     with contextlib.ExitStack() as stack:
@@ -100,7 +100,10 @@ async def read_documents(
 
 
 def iterate(begin: Callable[[], AsyncGenerator[T, None]]) -> Generator[T, None, None]:
-    """Yield what the generator of *begin* yields. It runs in another thread: a notebook's loop may run in this one."""
+    """Yield what the generator of *begin* yields.
+
+    It runs in another thread, since a notebook's loop may run in this one.
+    """
     with ThreadPoolExecutor(1, "documents") as thread:
         runner = asyncio.Runner()
         generator = begin()
@@ -117,7 +120,7 @@ def iterate(begin: Callable[[], AsyncGenerator[T, None]]) -> Generator[T, None, 
 
 
 def _settings_of(settings: dict[str, Any]) -> ReadSettings:
-    """Return *settings* by name. Raises StartupError for a name that there is not."""
+    """Return *settings* by name. Raises StartupError for an unknown name."""
     for name in settings:
         if name not in ReadSettings.__dataclass_fields__:
             raise StartupError(f"There is no setting {name}; there are {', '.join(ReadSettings.__dataclass_fields__)}.")
@@ -127,7 +130,7 @@ def _settings_of(settings: dict[str, Any]) -> ReadSettings:
 
 
 def _make_folder(folder: Path, files: Sequence[Path]) -> None:
-    """Make the folder for the texts and figures of *files*. Raises StartupError if two have one name."""
+    """Make the folder for the texts and figures of *files*. Raises StartupError if two have the same name."""
     names = [file.name for file in files]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise StartupError(f"Two files have the name {twice}, and in {folder} their texts would be one file.")

@@ -1,4 +1,4 @@
-"""An answer that repeats itself without end, as models write it that lost their place on a page."""
+"""Finds where an answer begins to repeat itself without end, as a model's does when it has lost its place on a page."""
 
 MIN_CHARACTERS = 2000
 MIN_REPEATS = 4
@@ -8,7 +8,7 @@ TAIL_CHARACTERS = 8000
 
 
 def repetition_start(text: str) -> int | None:
-    """Return the index after the first of the equal pieces with which *text* ends; None if it does not end so.
+    """Return the index after the first of the equal pieces that *text* ends with; None if it does not end like that.
 
     repetition_start("A page. " + "and on " * 1000)  # 14: "A page. and on" is left
     """

@@ -1,4 +1,4 @@
-"""The settings of a reader of documents, each with its flag, its default and its help."""
+"""The settings for reading documents, each with its flag, its default and its help."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Compile the kernels of a start ahead of it. This runs a whole start, so no list of kernels is needed."""
+"""Compile the kernels that an engine needs, ahead of its start.
+
+This runs a whole start, so it needs no list of kernels.
+"""
 
 import dataclasses
 import time
@@ -32,7 +35,7 @@ class Stage(NamedTuple):
 
 
 class StageLog:
-    """A Progress that passes reports on, and records each stage. Call `end_stage` after the last one."""
+    """A Progress that records each stage, and passes all reports on. Call `end_stage` after the last one."""
 
     def __init__(self, progress: Progress, seconds: Callable[[], float] = time.monotonic) -> None:
         self.stages: list[Stage] = []
@@ -40,14 +43,14 @@ class StageLog:
         self._name, self._began, self._counts = "", seconds(), _counts()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """Note a report about *stage*."""
+        """Record *stage* if it is new, and pass the report on."""
         if stage != self._name:
             self.end_stage()
             self._name = stage
         self._progress(stage, done, total)
 
     def end_stage(self) -> None:
-        """Note the stage that ends now."""
+        """Record the stage that ends now."""
         now, counts = self._seconds(), _counts()
         if self._name:
             self.stages.append(Stage(self._name, now - self._began, counts - self._counts))
@@ -55,7 +58,7 @@ class StageLog:
 
 
 def needs_weights(folder: Path, config: EngineSettings) -> bool:
-    """Return whether the kernels for the model in *folder* depend on its weights, as they do in a quantised checkpoint.
+    """Return whether the kernels for the model in *folder* depend on its weights; those of a quantised checkpoint do.
 
     Only the weight files say which matrices are quantised. Raises StartupError.
     """

@@ -19,7 +19,7 @@ KvCacheDtype = Literal["auto", "fp8"]
 
 
 class Limits(NamedTuple):
-    """The limits of a step."""
+    """A step's limits."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -164,7 +164,7 @@ class SplitSettings:
 
 @dataclass(frozen=True)
 class EngineConfig(EngineSettings, SplitSettings):
-    """All of an engine's settings, which its process gets as JSON."""
+    """All of an engine's settings, which its process receives as JSON."""
 
     model_dir: str
     model: str
@@ -181,11 +181,11 @@ class EngineConfig(EngineSettings, SplitSettings):
 
     @cached_property
     def speculation(self) -> SpeculativeConfig | None:
-        """The configured source of speculative tokens. Raises StartupError."""
+        """The configured source of speculative tokens, if any. Raises StartupError."""
         return None if self.speculative_config is None else SpeculativeConfig.read_option(self.speculative_config)
 
     def check(self) -> None:
-        """Raise StartupError if settings contradict each other. The flag parser has already checked each one."""
+        """Raise StartupError for settings that cannot work. The flag parser has already checked their types."""
         if self.max_model_len == 1:
             raise StartupError("--max-model-len must be at least 2: a prompt and an answer have a token each.")
         if self.tensor_parallel_size % (self.attention_tensor_parallel_size or 1):

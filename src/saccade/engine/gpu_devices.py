@@ -15,5 +15,5 @@ def has_gpu(devices: Path = Path("/dev")) -> bool:
 
 
 def num_gpus(devices: Path = Path("/dev")) -> int:
-    """Return how many NVIDIA GPUs *devices* has, without torch."""
+    """Return how many NVIDIA GPUs *devices* has, without torch; 0 under WSL."""
     return sum(1 for _ in devices.glob(GPU_DEVICE))

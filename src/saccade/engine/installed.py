@@ -1,4 +1,4 @@
-"""Checks that the packages that only the engine needs are installed. A gateway runs without them."""
+"""Checks whether the packages that only the engine needs are installed. A gateway runs without them."""
 
 from importlib.util import find_spec
 
@@ -9,7 +9,7 @@ PACKAGES = ("torch", "safetensors")
 
 
 def has_engine() -> bool:
-    """Return whether all PACKAGES are installed, without an import."""
+    """Return whether all PACKAGES are installed, without importing them."""
     return all(find_spec(name) is not None for name in PACKAGES)
 
 

@@ -1,6 +1,6 @@
 """The engine's step: settle, schedule, plan, launch, collect and commit.
 
-Takes requests, returns a frame per connection.
+It takes requests, and returns a frame for each connection.
 """
 
 import time
@@ -35,11 +35,13 @@ logger = structlog.get_logger(__name__)
 
 
 class Engine:
-    """Runs the steps for *requests*, which come and go between steps. *recorder* is *executor*, or None.
+    """Runs the steps for *requests*, which come and go between steps.
+
+    *recorder* is the *executor* if that records steps, else None.
 
     *new_connector* makes the KV connector of a prefill or decode worker's engine. Without *grammars*, requests with a
-    grammar are refused. When a step is launched, *steps_ahead* (0 or 1) may still be in flight. *cause* is the last
-    failed step's failure.
+    grammar are refused. When a step is launched, *steps_ahead* (0 or 1) may still be in flight. *cause* says why the
+    last failed step failed.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has work or output."""
+        """Whether `step` has work to do or output to return."""
         has_work = self.scheduler.has_work or self.requests.has_work or self.kv_connector.has_work
         has_unneeded = self._encoder_cache.has_dropped or self.scheduler.encoder_scheduler.has_unpinned
         return has_work or has_unneeded or bool(self._launched)
@@ -116,7 +118,7 @@ class Engine:
             grammars.take_compiled(self.scheduler, 0.0 if self.scheduler.has_work else WAIT_SECONDS)
 
     def _allowance(self) -> Allowance | None:
-        """Return what the next step may do next to decodes."""
+        """Return how much other work the next step may add to its decodes."""
         block_size = self.scheduler.block_manager.paged_blocks.block_size
         return self._costs.allowance(self.scheduler.budgets.step_seconds, block_size)
 

@@ -37,7 +37,7 @@ logger = structlog.get_logger(__name__)
 
 
 def run_engine(config: EngineConfig, channel: EngineChannel) -> int:
-    """Load the model, then serve until the front ends it. Return the process's exit status. Raises ChannelClosed."""
+    """Load the model, then serve until Shutdown. Return the process's exit status. Raises ChannelClosed."""
 
     def progress(stage: str, done: int, total: int) -> None:
         channel.send(EngineProgress(stage, done, total))
@@ -62,7 +62,7 @@ def run_engine(config: EngineConfig, channel: EngineChannel) -> int:
 
 
 class Loop:
-    """The process's main loop; ends when its front does."""
+    """The process's main loop, which ends on Shutdown, or when the front is gone."""
 
     def __init__(self, engine: Engine, channel: EngineChannel) -> None:
         self.engine = engine

@@ -1,7 +1,7 @@
 """Records steps to files and replays them: the segment format, a writer, a reader, and the comparison of results.
 
 A segment starts with empty rows and caches, so that it can be replayed on its own. It is a file of length-framed
-msgpack: a Header, then a Record for each call of the executor, in order. If the worker died, a segment ends in the
+msgpack: a Header, then a Record for each call of the executor, in order. If the worker died, a segment may end in the
 middle of a record.
 """
 
@@ -68,7 +68,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment's settings. *config* has the device, dtype, threads and number of blocks as resolved."""
+    """A segment's settings. *config* has the resolved device, dtype, threads and number of blocks."""
 
     format: int = FORMAT
     machine: Machine
@@ -89,7 +89,7 @@ class StepCollected(msgspec.Struct, frozen=True, array_like=True, tag="collect")
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The failure of the previous call with *error*. It is a segment's last record."""
+    """A call of the executor failed with *error*. This is a segment's last record."""
 
     error: str
 
@@ -100,8 +100,8 @@ Record = StepLaunched | StepCollected | StepFailed
 class Recorder:
     """An executor.protocol.Executor that records the calls to *executor* and their results.
 
-    Between segments nothing is recorded. If `is_due`, the engine empties rows and caches and calls `begin_segment`. A
-    thread writes; no call waits for it but `close`.
+    Between segments nothing is recorded. If `is_due`, `begin_if_due` begins a segment and empties rows and caches. A
+    thread writes; only `close` waits for it.
     """
 
     def __init__(self, executor: Executor, header: Header) -> None:
@@ -121,7 +121,9 @@ class Recorder:
         return self._segment is None and time.monotonic() - self._began >= self.rest_seconds
 
     def begin_if_due(self, scheduler: Scheduler, collect: Callable[[], None]) -> None:
-        """Start a segment if one is due. Rows and caches become empty, so running sequences are computed again.
+        """Start a segment if one is due and the scheduler can start over.
+
+        Rows and caches become empty, so running sequences are computed again.
 
         *collect* ends the steps in flight.
         """
@@ -156,7 +158,7 @@ class Recorder:
         self.executor.close()
 
     def launch(self, step: StepInput, sampling: SamplingInput) -> None:
-        """Record *step* before it is computed. If the step ends the process, it is its segment's last record."""
+        """Record *step* before it is computed. If the step kills the process, this is the segment's last record."""
         if self._segment is not None:
             recorded = step if self._header.config.record_pixels else with_pixels(step, digest)
             self._record(StepLaunched(recorded, sampling))
@@ -164,7 +166,7 @@ class Recorder:
             self.executor.launch(step, sampling)
 
     def collect_output(self) -> StepOutput:
-        """Record the output of the oldest step."""
+        """Return the output of the oldest step, and record it."""
         with self._recording_failure():
             output = self.executor.collect_output()
         self._record(StepCollected(output))
@@ -175,7 +177,7 @@ class Recorder:
 
     @contextmanager
     def _recording_failure(self) -> Iterator[None]:
-        """End the segment if a call raises, because the executors' state after a failed step is undefined."""
+        """End the segment if a call raises, because the executor's state after a failed step is undefined."""
         try:
             yield
         except Exception as error:
@@ -207,7 +209,7 @@ class Recorder:
             self._segment = None
 
     def _make_room(self) -> None:
-        """Delete the oldest segments, even of earlier engines, until there is room for another one."""
+        """Delete the oldest segments, even those of earlier engines, until there is room for another one."""
         # By name, which begins with the time of the start: the last bytes may be written after the next segment began.
         sizes = {
             path: max(path.stat().st_size, self._num_bytes.get(path, 0))
@@ -251,20 +253,20 @@ class Segment:
             self.error = f"writing failed: {error.strerror}"
 
     def close(self) -> None:
-        """Write the rest, and end the file."""
+        """Write the rest, and close the file."""
         self.write_frames()
         os.close(self._descriptor)
 
 
 def digest(image: EncoderInput) -> bytes:
-    """Return what a recording has instead of the pixels of *image*: their length, as 8 bytes, and their blake3."""
+    """Return what a recording keeps in place of an image's pixels: their length, as 8 bytes, and their blake3 hash."""
     return len(image.pixels).to_bytes(8, "big") + blake3(image.pixels).digest()
 
 
 def recording_folder(config: EngineConfig) -> Path:
     """Return the folder for recordings, created with mode 0700 if it does not exist. Raises StartupError.
 
-    Recordings contain prompts, so no other user may be able to write to the folder.
+    Recordings contain prompts: the folder must belong to this user, and no other may be able to write to it.
     """
     folder = Path(config.record_steps or "")
     try:
@@ -281,7 +283,7 @@ def recording_folder(config: EngineConfig) -> Path:
 
 
 class Recording:
-    """The segment on disk at *path*. Raises StartupError if the file is not a recording."""
+    """The segment on disk at *path*. Raises StartupError if the file is not a recording of this FORMAT."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -331,7 +333,7 @@ class Recording:
 class Difference:
     """A difference between the *expected* result in the recording and the result that the replay *got*.
 
-    *row* and *sequence_id* are None for a failure.
+    *row* and *sequence_id* are None for a failure, and for the list of results that are not finite.
     """
 
     number: int
@@ -395,7 +397,7 @@ class Replay:
         self._note(None, str(expected.non_finite), str(got.non_finite))
 
     def _texts(self, output: StepOutput) -> list[str]:
-        """Return the tokens and prompt log probabilities as texts, which are equal exactly if the numbers are."""
+        """Return the tokens and prompt log probabilities as texts that are equal exactly if the numbers are."""
         logprobs = output.logprobs if self._is_exact else []
         tokens = [
             f"token {one}{f', {logprob}' * (logprob is not None)}"

@@ -69,7 +69,7 @@ def describe(
 
 
 def kv_form(description: Description, caches: Caches) -> KvForm:
-    """Return the format of the KV state in *caches* of the engine with *description*."""
+    """Return the format in which the engine with *description* keeps KV state in *caches*."""
     return KvForm(
         fingerprint=description.fingerprint,
         dtype=description.dtype,
@@ -98,14 +98,14 @@ def describe_machine(description: Description, num_threads: int) -> Machine:
 
 
 def _note(config: EngineConfig) -> str:
-    """Return a note on what users must know about the answers, "" for nothing."""
+    """Return what users must know about the answers, or "" if there is nothing."""
     if config.load_format == "dummy":
         return RANDOM_WEIGHTS
     return f"{ABILITIES} {WAY_ON}" if has_bundled_weights(config) else ""
 
 
 def _device(model: LoadedModel) -> str:
-    """Return the device that *model* is on, with the number of processes that each compute on one."""
+    """Return the device that *model* is on, and the number of processes if several compute on one each."""
     device, size = model.network.device, model.ranks.size
     return str(device) if size == 1 else f"{device.type} x {size}"
 

@@ -86,7 +86,7 @@ def _to_warm_up(config: EngineConfig) -> EngineConfig:
 
 
 def fresh_engine(header: Header, changes: dict[str, str]) -> tuple[Engine, Machine]:
-    """Return an engine with an executor as in *header*, apart from *changes* to its EngineConfig, and its machine.
+    """Return an engine with the EngineConfig in *header*, apart from *changes*, and the machine that it runs on.
 
     Raises StartupError if it cannot be created, or if the model folder holds other weights.
     """
@@ -115,7 +115,7 @@ def allocate(
 ) -> Caches:
     """Return the caches of *model* with *num_blocks* blocks, and make *peers* allocate theirs.
 
-    None stands for as many blocks as fit in memory on every rank, as *measured*.
+    None stands for as many blocks as fit on every rank; *measured* corrects this rank's measurement.
     """
     if num_blocks is None:
         num_blocks = memory.fitting_blocks(config, model, measured)
@@ -126,7 +126,7 @@ def allocate(
 
 
 def largest_grid(spec: ModelSpec, budget_patches: int) -> Grid:
-    """Return the grid of a square image within the budget whose tokens fit into a sequence, as warmup.run() needs."""
+    """Return the grid of a square image within the budget whose tokens fit into a sequence, as run_warmup() needs."""
     grid = spec.square_grid(budget_patches)
     while budget_patches and spec.item_tokens(grid) + warmup.NUM_OTHER_TOKENS >= spec.max_position_embeddings:
         budget_patches = budget_patches * 7 // 8
@@ -189,7 +189,7 @@ def assemble(
     grammars: Grammars | None = None,
     limits: MediaMemory | None = None,
 ) -> Engine:
-    """Return an engine that runs *model* with *peers* in *caches*, which may be uninitialised. Raises StartupError."""
+    """Return an engine that runs *model* with *peers* in *caches*, whatever these hold. Raises StartupError."""
     network, spec = model.network, model.network.spec
     max_model_len = memory.model_length(config, spec.max_position_embeddings, caches.sizes.num_blocks)
     budgets = Budgets(

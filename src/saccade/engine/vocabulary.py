@@ -42,7 +42,7 @@ def read_vocabulary(model_files: ModelFiles, vocab_size: int) -> Vocabulary:
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> Sequence[int]:
-    """Return the ids of *text*, none if they would be special tokens."""
+    """Return the ids of *text*, or none if they would be special tokens."""
     try:
         return tokenizer.encode_text(text)
     except InvalidValue:

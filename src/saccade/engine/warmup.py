@@ -1,4 +1,4 @@
-"""Runs a synthetic request, so that the first real request finds everything loaded and torch's buffers allocated."""
+"""Runs synthetic requests, so that the first real one finds everything loaded and torch's buffers allocated."""
 
 from collections.abc import Iterable
 from math import prod
@@ -17,10 +17,10 @@ NUM_OTHER_TOKENS = 3
 
 
 def run_warmup(engine: Engine, num_text_tokens: int, grid: Grid | None = None, num_rows: int = 0) -> None:
-    """Run text, an image of *grid* (None for the smallest) and *num_rows* draws in one step through *engine*.
+    """Run three kinds of requests through *engine*: text, an image, and draws.
 
-    Use an engine that is discarded afterwards, since its caches and counters are not cleared. Raises StartupError if a
-    request fails.
+    The image has *grid*, or is the smallest if that is None. One step has *num_rows* draws. Use an engine that is
+    discarded afterwards, since its caches and counters are not cleared. Raises StartupError if a request fails.
     """
     _run(engine, [_text(engine, num_text_tokens)])
     _run(engine, _image(engine, grid))
@@ -57,7 +57,7 @@ def _draw(engine: Engine, number: int) -> EngineRequest:
 
 
 def _image(engine: Engine, grid: Grid | None) -> list[EngineRequest]:
-    """Return a request with an image, none if it would be too long or if the model reads only text."""
+    """Return a request with an image, or none if it would be too long or if the model reads only text."""
     spec = engine.validator.spec
     if not spec.takes_media:
         return []

@@ -22,7 +22,7 @@ TRANSIENT = ("no connection", "connection broken", "stream broken off", "HTTP 42
 class ScoredAnswer(msgspec.Struct, frozen=True):
     """An answer to a question, the *run*-th one from 0. *score* is from 0 to 1, and 0 for an *error*.
 
-    *example* has the words of the server.
+    *example* says what the server answered then.
     """
 
     number: int
@@ -41,7 +41,7 @@ class ScoredAnswer(msgspec.Struct, frozen=True):
 
 
 class Side(NamedTuple):
-    """One server's answers, of which *num_new* are new, in *wall_seconds*."""
+    """One server's answers, of which *num_new* are new and took *wall_seconds*."""
 
     server: Server
     answers: list[ScoredAnswer]
@@ -81,7 +81,7 @@ def body(server: Server, question: Question, run: int, settings: EvalSettings) -
 async def examine(
     server: Server, source: Source, settings: EvalSettings, journal: Journal, tell: Callable[[int], None]
 ) -> Side:
-    """Ask the questions that *journal* does not have. *tell* gets the number of answers after each.
+    """Ask the questions that *journal* does not have. *tell* gets the number of answers after each one.
 
     Raises StartupError.
     """

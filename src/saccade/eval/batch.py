@@ -26,7 +26,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def requests(file: Path) -> Iterator[Request]:
-    """Yield the requests in *file*. Raises StartupError that names a wrong line."""
+    """Yield the requests in *file*. Raises a StartupError that names a wrong line."""
     names = set()
     try:
         with file.open("rb") as lines:
@@ -64,7 +64,7 @@ def is_good(line: Mapping[str, Any]) -> bool:
 async def run_batch(
     server: Server, batch: Iterable[Request], journal: Journal, at_once: int, tell: Callable[[int], None]
 ) -> None:
-    """Send the requests that *journal* has no answer to. *tell* gets the number of answers after each."""
+    """Send the requests that *journal* has no answer to. *tell* gets the number of answers after each one."""
 
     async def ask(request: Request) -> None:
         if request.custom_id not in journal.results:

@@ -1,7 +1,7 @@
-"""1000 questions in OCRBench's layout, with images drawn here: the same ones at every call, and no files.
+"""Draws 1000 questions with images in OCRBench's layout: the same ones at every call, without any files.
 
-Each of OCRBench's ten kinds has as many questions as there. Handwriting is imitated, and there are no photographs. So
-scores compare servers and settings with each other, and not with published scores.
+Each of OCRBench's ten kinds has as many questions as in OCRBench. Handwriting is imitated, and there are no
+photographs. So scores can be compared between servers and settings, but not with published scores.
 """
 
 import bisect
@@ -102,7 +102,7 @@ def _font(size: int = SIZE) -> ImageFont.FreeTypeFont:
 
 
 def _line(text: str, rng: random.Random, border: int = 0) -> Image.Image:
-    """Draw one line of text; with a *border* of its letters, in white on a colour."""
+    """Draw one line of text; if its letters have a *border*, in white on a colour."""
     font = _font(rng.randint(SIZE, 2 * SIZE))
     left, top, right, bottom = map(round, font.getbbox(text, stroke_width=border))
     size = right - left + 2 * SIZE, bottom - top + 2 * SIZE

@@ -1,4 +1,4 @@
-"""The report as one HTML file that loads nothing: the scores, and the wrong answers with their images."""
+"""The report as one self-contained HTML file: the scores, and the wrong answers with their images."""
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ small{{color:var(--faint)}}.right{{color:#2e9e6b}}.wrong{{color:#d04a4a}}
 
 
 def cells(result: Report) -> Iterator[list[str]]:
-    """Yield the cells of the table's lines, the head first."""
+    """Yield the cells of the table's lines, the header first."""
     labels = "AB"[: len(result.servers)] if len(result.servers) > 1 else ["score, %"]
     yield ["", "questions", *labels, *(["B - A, points"] if len(result.servers) > 1 else [])]
     for line in result.lines:
@@ -68,7 +68,7 @@ def _wrong(sides: Sequence[Sequence[ScoredAnswer]]) -> dict[int, bool]:
 
 
 def _some(wrong: Mapping[int, bool]) -> set[int]:
-    """Return at most MAX_QUESTIONS: first those with different scores, and evenly some of the others."""
+    """Return at most MAX_QUESTIONS: first those with different scores, then some of the others, evenly spread."""
     different = [number for number, is_same in wrong.items() if not is_same][:MAX_QUESTIONS]
     others = [number for number, is_same in wrong.items() if is_same]
     is_listed = partial(is_taken, len(others), MAX_QUESTIONS - len(different))
@@ -91,7 +91,7 @@ def _article(question: Question, sides: Sequence[Sequence[ScoredAnswer]]) -> str
 
 
 def _small(image: bytes) -> str:
-    """Return an image as a `data:` URL that is small enough for a page to have many."""
+    """Return an image as a `data:` URL, small enough for a page to have many of them."""
     with Image.open(io.BytesIO(image)) as pixels:
         if max(pixels.size) <= MAX_SIDE:
             return data_url(image)

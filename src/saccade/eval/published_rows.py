@@ -1,7 +1,7 @@
-"""Rows of benchmarks whose files have columns of their own, in the columns that all tasks have.
+"""Converts rows of benchmarks with columns of their own to the columns that all tasks have.
 
-A function per benchmark returns a row with `question`, `answer`, perhaps `options`, and `image`. Each reads the
-benchmark's own parquet files, and VLMEvalKit's TSV files, which have the columns A, B and so on.
+Each benchmark has a function that returns a row with `question`, `answer`, perhaps `options`, and `image`. It reads
+rows of the benchmark's own parquet files, and of VLMEvalKit's TSV files, which have the columns A, B and so on.
 """
 
 import re
@@ -18,7 +18,7 @@ YES_NO = {"0": "No", "1": "Yes"}
 
 
 def mathvista(row: Row) -> Row:
-    """Return a row of MathVista: the right answer is an option's text, and the image is in a column of its own."""
+    """Convert a row of MathVista: the right answer is an option's text, and the image is in a column of its own."""
     options, answer = texts(row.get("choices")), str(row.get("answer") or "")
     metadata = row.get("metadata")
     task = metadata.get("task") if isinstance(metadata, dict) else row.get("task")
@@ -31,13 +31,13 @@ def mathvista(row: Row) -> Row:
 
 
 def ai2d(row: Row) -> Row:
-    """Return a row of AI2D, whose right answer is an option's place, from 0."""
+    """Convert a row of AI2D, whose right answer is an option's place, from 0."""
     answer = str(row.get("answer", ""))
     return {**row, "answer": LETTERS[int(answer)]} if answer.isdigit() and int(answer) < len(LETTERS) else row
 
 
 def mmbench(row: Row) -> Row:
-    """Return a row of MMBench, whose question may have a hint before it."""
+    """Convert a row of MMBench, whose question may have a hint before it."""
     hint = row.get("hint")
     if not isinstance(hint, str) or hint in ("", "nan"):
         return row
@@ -45,7 +45,7 @@ def mmbench(row: Row) -> Row:
 
 
 def mmstar(row: Row) -> Row:
-    """Return a row of MMStar, whose options may be in the question."""
+    """Convert a row of MMStar, whose options may be in the question."""
     question, *listed = _LISTED.split(str(row.get("question") or ""), 1)
     if not listed or options_of(row):
         return row
@@ -53,7 +53,7 @@ def mmstar(row: Row) -> Row:
 
 
 def hallusionbench(row: Row) -> Row:
-    """Return a row of HallusionBench, whose right answer is 1 for yes."""
+    """Convert a row of HallusionBench, whose right answer is 1 for yes."""
     answer: Any = row.get("gt_answer", row.get("answer"))
     return {**row, "answer": YES_NO.get(str(answer), answer)}
 

@@ -22,7 +22,7 @@ SPLITS = {"0": "human", "1": "machine"}
 class Question(NamedTuple):
     """A question. *parts* are texts and the bytes of image files, in the order in which they are sent.
 
-    *number* is its place in the files, *name* what the file calls it. *rule* scores an answer, from 0 to 1.
+    *number* is its place in the files, and *name* is what the file calls it. *rule* scores an answer, from 0 to 1.
     """
 
     number: int
@@ -59,7 +59,7 @@ def first(row: Row, *names: str) -> Any:
 
 
 def texts(value: Any) -> list[str]:
-    """Return a text, a list, or a list that is written as a text, as a list of texts."""
+    """Return *value*, which is a text, a list, or a list written as a text, as a list of texts."""
     if isinstance(value, str) and value.startswith("["):
         try:
             value = ast.literal_eval(value)
@@ -105,7 +105,7 @@ def _images(row: Row, folder: Path) -> Iterator[bytes]:
 
 
 def _file_or_base64(text: str, folder: Path) -> bytes:
-    """Return the file below *folder*, or in its folder `png`, as ChartQA has them; else decode base64."""
+    """Read the file below *folder*, or in its folder `png`, as ChartQA has them; or else decode base64."""
     if not IMAGE_NAME.fullmatch(text):
         try:
             if text:

@@ -1,4 +1,4 @@
-"""Scores by category with their intervals, and the difference between two servers."""
+"""Computes scores by category with their intervals, and the difference between two servers."""
 
 import math
 import platform
@@ -71,7 +71,7 @@ def difference(pairs: Sequence[tuple[float, float]]) -> Rate | None:
 
 
 def lines(sides: Sequence[Sequence[ScoredAnswer]]) -> list[Line]:
-    """Return one line for each category, and one for all questions. Failed requests are in no score."""
+    """Return one line for each category, and one for all questions. Failed requests are not scored."""
     categories: dict[str, dict[int, None]] = {}
     scores: list[dict[int, list[float]]] = [{} for _ in sides]
     for side, answers in enumerate(sides):

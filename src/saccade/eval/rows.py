@@ -1,4 +1,4 @@
-"""The rows of a benchmark's published file: JSON, JSONL, TSV or parquet."""
+"""Reads the rows of a benchmark's published file: JSON, JSONL, TSV or parquet."""
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,7 +81,7 @@ def is_taken(total: int, limit: int | None, number: int) -> bool:
 
 
 def spread(files: Sequence[Path], limit: int | None) -> Iterator[tuple[int, Path, Row]]:
-    """Yield number, file and row for *limit* rows, spread evenly over all rows; for all rows if *limit* is None."""
+    """Yield number, file and row for *limit* rows, spread evenly over all, or for all rows if *limit* is None."""
     total = 0 if limit is None else sum(1 for file in files for _ in rows(file))
     for number, (file, row) in enumerate((one, row) for one in files for row in rows(one)):
         if is_taken(total, limit, number):

@@ -19,7 +19,7 @@ class Journal:
     def __init__(
         self, path: Path, key: Callable[[Mapping[str, Any]], object], is_good: Callable[[Mapping[str, Any]], bool]
     ) -> None:
-        """Read *path* if it exists. Raises StartupError if it is no such file, or cannot be written."""
+        """Read *path* if it exists. Raises StartupError if it is not such a file, or cannot be written."""
         self.results: dict[object, Mapping[str, Any]] = {}
         self.path = path
         self._key = key
@@ -72,7 +72,10 @@ async def run_all(items: Iterable[T], ask: Callable[[T], Awaitable[None]], at_on
 
 
 async def retried(ask: Callable[[], Awaitable[T]], is_transient: Callable[[T], bool]) -> T:
-    """Call *ask* again, after some seconds, as long as its result is transient; return the last result."""
+    """Call *ask*, and return its last result.
+
+    While the result is transient, *ask* is called again after some seconds, up to three more times.
+    """
     for seconds in RETRY_SECONDS:
         if not is_transient(result := await ask()):
             return result

@@ -1,7 +1,7 @@
-"""Each benchmark's published rule: the score of a text as an answer, from 0 to 1.
+"""Each benchmark's published rule, which scores a text as an answer, from 0 to 1.
 
-Rules that look odd follow the published code, so that scores can be compared with published ones. One differs: an
-answer that names no option is wrong, and does not get an option by chance.
+Rules that look odd follow the published code, so that scores can be compared with published ones. One rule differs: an
+answer that names no option is wrong, and does not get a random option.
 """
 
 import re
@@ -32,13 +32,13 @@ def spoken(text: str) -> str:
 
 
 def contains(text: str, answers: Sequence[str]) -> float:
-    """Whether *text* has one of *answers* in it, in any case: OCRBench."""
+    """Whether *text* has one of *answers* in it, ignoring case: OCRBench."""
     line = _one_line(text.lower())
     return float(any(_one_line(answer.lower()) in line for answer in answers))
 
 
 def contains_formula(text: str, answers: Sequence[str]) -> float:
-    """Whether *text* has one of the formulas in it, apart from blanks: OCRBench's formulas."""
+    """Whether *text* has one of the formulas in it, ignoring spaces: OCRBench's formulas."""
     line = _one_line(text).replace(" ", "")
     return float(any(_one_line(answer).replace(" ", "") in line for answer in answers))
 
@@ -48,7 +48,7 @@ def _one_line(text: str) -> str:
 
 
 def exact(text: str, answers: Sequence[str]) -> float:
-    """Whether *text* is one of *answers*, apart from case and a full stop: RealWorldQA, and numbers of MathVista."""
+    """Whether *text* is one of *answers*, ignoring case and final full stops: RealWorldQA, and numbers of MathVista."""
     return float(any(_bare(text) == _bare(answer) for answer in answers))
 
 
@@ -57,7 +57,7 @@ def _bare(text: str) -> str:
 
 
 def yes_or_no(text: str, answers: Sequence[str]) -> float:
-    """Whether the first yes or no of *text* is the answer: HallusionBench."""
+    """Whether the first yes or no in *text* is the answer: HallusionBench."""
     first = re.search(r"\b(yes|no)\b", text.lower())
     return float(first is not None and first[1] == answers[0].lower())
 
@@ -81,7 +81,7 @@ def _plain(text: str) -> str:
 
 
 def anls(text: str, answers: Sequence[str]) -> float:
-    """Return the average normalised Levenshtein similarity to the nearest answer, 0 if below 0.5: DocVQA."""
+    """Return the average normalised Levenshtein similarity to the nearest answer, or 0 if it is below 0.5: DocVQA."""
     best = 0.0
     for answer in answers:
         a, b = (" ".join(one.lower().split()) for one in (answer, text))
@@ -105,7 +105,7 @@ def _distance(a: str, b: str) -> int:
 
 
 def relaxed(text: str, answers: Sequence[str]) -> float:
-    """Whether *text* is one of *answers*, a number within 5 % of it: ChartQA."""
+    """Whether *text* is one of *answers*, or a number within 5 % of one: ChartQA."""
     return float(any(_is_near(text, answer) for answer in answers))
 
 
@@ -149,7 +149,7 @@ def choice(text: str, answers: Sequence[str], options: Sequence[str], *, is_pro:
 
 
 def open_answer(text: str, answers: Sequence[str]) -> float:
-    """Whether the last words of a sentence of *text*, or a number in them, are one of *answers*: MMMU's open ones."""
+    """Whether a key phrase of *text*, or a number in it, has one of *answers*: MMMU's open questions."""
     phrases = _key_phrases(text.strip().strip(".").lower())
     numbers = [number for phrase in phrases for form in NUMBERS for number in re.findall(form, phrase)]
     expected = {value for answer in answers for value in _values(answer)}

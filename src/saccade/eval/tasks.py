@@ -42,7 +42,7 @@ VISION_STEPS = f"Write out the multiple-choice question in the image and then so
 class Task(NamedTuple):
     """A benchmark: *columns* may have a row's category, *prompt* follows the question.
 
-    Without a *rule* its questions have options, or are open ones of MMMU. *open_rule* is for its questions without
+    Without a *rule* its questions have options, or are MMMU's open ones. *open_rule* is for its questions without
     options. *read* returns a published row in the columns of all tasks.
     """
 
@@ -79,7 +79,7 @@ TASKS = {
 class Source(NamedTuple):
     """The questions of the task *name*, from *files*, or generated ones if there are none.
 
-    *images* is the folder of images that the files name; *limit* takes that many questions, evenly over all;
+    *images* is the folder of images that the files name. *limit* takes that many questions, spread evenly over all.
     *has_steps* asks for steps of reasoning before the answer.
     """
 
@@ -150,7 +150,8 @@ def _prompt(name: str, question: str, options: Sequence[str], prompt: str) -> st
 def source_of(words: Sequence[str], images: Path | None, limit: int | None, has_steps: bool) -> Source:
     """Return the source that *words* name: a task, files or folders, or a task and then files.
 
-    The task of files is in their paths if no word names it: `data/DocVQA_VAL.tsv`. Raises StartupError.
+    If no word names the task, the first file's path must contain its name, as `data/DocVQA_VAL.tsv` does. Raises
+    StartupError.
     """
     names = [word for word in words[:1] if word in TASKS]
     if words and not names and re.fullmatch(r"[\w-]+", words[0]) and not Path(words[0]).exists():

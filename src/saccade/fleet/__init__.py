@@ -1,1 +1,1 @@
-"""Which worker serves a request: what the fleet is, what its caches hold, and the choice."""
+"""Decides which worker serves a request, from what is known about the workers and their caches."""

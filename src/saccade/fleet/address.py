@@ -1,4 +1,4 @@
-"""Addresses of workers: each scheme's connector, and what that must know of a model."""
+"""Addresses of workers: each scheme's connector, and what it must know about a model."""
 
 from collections.abc import Iterable
 
@@ -29,7 +29,7 @@ ADDRESSES = (
 def clients(
     url: str, context: ClientContext, credentials: WorkerCredentials, known_files: KnownFiles
 ) -> tuple[Worker, ...]:
-    """Return a client for every target of *url*, not started. Raises StartupError if *url* is malformed.
+    """Return a client for every target of *url*, not yet started. Raises StartupError if *url* is malformed.
 
     Saccade's workers share *known_files*.
     """
@@ -53,12 +53,12 @@ def targets(urls: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_half(url: str) -> bool:
-    """Whether *url* is one side of pairs, which serves nothing without the other. Raises StartupError."""
+    """Return whether *url* is one side of pairs, which serves nothing without the other. Raises StartupError."""
     return url.startswith(sglang_address.SCHEME) and bool(sglang_address.SglangAddress.read(url).role)
 
 
 def check_url(url: str) -> None:
-    """Raise StartupError if *url* is no worker's address."""
+    """Raise StartupError if *url* is not a worker's address."""
     if not url.isprintable() or " " in url:
         raise StartupError(f"A worker's address has no spaces and no control characters, unlike {url!r}.")
     if url.startswith(sglang_address.SCHEME):
@@ -75,7 +75,7 @@ def check_url(url: str) -> None:
 
 
 def traits_of(files: ModelFiles) -> Traits:
-    """Return what the connectors to other projects' workers must know of a model."""
+    """Return what the connectors to other projects' workers must know about a model."""
     config = parse_json(files, CONFIG)
     family = models.families()[models.family_of(config)]
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
@@ -88,7 +88,7 @@ def traits_of(files: ModelFiles) -> Traits:
 
 
 def _placeholder_id(files: ModelFiles) -> int | None:
-    """Return the token id that stands for images, None if the files name none. Raises StartupError."""
+    """Return the token id that stands for images, or None if the files name none. Raises StartupError."""
     family = models.families()[models.family_of(parse_json(files, CONFIG))]
     token_id: int | None = engine_config(files, family)[PLACEHOLDER_TOKEN_ID]
     return token_id

@@ -50,7 +50,7 @@ class Attempt:
 
     Its deltas go to *output*. While *output* takes no more, they wait, and *count* is called with their bytes: positive
     when they begin to wait, negative at the end. It returns whether there is memory for them. If too many wait without
-    it, the worker's work ends at once, and the request fails as soon as *output* takes more.
+    memory, the worker's work ends at once, and the request fails as soon as *output* takes more.
 
     *resend* prepares pixels that a worker asks for. *on_first_delta* is called before the first delta; until then
     another worker may be tried. A worker that takes chats only gets *chat*.
@@ -193,7 +193,7 @@ class Attempt:
         self._waiting = deque([(RequestTimeout(READ_TOO_SLOWLY), 0)])
 
     def _drop_waiting(self) -> None:
-        """Forget what waits."""
+        """Drop the deltas that wait, and release their memory."""
         self._waiting = None
         self._release_waiting(self._num_waiting_bytes)
 

@@ -1,4 +1,4 @@
-"""Sets of small numbers as the bits of an int, and as arrays."""
+"""Converts sets of small numbers between the bits of an int and arrays."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,6 @@ def bits_of(numbers: NDArray[np.int64]) -> int:
 
 
 def _unpacked(bits: int, num_bits: int) -> NDArray[np.uint8]:
-    """Return the lowest *num_bits* of *bits* or more, an element each."""
+    """Return at least the lowest *num_bits* bits of *bits*, each as an element."""
     num_bytes = max(num_bits, bits.bit_length()) + 7 >> 3
     return np.unpackbits(np.frombuffer(bits.to_bytes(num_bytes, "little"), np.uint8), bitorder="little")

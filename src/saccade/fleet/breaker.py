@@ -17,7 +17,7 @@ State = Literal["closed", "open", "half_open"]
 
 @dataclass(frozen=True)
 class BreakerReport:
-    """A breaker's state: *reason* is why it is not closed, "" if it is; *wait_seconds* remain until a trial."""
+    """A breaker's state. *reason* says why it is not closed, or is ""; *wait_seconds* remain until a trial."""
 
     state: State = "closed"
     reason: str = ""
@@ -28,7 +28,7 @@ CLOSED = BreakerReport()
 
 
 class _Breaker:
-    """One worker's failures in a row; open from the FAILURES-th on, with trials."""
+    """One worker's breaker. It counts failures in a row, and is open from the FAILURES-th one on."""
 
     def __init__(self) -> None:
         self.num_failures = 0
@@ -49,7 +49,7 @@ class Breakers:
         self._breakers: dict[str, _Breaker] = {}
 
     def allows(self, worker: str, now: float) -> bool:
-        """Whether *worker* may get a request."""
+        """Return whether *worker* may get a request."""
         breaker = self._breakers.get(worker)
         return breaker is None or not breaker.is_open or now >= breaker.trial_at
 

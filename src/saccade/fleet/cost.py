@@ -1,4 +1,4 @@
-"""Choose one of the workers that serve a model, by the prompt's work there and the work in flight."""
+"""Chooses one of the workers that serve a model, by the prompt's work there and the work in flight."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -28,8 +28,8 @@ idle workers while one new prompt waits there. `benchmarks.routing_simulation` c
 class WorkInFlight(NamedTuple):
     """The unfinished work that a gateway has sent to a worker. Ordered: fewer requests first, then fewer tokens.
 
-    *prefill_tokens* is the work of requests without a first token, *decode_blocks* the blocks of the prompts of all
-    others. The requests ask for *num_samples* answers together, of which *num_rows* may be computed at a time.
+    *prefill_tokens* is the work of requests without a first token, *decode_blocks* the number of blocks in the prompts
+    of all others. The requests ask for *num_samples* answers in all, of which *num_rows* may be computed at a time.
     """
 
     num_requests: int = 0
@@ -46,14 +46,14 @@ NUM_REQUESTS, PREFILL_TOKENS, DECODE_BLOCKS, NUM_SAMPLES, NUM_ROWS = 0, 2, 3, 4,
 
 @dataclass(frozen=True)
 class Candidates:
-    """The workers that could take a prompt, and its terms there: arrays with an element for each worker, in tokens.
+    """The workers that could take a prompt, and the terms of its cost there: arrays with an element for each worker.
 
-    *names* are the workers', *work* is the work in flight: an array for each field of WorkInFlight. The workers have
-    reported *overlap_tokens* of the prompt; *held_tokens* adds those that they are expected to hold soon.
-    *prompt_tokens* follow these; *image_tokens* belong to images that must be encoded. By their own reports,
-    *foreign_requests* wait and *foreign_running* run there that this gateway process cannot have sent;
-    *foreign_decode_blocks* are those of the latter, if each has as many as this prompt. A token left weighs
-    *recompute_weight* tokens that wait.
+    *names* has the workers' names, and *work* the work in flight, as an array for each field of WorkInFlight. The
+    workers have reported *overlap_tokens* of the prompt; *held_tokens* adds those that they are expected to hold soon.
+    *prompt_tokens* follow these; *image_tokens* belong to images that must be encoded. By the workers' reports,
+    *foreign_requests* wait and *foreign_running* run that this gateway process cannot have sent.
+    *foreign_decode_blocks* are the blocks of the running ones if each has as many as this prompt. A token that must be
+    computed weighs as much as *recompute_weight* tokens that wait.
     """
 
     names: Sequence[str]
@@ -76,16 +76,16 @@ class Candidates:
 
     @property
     def foreign_tokens(self) -> IntArray:
-        """Tokens of waiting requests from others, each as long as this prompt by assumption."""
+        """Tokens of waiting requests from others, each of which is assumed to be as long as this prompt."""
         return self.foreign_requests * (self.prompt_tokens + self.held_tokens)
 
     @property
     def costs(self) -> FloatArray:
-        """Work that the prompt makes, weighted, and work that it waits for, in prompt tokens.
+        """The work that the prompt makes, weighted, plus the work that it waits for, in prompt tokens.
 
-        The sum has the terms of Dynamo's router (ai-dynamo 1.6.1): prefill to do, and blocks in decode. There a block
-        in decode counts as much as a block of prefill, so a busy worker loses prompts that it holds to an idle one,
-        which computes them again. Here a block in decode counts as one token: a step only reads it.
+        The sum has the terms of Dynamo's router (ai-dynamo 1.6.1): prefill to do, and blocks in decode. There, a block
+        in decode counts as much as a block of prefill. So a busy worker loses prompts that it holds to an idle one,
+        which computes them again. Here, a block in decode counts as one token, because a step only reads it.
         """
         waiting = self.work[PREFILL_TOKENS] + self.work[DECODE_BLOCKS] + self.foreign_decode_blocks
         costs: FloatArray = self.recompute_weight * self.left_tokens + waiting + self.foreign_tokens
@@ -99,9 +99,9 @@ class Candidates:
 
 
 class Chooser:
-    """Chooses by one *policy*; ties are broken at random. Only consistent_hash uses a prompt's *affinity*.
+    """Chooses by one *policy*. Ties in cost or load are broken at random. Only consistent_hash uses *affinity*.
 
-    With a *temperature* over 0, cost draws: the probability of a worker falls with its cost.
+    With a *temperature* over 0, the cost policy draws at random: a worker's probability falls with its cost.
     """
 
     def __init__(self, policy: Policy, random: Random, temperature: float = 0.0) -> None:
@@ -122,7 +122,7 @@ class Chooser:
         return "cost" if reported else "least_load"
 
     def choose(self, candidates: Candidates, affinity: bytes = b"", *, reported: bool = False) -> int:
-        """Return the place of one of *candidates*, one or more. *reported*: the contents of some caches are known."""
+        """Return the place of one of *candidates*. *reported* says whether the contents of some caches are known."""
         if len(candidates) == 1:
             return 0
         match self.effective(reported=reported):

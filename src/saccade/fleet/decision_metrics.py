@@ -79,7 +79,7 @@ class DecisionMetrics:
     ) -> float | None:
         """Record that a prompt for *model* was placed at *worker*, and that choosing took *choice_seconds*.
 
-        Return the share of the prompt that its worker held, for first_token(); None if that is not certain.
+        Return the share of the prompt that its worker held, for first_token(), or None if that is not certain.
         """
         self._seconds["choice"].observe(choice_seconds)
         known = self._exactness_of(worker)
@@ -97,7 +97,7 @@ class DecisionMetrics:
             self._shares.labels(model).observe(held_share)
 
     def forget(self, worker: str) -> None:
-        """Log reasons about *worker* again."""
+        """Let reasons about *worker* be logged again."""
         self._logged_keys = {key for key in self._logged_keys if key[0] != worker}
 
     def _note_inexact(self, model: Model, worker: Worker, known: Exactness) -> None:

@@ -1,4 +1,4 @@
-"""Chooses a worker for each engine request, waits for room, books it, and sends the request there."""
+"""Waits until a worker has room for an engine request, chooses and books a worker, and sends the request there."""
 
 import asyncio
 import logging
@@ -57,7 +57,7 @@ class Placement:
     """The worker that a request for *model* goes to; *pixel_dtype* is the dtype in which it takes pixels.
 
     With a *pair*, *worker* is its prefill worker, and the pair may ask for the pixels of any image until the answer's
-    end. *held_share* is the share of the prompt that the worker held, None if that is not certain. *can_retry*: if the
+    end. *held_share* is the share of the prompt that the worker held, or None if unknown. *can_retry*: if the
     worker fails, another one may be tried. *takes_chat*: the worker takes the chat instead of token ids.
     *num_at_once* is how many samples of the request may run at a time, *priority* its priority in the worker's queue.
     """
@@ -97,9 +97,9 @@ class Placement:
 
 
 class _Ask(NamedTuple):
-    """A request in the queue: the *key* of the workers outside *excluded* that it waits for.
+    """A request in the queue. It waits for the workers that *key* stands for, except those in *excluded*.
 
-    The error of *prompt* ends it if none can take it.
+    If none can take it, it ends with the error of *prompt*.
     """
 
     model: str
@@ -201,8 +201,8 @@ class Dispatcher:
     async def place(self, model: str, prompt: Prompt, excluded: Set[str] = frozenset()) -> AsyncIterator[Placement]:
         """Choose a worker outside *excluded* for a prompt, and book it there until the block ends.
 
-        If every worker is at its limit, wait until one is not: one free place is enough. A request weighs its samples,
-        or what its tenant may hold if that is less; no more of them run at a time. Raises ModelNotFound,
+        If every worker is at its limit, wait until one is not: one free place is enough. A request weighs as much as it
+        has samples, or what its tenant may hold if that is less; no more samples run at a time. Raises ModelNotFound,
         WorkerUnavailable, QueueFull, and the prompt's own error if no worker can take it.
         """
         serving = self._serving(model)
@@ -290,7 +290,7 @@ class Dispatcher:
         return need.key, need.excluded
 
     def _with_room(self, serving: Serving, prompt: Prompt, excluded: Set[str]) -> NDArray[np.intp]:
-        """Return the places of the workers that may get *prompt* and have room for it; all that may if none has."""
+        """Return the places of the workers that may get *prompt* and have room, or of all that may if none has."""
         places = serving.takers_of(prompt, excluded, time.monotonic())
         with_room = places[serving.num_free(places) > 0]
         return with_room if len(with_room) else places
@@ -311,7 +311,7 @@ class Dispatcher:
             self._advance_later()
 
     def _book(self, query: _Query, booked: ExitStack) -> tuple[Worker, Booking]:
-        """Book the prompt of *query* at one of its workers, until *booked* ends or before."""
+        """Book the prompt of *query* at one of its workers, until *booked* closes or earlier."""
         now = time.monotonic()
         booking = self._router.book(query.rows, query.prompt, query.overlaps, now)
         booked.callback(lambda: booking.close(time.monotonic()))

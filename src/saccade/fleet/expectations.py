@@ -1,8 +1,8 @@
 """What workers are expected to hold soon: the keys of blocks and images that were sent there.
 
-Predictions bring requests together that arrive at once and begin alike: a report comes only after the blocks are
-computed. A worker that reports nothing is assumed to hold the prompts sent there, for longer. Both expire after their
-time to live, confirmed or not.
+Predictions bring together requests that arrive at once and begin alike, because a report comes only after the blocks
+are computed. A worker that reports nothing is assumed to hold the prompts sent there, for longer. Both expire after
+their time to live, confirmed or not.
 """
 
 from collections import defaultdict, deque

@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 
 
 class CacheListener:
-    """Follows the feed of every ready worker of *worker_pool*, each in a task, and updates the index of *router*.
+    """Follows the feed of every ready worker in *worker_pool*, each in a task, and updates *router*'s index.
 
-    It does not follow a single worker. A lost feed is requested again; until it is back, nothing is known of its
-    worker. Events never take more than half of the event loop: after EVENTS_PER_TURN events all feeds pause for
+    If there is only one worker, it is not followed. A lost feed is requested again; until then, nothing is known about
+    its worker. Events never take more than half of the event loop: after EVENTS_PER_TURN events all feeds pause for
     PAUSE_SECONDS, and each turn of the loop handles one message. Tests replace *sleep*.
     """
 
@@ -61,7 +61,7 @@ class CacheListener:
         worker_pool.on_forget(self._forget)
 
     def feed(self, worker: Worker) -> FeedState:
-        """Return the state of the feed of *worker* as of now."""
+        """Return the current state of *worker*'s feed."""
         if len(self._worker_pool.clients) < 2:
             feed = FeedState(ALONE)
         elif worker.exactness.level == "NONE":
@@ -185,7 +185,7 @@ class CacheListener:
             await self._sleep(PAUSE_SECONDS if pauses else 0)
 
     def _note(self, worker: Worker, feed: FeedState, reason: str) -> None:
-        """Store why nothing is known of a worker, "" if its feed is followed; log a change of its exactness."""
+        """Store why nothing is known about a worker, or "" if its feed is followed; log a change of its exactness."""
         feed.reason = reason
         known = Exactness("NONE", reason) if reason else worker.exactness
         if known == self._logged.get(worker.url, NOT_READY):

@@ -1,4 +1,4 @@
-"""An index from block keys to the workers that report to hold the blocks. No I/O.
+"""An index from block keys to the workers that report the blocks. It does no I/O.
 
 A block key stands for the whole prompt up to the end of the block (saccade.identity.blocks), so a match compares keys
 from the root on. The match ends before the first missing block, even if later blocks are held. A reported block whose
@@ -20,14 +20,14 @@ BYTES_PER_KEY = 160
 
 
 class Partition(NamedTuple):
-    """Keys of different partitions mean different blocks: *fingerprint* names model and weights."""
+    """Keys of different partitions mean different blocks. *fingerprint* names the model and its weights."""
 
     fingerprint: bytes
     block_size: int
 
 
 class _Worker:
-    """The reports of one worker, whose keys have *bit*, the one of *place*.
+    """The reports of one worker, whose keys have *bit*: bit number *place*.
 
     A prompt resumes only where the last *num_to_resume* blocks, or all if they are fewer, have a state. The worker's
     cache has *capacity* blocks.
@@ -57,7 +57,7 @@ class BlockIndex:
     more than they announced, or less in common, the index is over its limit until the caller has evicted one and swept
     its keys.
 
-    Results of look-ups are arrays with an element for each place. A worker keeps its place while *num_changes* stays.
+    The results of a look-up are arrays with an element for each place. Places stay the same while *num_changes* does.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -94,8 +94,8 @@ class BlockIndex:
         """Forget what *worker* holds; its next message begins a snapshot.
 
         With *resumes_at_states*, prompts resume only after a block with a state; with a *window* in tokens, only after
-        as many as it has. Return False if there is no room for a worker with *num_blocks*: its blocks are then not
-        known.
+        as many such blocks as it spans. Return False if there is no room for a worker with *num_blocks*: its blocks are
+        then not known.
         """
         self.forget(worker)
         num_to_come = sum(entry.num_to_come for entry in self._workers.values()) + num_blocks
@@ -122,10 +122,10 @@ class BlockIndex:
             self._resuming.setdefault(entry.partition, []).append(entry)
 
     def evict(self) -> str:
-        """Forget a worker, and return its name; "" if there is none.
+        """Forget a worker, and return its name, or "" if there is none.
 
-        It is the worker where a look-up found the longest prefix least recently. Of several without any, it is the
-        newest: so a worker that holds more than it announced drives out no worker that fits.
+        It is the worker at which a look-up found the longest prefix least recently. Of several without any, it is the
+        newest, so that a worker that holds more than it announced drives out no worker that fits.
         """
         found_at = self._found_at
         worker = min(reversed(self._workers), key=lambda name: int(found_at[self._workers[name].place]), default="")
@@ -177,7 +177,7 @@ class BlockIndex:
         return num_orphans
 
     def is_exact(self, worker: str) -> bool:
-        """Whether all that *worker* holds is known: the last piece of its snapshot has arrived."""
+        """Return whether all that *worker* holds is known: the last piece of its snapshot has arrived."""
         return worker in self._workers and self._workers[worker].is_whole
 
     def num_blocks(self, worker: str) -> int:
@@ -189,7 +189,7 @@ class BlockIndex:
         return self._workers[worker].num_states if worker in self._workers else 0
 
     def places_of(self, workers: Iterable[str]) -> NDArray[np.intp]:
-        """Return the place of each of *workers*; -1 for one that has not begun."""
+        """Return the place of each of *workers*, or -1 for one that has not begun."""
         return np.array([entry.place if (entry := self._workers.get(name)) else -1 for name in workers], np.intp)
 
     @property
@@ -198,7 +198,7 @@ class BlockIndex:
         return self._is_whole
 
     def overlaps(self, partition: Partition, keys: Sequence[bytes]) -> NDArray[np.int64]:
-        """Return for each place after how many of *keys*, from the root on, a prompt could resume; 0 elsewhere."""
+        """Return, for each place, after how many of *keys* from the root on a prompt could resume."""
         lengths = np.zeros(len(self._found_at), np.int64)
         _find_leading(self._blocks, self._bits.get(partition, 0), keys, lengths)
         self._num_lookups += 1

@@ -10,7 +10,7 @@ SWEPT_KEYS = 2048
 class KeyMasks:
     """A set of keys for each worker; a worker is a bit, such as 1 << 3.
 
-    To remove millions of keys of one worker at once would block the event loop for a second. So the worker gives up its
+    Removing millions of one worker's keys at once would block the event loop for a second. So the worker gives up its
     bit, and sweep() moves the keys to another dict, piece by piece, without such bits.
     """
 
@@ -25,7 +25,7 @@ class KeyMasks:
 
     @property
     def bits_in_use(self) -> int:
-        """Released bits that a key may still have."""
+        """The given-up bits that a key may still have."""
         return self._given_up | self._swept
 
     def get(self, key: bytes) -> int:
@@ -59,7 +59,7 @@ class KeyMasks:
         self._given_up |= bit
 
     def sweep(self) -> bool:
-        """Free some keys of released bits; return whether there is more to do."""
+        """Free some keys of given-up bits; return whether there is more to do."""
         if not self._unswept:
             self._swept, self._given_up = self._given_up, 0
             if not self._swept:

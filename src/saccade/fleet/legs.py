@@ -35,8 +35,8 @@ def first_workers(workers: Sequence[Worker]) -> Sequence[Worker]:
 def partners(first: Worker, workers: Sequence[Worker], max_tokens: int, num_samples: int) -> list[Worker]:
     """Return the decode workers that could continue after *first*, a prefill worker.
 
-    The list is empty for a request of one token, which needs no decode worker. It is also empty if *first* says that
-    its KV state is at an address that cannot be its own: decode workers would connect to it.
+    The list is empty for a request of one token, which needs no decode worker. It is also empty if *first* reports an
+    address for its KV state that cannot be its own, since decode workers would connect to it.
     """
     ours = first.description
     if ours is None or ours.kv_transfer_address is None or max_tokens == 1:
@@ -65,7 +65,7 @@ def _form(description: Description) -> tuple[object, ...]:
 class Pair:
     """The *workers* of a request, for prefill and for decode; *failed_worker* is the one to blame if it fails.
 
-    *on_prefilled* is called once the prefill worker has computed the prompt, *on_first_token* at the answer's first.
+    *on_prefilled* is called once the prefill worker has computed the prompt, *on_first_token* at the first token.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Pair:
         return " + ".join(worker.url for worker in self.workers)
 
     def generate(self, request: EngineRequest, sink: Sink) -> Stream:
-        """As Worker.generate(): send both legs of *request*; the decode leg's deltas go to *sink*."""
+        """Send both legs of *request*, as Worker.generate() does; the decode leg's deltas go to *sink*."""
         prefill, decode = self.workers
         # If the prefill worker fails, a retry may use the same decode worker. Its late messages about this attempt must
         # not end the next one, so every attempt has its own id.

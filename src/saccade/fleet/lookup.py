@@ -1,4 +1,4 @@
-"""Look up how much of a prompt each worker is known to hold, before the choice of a worker.
+"""Looks up how much of a prompt each worker is known to hold, before one is chosen.
 
 An index may be in another process, so a look-up may wait. Choosing and booking (saccade.fleet.router) must not: they
 get the result as a value.
@@ -16,7 +16,7 @@ from saccade.fleet.index import BlockIndex, Partition
 
 
 class Overlaps(NamedTuple):
-    """For each worker, the leading blocks of a prompt that it reported, and whether all that it holds is known."""
+    """For each worker, how many leading blocks of a prompt it reported, and whether all it holds is known."""
 
     num_blocks: NDArray[np.int64]
     are_exact: NDArray[np.bool_]
@@ -27,7 +27,7 @@ class Overlaps(NamedTuple):
         return cls(np.zeros(num_workers, np.int64), np.zeros(num_workers, np.bool_))
 
     def at(self, places: NDArray[np.intp]) -> "Overlaps":
-        """Return the overlaps of the workers at *places* alone."""
+        """Return only the overlaps of the workers at *places*."""
         return Overlaps(self.num_blocks[places], self.are_exact[places])
 
 

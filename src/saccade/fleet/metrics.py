@@ -70,7 +70,7 @@ STATELESS = ("between_states", "evicted_state", "evicted_window")
 
 
 class RoutingCollector(Collector):
-    """Metrics of what the router knows of each worker."""
+    """Metrics of what the router knows about each worker."""
 
     def __init__(self, worker_pool: WorkerPool, cache_view: CacheView) -> None:
         self._worker_pool = worker_pool
@@ -124,7 +124,7 @@ class DispatchCollector(Collector):
 
 
 class SourceCollector(Collector):
-    """Whether the current content of each source of workers is used; no metric without sources."""
+    """A metric that says for each source of workers whether its current content is used; none without sources."""
 
     def __init__(self, discovery: Discovery) -> None:
         self._discovery = discovery
@@ -140,7 +140,7 @@ class SourceCollector(Collector):
 
 
 class FleetCollector(Collector):
-    """The last Load of every worker; a worker that is away counts as idle."""
+    """Metrics from the last Load of every worker; a worker that is away counts as idle."""
 
     def __init__(self, worker_pool: WorkerPool) -> None:
         self._worker_pool = worker_pool
@@ -176,7 +176,7 @@ class FleetCollector(Collector):
 
 
 def _step_tokens(loads: Iterable[tuple[tuple[str, str], Load]]) -> HistogramMetricFamily:
-    """Return the histogram of tokens per step, empty for a worker that has not reported yet."""
+    """Return the histogram of tokens per step, which is empty for a worker that has not reported yet."""
     family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens computed in a step.", labels=LABELS)
     bounds = [*(str(float(bound)) for bound in STEP_TOKEN_BOUNDS), "+Inf"]
     for labels, load in loads:

@@ -1,4 +1,4 @@
-"""This gateway's part of the load that a worker reports."""
+"""Finds this gateway's part of the load that a worker reports."""
 
 from collections import deque
 
@@ -10,7 +10,7 @@ KEPT_SECONDS, PERIOD_SECONDS = 60.0, 0.1
 
 
 class OwnSamples:
-    """The numbers of this gateway's samples at a worker in the last KEPT_SECONDS.
+    """How many samples of this gateway were at a worker at each time in the last KEPT_SECONDS.
 
     A worker's report of its load is some seconds old. This gateway's samples at that time are its part of the load,
     whatever has begun or ended since; the rest belongs to others.

@@ -16,10 +16,10 @@ def num_places(limits: DispatchLimits, model: Model, worker: Worker) -> int:
 
 
 def rows_of(limits: DispatchLimits, model: Model) -> dict[str, int]:
-    """Return by url how many samples each worker of *model* that requests go to first computes.
+    """Return, by url, how many samples each worker of *model* computes, if requests go to it first.
 
-    All places count at a worker that takes everything, and at one that computes a single sample: many of those do not
-    tell how many they compute.
+    At a worker that takes everything, all places count. They also do at one that computes a single sample: many of
+    those do not report how many they compute.
     """
     rows = {}
     for worker in first_workers(model.workers):

@@ -35,8 +35,8 @@ class WorkerPool:
     """The workers at *urls*, connected between start() and close().
 
     *on_released* gets the names of shared-memory slots that no worker will read any more, *on_discarded* those that a
-    worker may still be reading. *model_files* has files by model name, for workers that send none. Saccade workers get
-    *credentials*. Workers of a model in *assumed_releases* share its work, whatever they report of it.
+    worker may still be reading. *model_files* has files by model name, for workers that send none. Saccade's and vLLM's
+    workers get *credentials*. Workers of a model in *assumed_releases* share its work, whatever they report about it.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class WorkerPool:
             listener(client)
 
     def changed(self, client: Worker) -> None:
-        """Handle a change of readiness or description of *client*."""
+        """Handle a change of *client*'s readiness or description."""
         self._models = None
         logger.info("worker %s is %s", client.url, "ready" if client.ready else "not ready")
         if client.description is not None and client.ready and client in self._clients:
@@ -220,7 +220,7 @@ class WorkerPool:
         return tuple(alias for alias, meant in self._names.items() if meant == name and alias != name)
 
     def _known_models(self) -> dict[str, Model]:
-        """Return every described model by name, made anew after a change of a worker."""
+        """Return every described model by name. They are rebuilt after a worker has changed."""
         if self._models is None:
             self._names = self._find_names()
             self._models = {name: self._model(name) for name in dict.fromkeys(self._names.values())}

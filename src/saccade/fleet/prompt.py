@@ -19,8 +19,8 @@ class Prompt:
 
     The tokens of image i lie in spans[i]; *runs* are the same spans in prompt order. *reads_cache* is False if the
     worker must compute the whole prompt, whatever it holds. *sampling* draws *num_samples* answers. *needs_token_ids*
-    is the error if only workers that take chats are left, None if those can serve it; *needs_grammars* is the same for
-    workers that cannot enforce grammars. The request waits among those of *tenant*, by *priority*; a tenant of
+    is the error if only workers that take chats are left, or None if those can serve it. *needs_grammars* is the same
+    for workers that cannot enforce grammars. The request waits among those of *tenant*, by *priority*. A tenant with
     *tenant_priority* 2 gets twice the share of one with 1.
     """
 
@@ -44,14 +44,14 @@ class Prompt:
 
     @property
     def traits(self) -> RequestTraits:
-        """What a worker may refuse the prompt for."""
+        """The traits for which a worker may refuse the prompt."""
         return RequestTraits(
             len(self.token_ids), self.sampling, self.num_samples, bool(self.runs), self.salt, self.needs_token_ids
         )
 
 
 def media_runs(images: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaRun, ...]:
-    """Return the runs of a prompt's images, (content hash, spans) each, in prompt order."""
+    """Return the runs of a prompt's *images*, each of which is (content hash, spans), in prompt order."""
     runs = []
     for content_hash, spans in images:
         offset = 0
@@ -62,7 +62,7 @@ def media_runs(images: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaRun
 
 
 def refusal(worker: Worker, prompt: Prompt) -> RequestError | None:
-    """Return why *worker* cannot serve *prompt*, None if it can."""
+    """Return why *worker* cannot serve *prompt*, or None if it can."""
     description, sampling = worker.description, prompt.sampling
     if description is not None and prompt.num_tokens > description.max_model_len:
         return ContextLengthExceeded.of(

@@ -1,4 +1,4 @@
-"""Block keys of prompts, remembered by segments: a continued or repeated chat is hashed only in part."""
+"""Block keys of prompts, remembered in segments, so that a continued or repeated chat is hashed only in part."""
 
 from array import array
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class _PromptSegment(NamedTuple):
 
 
 class PromptKeys:
-    """Computes the keys that saccade.identity.blocks defines, and remembers *max_bytes* of them.
+    """Computes the keys that saccade.identity.blocks defines, and remembers up to *max_bytes* of them.
 
     The keys of a prompt of 128k tokens take several milliseconds to compute, and less than one to look up.
     """

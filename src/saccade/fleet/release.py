@@ -1,4 +1,4 @@
-"""Whether workers serve the same release of a model, judged by what can change an answer.
+"""Compares the releases of a model that workers serve, by what can change an answer.
 
 A Saccade worker reports its files and weights, TokenSpeed and SGLang some of the files. vLLM reports none, so the
 gateway gets them from elsewhere. A part that only one of two workers reports is not compared.
@@ -59,7 +59,7 @@ MAX_PLACE_CHARACTERS = 200
 
 
 class Compatibility:
-    """Compares what workers report of a model. All workers of a model in *assumed* count as one release.
+    """Compares what workers report about a model. All workers of a model in *assumed* count as one release.
 
     Each pair of fingerprints is compared once, since a fingerprint covers the files of its worker.
     """
@@ -69,11 +69,11 @@ class Compatibility:
         self._differences: dict[tuple[bytes, bytes], str] = {}
 
     def difference(self, one: Description, other: Description) -> str:
-        """Return the first difference between two releases as "file: field"; "" if they are the same."""
+        """Return the first difference between two releases as "file: field", or "" if they are the same."""
         return "" if one.model in self._assumed else self.reported_difference(one, other)
 
     def reported_difference(self, one: Description, other: Description) -> str:
-        """As difference(), but also for assumed models."""
+        """Return the same as difference(), but also for assumed models."""
         if one.fingerprint == other.fingerprint:
             return ""
         pair = (one.fingerprint, other.fingerprint)
@@ -138,7 +138,7 @@ def _without_remarks(value: Any) -> Any:
 
 
 def _place(one: Any, other: Any) -> str:
-    """Return the path of the first key whose values differ, as "text_config.hidden_size"; "" without keys."""
+    """Return the path of the first key whose values differ, as "text_config.hidden_size", or "" without keys."""
     return ".".join(_path(one, other))
 
 

@@ -1,4 +1,4 @@
-"""Reports for operators: what the gateway knows of each worker, and where a chat would go and why."""
+"""Reports for operators: what the gateway knows about each worker, and where a chat would go and why."""
 
 import time
 from collections.abc import Mapping
@@ -23,17 +23,17 @@ GOES_ON = "it is a decode worker, which continues after a prefill worker"
 
 
 class Holdings(msgspec.Struct, frozen=True, kw_only=True):
-    """Known contents of a worker's caches: KV blocks, and those with a recurrent state or one of a window."""
+    """How much a worker's caches are known to hold: KV blocks, and boundaries with a recurrent or a window's state."""
 
     blocks: int
     states: int
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker. *exactness* says how much is known of its caches now; *reason* why not all.
+    """One worker. *exactness* says how much is known about its caches now, and *reason* why not everything is.
 
-    *excluded* says why it gets no requests, "" if it gets them; *breaker* whether requests to it have failed. *load* is
-    the engine's last report, None if it reports nothing or is away.
+    *excluded* says why it gets no requests, or is "" if it gets them; *breaker* says whether requests to it have
+    failed. *load* is the engine's last report, or None if it reports nothing or is away.
     """
 
     url: str
@@ -91,7 +91,7 @@ def booked(work: WorkInFlight) -> Booked:
 
 
 def why_excluded(worker: Worker, worker_pool: WorkerPool) -> str:
-    """Return why *worker* gets no requests for its model, "" if it gets them."""
+    """Return why *worker* gets no requests for its model, or "" if it gets them."""
     if worker in worker_pool.leaving:
         return "it was removed, and finishes its requests"
     if _drains(worker):
@@ -138,7 +138,7 @@ class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExcludedWorker(msgspec.Struct, frozen=True):
-    """A worker that is no candidate, and why."""
+    """A worker that is not a candidate, and why."""
 
     worker: str
     reason: str
@@ -158,7 +158,7 @@ class RouteReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def route_report(preview: Preview, worker_pool: WorkerPool, cache_view: CacheView) -> RouteReport:
-    """Return *preview* with the state of the workers of *worker_pool*."""
+    """Return *preview* as a report, with the state of the workers in *worker_pool*."""
     return RouteReport(
         model=preview.model.name,
         prompt_tokens=len(preview.prompt.token_ids),
@@ -172,7 +172,7 @@ def route_report(preview: Preview, worker_pool: WorkerPool, cache_view: CacheVie
 
 
 def _excluded(preview: Preview, worker_pool: WorkerPool, cache_view: CacheView) -> list[ExcludedWorker]:
-    """Return the workers of the model that are no candidates, and why."""
+    """Return the workers of the model that are not candidates, and why."""
     candidates = {candidate.name for candidate in preview.choice.candidates}
     others = [worker for worker in worker_pool.clients if worker.url not in candidates]
     reports = [(worker, worker_report(worker, worker_pool, cache_view)) for worker in others]
@@ -223,7 +223,7 @@ def _terms(candidate: Candidate) -> dict[str, float]:
 
 
 def _reason(choice: RoutingChoice) -> str:
-    """Return what decided the choice, for people."""
+    """Return a phrase for people that says what decided the choice."""
     if len(choice.candidates) == 1:
         return "the only worker that may get it"
     if choice.policy != "cost":

@@ -1,9 +1,9 @@
 """The router of one gateway: it chooses a worker for a prompt and books the prompt's work there, in one step.
 
-A prompt is its block keys, the places of its images and counts; the router sees neither token ids nor pixels. The
+To the router, a prompt is its block keys, the places of its images and counts; it sees no token ids or pixels. The
 caller has looked up how much of it the workers hold (saccade.fleet.lookup); nothing here waits.
 
-A worker is a row of columns, so that a choice takes as many steps for a thousand workers as for two.
+Each worker has a row in columns of numbers, so that a choice takes as many steps for a thousand workers as for two.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ FIRST_ROWS = 8
 class RoutedImage(NamedTuple):
     """An image of a prompt: *key* names it for its tenant; its *num_tokens* tokens end before token *stop*.
 
-    Workers at *holders*, the bits of rows, have its encoder output.
+    The workers whose rows are the bits of *holders* have its encoder output.
     """
 
     key: bytes
@@ -54,10 +54,10 @@ class RoutedImage(NamedTuple):
 
 
 class RoutedPrompt(NamedTuple):
-    """The input of the choice.
+    """A prompt as the input of a choice.
 
     *keys* are the keys of reusable blocks by partition; the last token is always computed. consistent_hash uses
-    *affinity*. *reads_cache* is False for a prompt that is computed as a whole. It has *num_samples* answers, of
+    *affinity*. *reads_cache* is False for a prompt that is computed as a whole. It gets *num_samples* answers, of
     which *num_rows* are computed at a time.
     """
 
@@ -71,10 +71,10 @@ class RoutedPrompt(NamedTuple):
 
 
 class Option(NamedTuple):
-    """What a choice must know of a worker.
+    """What a choice must know about a worker.
 
-    *reports*: it reports the contents of its caches, so that nothing is assumed. By its own report *num_waiting*
-    samples waited there and *num_running* ran at some time between the two of *load_times*.
+    If it *reports* the contents of its caches, nothing is assumed about them. By its own report, *num_waiting* samples
+    waited there and *num_running* ran at some time between the two of *load_times*.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Candidate(NamedTuple):
 
 
 class RoutingChoice(NamedTuple):
-    """*chosen* is one of *candidates*, by *policy*, which is never auto but the policy that it resolved to."""
+    """The result of a choice: *chosen* is one of *candidates*. *policy* is never auto, but the one that auto meant."""
 
     candidates: Sequence[Candidate]
     chosen: Candidate
@@ -115,8 +115,9 @@ class RoutingChoice(NamedTuple):
 class Booking:
     """A prompt's place at *worker*, in its *row*, until close(): as *work*, from its first token as *decoding*.
 
-    The worker had reported *overlap_tokens* of the prompt when it was chosen, another worker *most_overlap_tokens*.
-    *matched_tokens* are the former; None if it reports nothing. *expectation* is withdrawn if no token comes.
+    When the worker was chosen, it had reported *overlap_tokens* of the prompt, and no candidate had reported more than
+    *most_overlap_tokens*. *matched_tokens* are the former, or None if that is not certain. *expectation* is withdrawn
+    if no token comes.
     """
 
     router: "Router"
@@ -140,7 +141,7 @@ class Booking:
             self.work = self.decoding
 
     def close(self, now: float) -> None:
-        """Take the work off the worker. If no token came, withdraw its expectation, too. Later calls do nothing."""
+        """Take the work off the worker. If no token has come, also withdraw the expectation. Later calls do nothing."""
         if self.has_ended:
             return
         self.has_ended = True
@@ -201,7 +202,7 @@ class Router:
         return row
 
     def describe(self, option: Option) -> int:
-        """Note what is known of a worker, its last report of its load included. Return its row."""
+        """Note what is known about a worker, including its last report of its load. Return its row."""
         row = self.row_of(option.name)
         if option == self._options[row]:
             return row
@@ -225,7 +226,7 @@ class Router:
         return {name: self.work_of(name) for name in self._rows}
 
     def book(self, rows: IntArray, prompt: RoutedPrompt, overlaps: Overlaps, now: float) -> Booking:
-        """Choose one of the workers at *rows*, one or more, and book the prompt there.
+        """Choose one of the workers at *rows*, which must not be empty, and book the prompt there.
 
         *overlaps* has the prefixes that they hold. *now* is a monotonic clock, in seconds.
         """
@@ -264,7 +265,7 @@ class Router:
         return RoutingChoice(each, each[place], policy)
 
     def exchange(self, row: int, old: WorkInFlight, new: WorkInFlight) -> None:
-        """Replace *old*, a part of the work of the worker at *row*, by *new*."""
+        """Replace *old*, a part of the work of the worker at *row*, with *new*."""
         self.work[:, row] += np.subtract(new, old)
 
     def note_samples(self, row: int, now: float) -> None:
@@ -309,7 +310,7 @@ class Router:
         return chooser.choose(candidates, prompt.affinity, reported=self._is_reported(rows, overlaps))
 
     def _is_reported(self, rows: IntArray, overlaps: Overlaps) -> bool:
-        """Whether the contents of a worker's caches are reported or assumed."""
+        """Return whether the contents of a worker's caches are reported or assumed."""
         return bool(np.count_nonzero(overlaps.are_exact) or np.count_nonzero(members_of(self._assumed_rows, rows)))
 
     def _weigh(self, rows: IntArray, prompt: RoutedPrompt, overlaps: Overlaps, now: float) -> Candidates:
@@ -380,7 +381,7 @@ class Router:
                 going = on
 
     def _find_last(self, rows: int, keys: Sequence[bytes], lengths: NDArray[np.int64]) -> None:
-        """Write into *lengths* up to which of *keys* the last one that is expected at each of *rows* reaches."""
+        """Raise *lengths*, by row, to the number of *keys* up to the last one that is expected at each of *rows*."""
         for count in range(len(keys), 0, -1):
             if expecting := rows & self._rows_expecting(keys[count - 1]):
                 places = numbers_of(expecting)
@@ -409,7 +410,7 @@ def _with_bit(bits: int, number: int, is_set: bool) -> int:
 
 
 def _each(candidates: Candidates) -> list[Candidate]:
-    """Return *candidates* one by one."""
+    """Return *candidates* as a list of Candidate."""
     columns = zip(
         candidates.names,
         candidates.work.T.tolist(),

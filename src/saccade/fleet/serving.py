@@ -1,4 +1,4 @@
-"""A model's workers as the choice reads them: columns with an element for each, made anew when a worker changes."""
+"""A model's workers in the form that a choice needs: columns with an element for each, rebuilt if a worker changes."""
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Set
@@ -28,7 +28,7 @@ NOBODY: Set[str] = frozenset()
 class MaskKey(NamedTuple):
     """What decides which workers can take a prompt: requests with equal keys wait for the same workers.
 
-    *length* is the number of context lengths that are too short for it.
+    *length* is the number of the workers' context lengths that are too short for it.
     """
 
     needs: Need
@@ -91,7 +91,7 @@ class Serving:
         return free
 
     def is_left(self, tried: Iterable[str]) -> bool:
-        """Whether there is a worker besides those *tried*."""
+        """Return whether there is a worker other than those *tried*."""
         return sum(url in self._place_of for url in tried) < len(self.rows)
 
     def place_of(self, worker: str) -> int:

@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 class SharedIndex:
     """Asks the indexer at the Unix socket *path*: a Lookup, and a view of all workers' caches.
 
-    While the indexer does not answer, nothing is known of any worker, and *router* goes by load. One late look-up is
-    enough for that; look-ups resume once the indexer answers a poll.
+    While the indexer does not answer, nothing is known about any worker, and *router* chooses by load. One late look-up
+    is enough for that; look-ups resume once the indexer answers a poll.
     """
 
     def __init__(self, worker_pool: WorkerPool, router: Router, path: Path) -> None:
@@ -66,7 +66,7 @@ class SharedIndex:
         await self._calls.close()
 
     async def overlaps(self, targets: Targets, keys: Mapping[Partition, Sequence[bytes]]) -> Overlaps:
-        """Return what *targets* hold; nothing if the indexer does not answer, or follows none of them."""
+        """Return what *targets* hold, or nothing if the indexer does not answer or follows none of them."""
         unknown = Overlaps.unknown(len(targets.names))
         if not self._is_reached or not any(map(self._is_followed, targets.names)):
             return unknown
@@ -97,7 +97,7 @@ class SharedIndex:
         return worker in self._known and not self._known[worker].reason
 
     async def _poll(self) -> None:
-        """Poll the indexer for the state of the workers, for ever."""
+        """Poll the indexer for the state of the workers, until cancelled."""
         while True:
             try:
                 encoded = await self._calls.call(self._encoder.encode(ShowKnown()), POLL_LIMIT_SECONDS)
@@ -139,7 +139,7 @@ CacheView = CacheListener | SharedIndex
 def exactness(worker: Worker, cache_view: CacheView) -> Exactness:
     """Return how exact the index of *worker* is now: at its best once all its events have arrived.
 
-    The reader of its feed has seen its events; this process has seen its answers to requests. The lower level holds.
+    The reader of its feed has seen its events; this process has seen its answers to requests. The lower level counts.
     """
     feed = cache_view.feed(worker)
     if feed.reason:

@@ -1,6 +1,6 @@
-"""Which workers there are: the worker pool has those that at least one source wants.
+"""Decides which workers there are: the worker pool has those that at least one source wants.
 
-Sources change while a gateway runs: a file, the DNS name of a headless service, and the admin port.
+The sources that may change while a gateway runs are a file, the DNS name of a headless service, and the admin port.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ logger = logging.getLogger(__name__)
 
 
 class WorkersFile:
-    """The urls in the file at *path*, one a line; empty lines and comments after # are ignored.
+    """The urls in the file at *path*, one on each line; empty lines and comments after # are ignored.
 
-    The file is read whenever its time, size or inode changes. A malformed line is logged by its number and left out. If
-    the file cannot be read or has no url, its last urls stay in use: it may be half written. A file with comments alone
-    means no workers.
+    The file is read whenever its modification time, size or inode changes. A malformed line is logged by its number and
+    left out. If the file cannot be read or has no url, its last urls stay in use: it may be half written. A file with
+    only comments means no workers.
     """
 
     def __init__(self, path: Path, every_seconds: float = FILE_SECONDS) -> None:
@@ -104,10 +104,10 @@ def _urls(content: bytes) -> tuple[tuple[str, ...] | None, str]:
 
 
 class WorkersDns:
-    """A worker at every address of the host of *url*: *url* with the address in place of the host.
+    """A worker at every address of *url*'s host. Its url is *url* with the address in place of the host.
 
     If the name has IPv4 addresses, its IPv6 addresses are assumed to lead to the same workers. If the look-up fails or
-    finds nothing, the last addresses stay in use. Raises StartupError.
+    finds nothing, the last addresses stay in use. Raises StartupError for a url that check_dns_url() refuses.
     """
 
     def __init__(self, url: str, resolver: DnsResolver | None = None) -> None:
@@ -128,7 +128,7 @@ class WorkersDns:
             await asyncio.sleep(wait_seconds)
 
     async def look_up(self) -> tuple[tuple[str, ...], float]:
-        """Return the workers' urls, none if the look-up failed, and the seconds until the next look-up."""
+        """Return the workers' urls, which are empty if the look-up failed, and the seconds until the next look-up."""
         try:
             records = await self._resolver.records(self._parts.hostname or "")
         except OSError:
@@ -177,11 +177,11 @@ class _Leaving:
 
 
 class Discovery:
-    """Keeps *worker_pool* to the urls of the sources; a worker of several sources stays until all drop it.
+    """Keeps *worker_pool* to the workers of the sources; one that several sources name stays until all drop it.
 
     A dropped worker gets no new requests. Its connection is closed once *num_requests* of its url is zero, or after
-    *drain_seconds*, which fails what still runs there. If a source wants it again before that, it is taken back as it
-    is. *sources* are the followed sources.
+    *drain_seconds*, which fails the requests that still run there. If a source wants it again before that, it is taken
+    back as it is. *sources* are the followed sources.
     """
 
     def __init__(self, worker_pool: WorkerPool, num_requests: Callable[[str], int], drain_seconds: float) -> None:
@@ -213,7 +213,7 @@ class Discovery:
         await self.replace(source, tuple(one for one in self._urls.get(source, ()) if one != url))
 
     async def replace(self, source: str, urls: Sequence[str]) -> None:
-        """Replace the urls of *source* by *urls*. A url that no client can be made for is logged."""
+        """Replace the urls of *source* with *urls*. A url for which no client can be made is logged."""
         self._urls[source] = tuple(dict.fromkeys(urls))
         # The tasks of a worker outlive the request that adds it, so their log lines must not have the request's id.
         await asyncio.create_task(self._apply(), name=f"workers of {source}", context=Context())

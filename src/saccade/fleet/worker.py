@@ -1,4 +1,4 @@
-"""A target of requests, whatever its wire, and why it cannot serve some."""
+"""The interface to a worker, whatever its wire, and the ways in which some workers differ."""
 
 from collections.abc import AsyncGenerator
 from typing import Protocol, TypeGuard
@@ -21,11 +21,11 @@ class Worker(Protocol):
 
     @property
     def description(self) -> Description | None:
-        """Its last description of itself."""
+        """The worker's last description of itself."""
 
     @property
     def load(self) -> Load | None:
-        """Its last report of its load."""
+        """The worker's last report of its load."""
 
     @property
     def load_times(self) -> tuple[float, float]:
@@ -50,18 +50,19 @@ class Worker(Protocol):
         """Close its connections."""
 
     def refuses(self, traits: RequestTraits) -> RequestError | None:
-        """Return why this kind of worker cannot serve such a request, None if it can. Changes nothing.
+        """Return why this kind of worker cannot serve such a request, or None if it can. Changes nothing.
 
-        That depends on the needs of *traits* alone, and on the salt if the worker *serves_one_salt*.
+        That depends only on the needs of *traits*, and on the salt if the worker *serves_one_salt*.
         """
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Whether it is expected to hold an image's encoder output, so that the pixels need not be sent."""
+        """Return whether it is expected to hold an image's encoder output, so that the pixels need not be sent."""
 
     def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield the contents of its caches in our keys: a snapshot's messages, then increments.
 
-        Called only if *exactness* is not NONE. Raises WorkerUnavailable without a feed or at its end, which voids it.
+        Called only if *exactness* is not NONE. Raises WorkerUnavailable if there is no feed, and when the feed ends;
+        then discard what it reported.
         """
 
     def generate(self, request: EngineRequest, sink: Sink) -> Stream:
@@ -82,15 +83,15 @@ class ChatWorker(Protocol):
         """Whether requests must use generate_chat()."""
 
     def generate_chat(self, request: EngineRequest, chat: ChatPrompt, sink: Sink) -> Stream:
-        """As Worker.generate(), but send *chat* instead of token ids. The media need no pixels."""
+        """Do the same as Worker.generate(), but send *chat* instead of token ids. The media need no pixels."""
 
 
 def takes_chats_only(worker: Worker) -> TypeGuard[ChatWorker]:
-    """Whether *worker* gets requests as chats."""
+    """Return whether *worker* gets requests as chats."""
     # An isinstance() check of a protocol takes 20 µs, and each request asks three times.
     return bool(getattr(worker, "takes_chats_only", False))
 
 
 def serves_one_salt(worker: Worker) -> bool:
-    """Whether *worker* cannot keep tenants apart, so that it serves the first one alone."""
+    """Return whether *worker* cannot keep tenants apart, and so serves only the first one."""
     return bool(getattr(worker, "serves_one_salt", False))

@@ -44,9 +44,9 @@ class _WorkerUrl(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Admin:
-    """An ASGI application that shows, adds and removes workers, shows routes, and empties caches.
+    """An ASGI application that shows, adds and removes workers, previews routes, reports usage, and empties caches.
 
-    Every path but PAGE needs one of *keys*. Raises StartupError without a key.
+    Every path except PAGE requires one of *keys*. Raises StartupError if there are none.
     """
 
     def __init__(self, keys: Collection[str], app: Application, access_log: AccessLog) -> None:
@@ -94,7 +94,7 @@ class Admin:
         return Response(await self._app.siblings.metrics(), media_type=METRICS_CONTENT_TYPE)
 
     def _reports(self, works: list[Work]) -> list[WorkerReport]:
-        """Return the report of every worker, with the bookings of all processes."""
+        """Return a report on every worker, with the bookings of all processes."""
         workers = (*self._worker_pool.clients, *self._worker_pool.leaving)
         reports = [worker_report(worker, self._worker_pool, self._app.routing.cache_view) for worker in workers]
         booked = [total(Booked, [work.booked.get(one.url, Booked()) for work in works]) for one in reports]
@@ -103,7 +103,7 @@ class Admin:
     async def add_worker(self, request: Request) -> Response:
         """POST /workers: add the worker at the body's url.
 
-        It stays until DELETE /workers or until the gateway stops.
+        The worker stays until DELETE /workers removes it or the gateway stops.
         """
         url = await self._url(request)
         try:
@@ -114,7 +114,7 @@ class Admin:
         return self._sources_of(url)
 
     async def remove_worker(self, request: Request) -> Response:
-        """DELETE /workers: drop the worker at the body's url; POST /workers must have added it."""
+        """DELETE /workers: remove the worker at the body's url, which POST /workers must have added."""
         url = await self._url(request)
         sources = self._discovery.sources_of(url)
         if SOURCE not in sources:
@@ -124,7 +124,10 @@ class Admin:
         return self._sources_of(url)
 
     async def _url(self, request: Request) -> str:
-        """Return the url in a body. Raises as read_short(), and InvalidValue if several processes share the port."""
+        """Return the url in a request's body.
+
+        Raises InvalidValue if the body is malformed or several processes share the port, and what read_short() raises.
+        """
         if self._app.siblings.are_several:
             raise InvalidValue(
                 "With --gateway-processes over 1 workers are added and removed by --workers-file.", "url"
@@ -147,7 +150,7 @@ class Admin:
         return _json(await self._app.preview(request.scope, request.receive, api_key))
 
     async def usage(self, request: Request) -> Response:
-        """GET /usage: the tenants in the keys file, their limits per minute, and their usage since the start."""
+        """GET /usage: the keys-file tenants, their limits per minute, and their usage since the gateway started."""
         return _json({"tenants": await self._app.tenants()})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
@@ -155,7 +158,7 @@ class Admin:
         return self._reset(prefix=True)
 
     async def reset_mm_cache(self, request: Request) -> Response:
-        """POST /reset_mm_cache: the gateway drops images and URLs, the workers unused encoder outputs."""
+        """POST /reset_mm_cache: the gateway drops cached images and URLs; the workers drop unused encoder outputs."""
         missed = await self._app.siblings.forget_media()
         answer = self._reset(media=True)
         if missed:
@@ -165,7 +168,7 @@ class Admin:
         return answer
 
     def _reset(self, *, prefix: bool = False, media: bool = False) -> Response:
-        """Send the command; requests after it find the caches empty."""
+        """Tell the workers to drop what no request uses. Raises WorkerUnavailable if some did not take the command."""
         missed = self._worker_pool.reset_caches(prefix=prefix, media=media)
         if missed:
             raise WorkerUnavailable(f"These workers did not take the command: {', '.join(missed)}; the others did.")
@@ -179,10 +182,10 @@ def _json(value: object) -> Response:
 class Board(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of a gateway at *time*, in seconds since 1970, across all of its *num_processes*.
 
-    The gateway serves *num_requests*; *num_waiting* of them wait because every worker is at its limit. Hit rates, from
-    0 to 1, cover prompt tokens and images since the engines started; None if there were none. To get rates per second,
-    compare two boards: the fields of a worker's load that end in `_total` only grow. *errors* lists the last requests
-    that were refused or failed, newest first.
+    The gateway serves *num_requests*; *num_waiting* of them wait because every worker is at its limit. Hit rates are
+    from 0 to 1 and cover the prompt tokens or images since the engines started; they are None if there were none. To
+    get rates per second, compare two boards: the fields of a worker's load that end in `_total` only grow. *errors*
+    lists the last requests that were refused or failed, newest first.
     """
 
     version: str
@@ -200,7 +203,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
 def board(
     time: float, workers: Sequence[WorkerReport], tenants: Sequence[TenantReport], works: Sequence[Work]
 ) -> Board:
-    """Return the board of the processes with *works*."""
+    """Return the board for the processes whose work is *works*."""
     loads = [worker.load for worker in workers if worker.load is not None]
     hits = sum(load.encoder_cache_hits_total for load in loads)
     cached_tokens = sum(load.cached_tokens_total for load in loads)

@@ -1,6 +1,6 @@
-"""Decide which requests may begin, be read, or do long work now.
+"""Decides when a request may begin, be read, or do long work.
 
-A count bounds the requests in flight; reading and long work take turns.
+A counter limits the requests in flight; reading large bodies and long work take turns.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ the places, two get three sevenths each, and a later tenant finds a place unless
 
 
 class ReadingTurn:
-    """The turn in which a large body is read. A client that pauses loses it."""
+    """A turn for reading one large body. A client that pauses loses its turn."""
 
     def __init__(self, turns: asyncio.Semaphore) -> None:
         self._turns = turns
@@ -41,7 +41,7 @@ class ReadingTurn:
         self._watch()
 
     def keep(self) -> None:
-        """Keep the turn, since a piece of the body has arrived."""
+        """Note that a piece of the body has arrived, which keeps the turn."""
         self._has_progressed = True
 
     def release(self) -> None:
@@ -63,10 +63,10 @@ class ReadingTurn:
 
 
 class Admission:
-    """Counts requests in flight; refuses new ones over *max_requests* and after drain().
+    """Counts requests in flight, and refuses new ones over *max_requests* or once drain() has been called.
 
-    A smaller *max_tenant_requests* means that there are several tenants. Each holds at most that many places, and no
-    more than TENANT_SHARE allows.
+    A *max_tenant_requests* below *max_requests* means that there are several tenants. Each holds at most that many
+    places, and no more than TENANT_SHARE allows.
     """
 
     def __init__(self, max_requests: int, max_tenant_requests: int | None = None) -> None:
@@ -121,8 +121,9 @@ class Admission:
     async def turn(self, num_body_bytes: int) -> AsyncIterator[None]:
         """Delay the block while too many others run, so that a burst of requests does not stall the event loop.
 
-        The block works on the event loop and must not wait: a wait would delay all other requests. The one exception is
-        a long body, which a thread may parse meanwhile: large bodies take separate turns, so only they wait.
+        The block works on the event loop and must not wait, because a wait would delay all other requests. The only
+        exception is a large body, which a thread may parse meanwhile: large bodies take separate turns, so only they
+        wait.
         """
         is_huge, loop = num_body_bytes > HUGE_BODY_BYTES, asyncio.get_running_loop()
         turns = self._huge_turns if is_huge else self._large_turns if _is_large(num_body_bytes) else self._turns
@@ -135,16 +136,16 @@ class Admission:
             loop.call_later(loop.time() - began if is_huge else 0, turns.release)
 
     async def start(self, num_body_bytes: int | None) -> None:
-        """Wait until a request with a body of *num_body_bytes* may begin; large ones begin one after another."""
+        """Wait until a request with a body of *num_body_bytes* may begin; large ones begin a few at a time."""
         if _is_large(num_body_bytes):
             async with self._starts:
                 await asyncio.sleep(0)
 
     @contextlib.asynccontextmanager
     async def reading(self, num_body_bytes: int | None) -> AsyncIterator[ReadingTurn]:
-        """Delay the block, which reads a body of *num_body_bytes*, None if the length is unknown.
+        """Delay the block, which reads a body. *num_body_bytes* is None if the body's length is unknown.
 
-        Small bodies do not wait. Large ones take turns; one that pauses loses its turn and is read without one.
+        Small bodies do not wait. Large ones take turns; one that pauses loses its turn and is then read without one.
         """
         is_huge = num_body_bytes is None or num_body_bytes > HUGE_BODY_BYTES
         turn = ReadingTurn(self._huge_readers if is_huge else self._readers)

@@ -60,7 +60,7 @@ def create_app(
     models: Mapping[str, ModelFiles] = NONE_GIVEN,
     logs: LogOutput | None = None,
 ) -> Application:
-    """Return the ASGI application. Call it in an event loop; the caller starts and closes *worker_pool* and *pool*.
+    """Return the ASGI application. Needs a running event loop; the caller starts and closes *worker_pool* and *pool*.
 
     *models* maps model names to files that replace the workers' own. *logs* gets a line for every request.
     """
@@ -77,8 +77,8 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain: running requests finish; new requests and /ready get 503.
 
-    A second signal ends the server at once. Raises StartupError if the address is taken, a setting is wrong, or no
-    model of the workers can be served.
+    A second signal ends the server at once. Raises StartupError if the address is taken, a setting is wrong, or none of
+    the workers' models can be served.
     """
     # A process of several has its ports reserved by its parent, and opens them when it can serve.
     listeners = None if config.member is not None else _listeners(config)
@@ -128,7 +128,7 @@ def _is_settled(reason: asyncio.Future[StartupError]) -> bool:
 
 
 def _listeners(config: GatewayConfig) -> tuple[socket.socket, socket.socket | None]:
-    """Return the sockets of the port and, if there is one, of the admin port. Raises StartupError."""
+    """Return the sockets that listen on the port and, if there is one, on the admin port. Raises StartupError."""
     shares = config.member is not None
     listener = listen(config.host, config.port, shares=shares) if config.uds is None else listen_unix(config.uds)
     if config.admin_port is None:
@@ -137,9 +137,9 @@ def _listeners(config: GatewayConfig) -> tuple[socket.socket, socket.socket | No
 
 
 async def _until_settled(app: Application) -> None:
-    """Wait until a model can be served or it is clear that none ever can, at most UNREADY_SECONDS.
+    """Wait until a model can be served or it is clear that none ever can, but at most UNREADY_SECONDS.
 
-    Otherwise clients of the other processes would get 503 from a process that has just restarted.
+    Without this wait, a process that has just restarted would answer 503 to requests that the others could serve.
     """
     registry = app.model_registry
     with contextlib.suppress(TimeoutError):
@@ -149,9 +149,10 @@ async def _until_settled(app: Application) -> None:
 
 
 def listen(host: str, port: int, flags: str = "--host or --port", *, shares: bool = False) -> socket.socket:
-    """Return a socket that listens on *host* and *port*, 0 for any free port. Raises StartupError that names *flags*.
+    """Return a socket that listens on *host* and *port*; port 0 takes any free port.
 
-    With *shares*, other processes of this user that also share may listen there; each connection goes to one of them.
+    With *shares*, other processes of this user may listen there too if they also share; each connection goes to one of
+    them. Raises a StartupError that names *flags*.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -163,7 +164,7 @@ def listen(host: str, port: int, flags: str = "--host or --port", *, shares: boo
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """Return a socket that listens at *path*, for this user only. It replaces an abandoned socket file.
+    """Return a socket that listens at *path*, for this user only. It replaces a socket file that is not in use.
 
     Raises StartupError.
     """
@@ -179,9 +180,9 @@ def listen_unix(path: Path) -> socket.socket:
 
 
 def reserve(host: str, port: int, flags: str = "--host or --port") -> socket.socket:
-    """Return a socket that reserves *host* and *port* for the processes that will share them, without listening.
+    """Return a socket that does not listen, but reserves *host* and *port* for the processes that will share them.
 
-    Raises StartupError if another program listens there, even one that would share.
+    Raises StartupError if that fails, for example because another program listens there, even one that would share.
     """
     listen(host, port, flags).close()
     holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -242,7 +243,7 @@ class _AdminServer(uvicorn.Server):
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that drains on a signal first; meanwhile the port stays open and answers 503."""
+    """A uvicorn server that drains before it stops; meanwhile the port stays open, and new requests get 503."""
 
     def __init__(self, app: Application, config: GatewayConfig) -> None:
         num_connections = allow_descriptors(config.connections.max_connections)
@@ -277,7 +278,7 @@ class DrainingServer(uvicorn.Server):
         ]
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start to drain; stop at the second signal."""
+        """Start to drain at the first signal, and stop at the second."""
         self._loop.call_soon_threadsafe(self._begin)
 
     def _stop_if_unservable(self, reason: asyncio.Future[StartupError]) -> None:

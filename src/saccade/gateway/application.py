@@ -39,10 +39,11 @@ from saccade.transport import lasting_task
 
 
 class Application:
-    """A gateway's packages, assembled. A server calls *asgi*; a caller in Python calls *pipeline*.
+    """A gateway, assembled from its packages. A server calls *asgi*; a caller in Python calls *pipeline*.
 
-    *limits* are the limits that all requests share, and *memory* is the memory that clients can fill. *model_registry*
-    has the served models, *routing* has the workers, and *siblings* are the processes that share the port.
+    *limits* are the limits that all requests share, and *memory* measures the memory that clients can fill.
+    *model_registry* holds the served models, *routing* holds the workers, and *siblings* reaches the other processes
+    that share the port.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Application:
         self._api_keys = ApiKeyStore(config.api_keys, config.api_keys_file, config.admin_keys, num_processes)
         metrics.registry.register(TenantMetrics(self._api_keys))
         metrics.requests_in_flight.set_function(lambda: self.limits.admission.num_requests)
-        # What every process of several shows alike is shown once.
+        # Metrics that are equal in all of several processes are shown once.
         of_engines = metrics.registry if config.member is None else metrics.new_registry()
         self.routing = Routing(config, worker_pool, metrics.registry, of_engines)
         parsers = Parsers(config.tool_call_parser, config.reasoning_parser)
@@ -107,7 +108,7 @@ class Application:
         self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Prepare to fetch images and follow the keys file; connect to siblings and their indexer. Raises OSError."""
+        """Start the fetcher, follow the keys file, and connect to siblings and their indexer. Raises OSError."""
         await self.media.start()
         self._following = lasting_task.begin(self._api_keys.follow, "keys file")
         await self.siblings.start()
@@ -137,7 +138,7 @@ class Application:
         )
 
     async def tenants(self) -> list[TenantReport]:
-        """Return each keys-file tenant's limits, and its usage at all processes that share the port."""
+        """Return each keys-file tenant's limits, and its usage across all processes that share the port."""
         return tenant_reports(self._api_keys.named, await self.siblings.usages())
 
     def _work(self) -> Work:

@@ -1,10 +1,10 @@
 """Checks a request's JSON against bounds before it is decoded.
 
 msgspec holds the GIL while it decodes, so a thread does not help. A body that could take long is refused before any
-decoding. Four figures bound the work; they count nothing within data: URLs:
+decoding. Four figures bound the work:
 
-- the bytes.
-- the JSON strings; there are at least as many as keys, messages and parts.
+- the bytes outside images.
+- the JSON strings; each key, message and part needs at least one.
 - the arrays and objects.
 - the commas, which separate values of any kind.
 """
@@ -62,7 +62,7 @@ The image starts after the opening quote of its string.
 
 
 def find_data_url(body: bytes | bytearray, start: int, end: int) -> int:
-    """Find images in the format of OpenAI's API; a FindImage."""
+    """Find images in OpenAI's format. This function is a FindImage."""
     index = body.find(_DATA_URL, start, end)
     return index if index < 0 else index + len(_DATA_URL)
 
@@ -70,9 +70,9 @@ def find_data_url(body: bytes | bytearray, start: int, end: int) -> int:
 def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url) -> bytes:
     """Return *body* without the bytes of its images; the JSON is otherwise the same.
 
-    Raises BodyTooLarge for too many bytes outside images, and InvalidValue for too many strings or brackets. In valid
-    JSON, the text from an opening quote to the next quote contains no key and no other string. So the bytes of images
-    are only searched for that quote and for escapes, and not counted.
+    Raises BodyTooLarge for too many bytes outside images, and InvalidValue for too many strings, brackets or commas. In
+    valid JSON, the text from an opening quote to the next quote contains no key and no other string. So an image's
+    bytes are only searched for that quote and for escapes. They count only if they have many escapes or are not ASCII.
     """
     _check_counts(body)
     is_ascii = body.isascii()
@@ -103,7 +103,7 @@ def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url)
 def _check_counts(body: bytes | bytearray) -> None:
     """Raise InvalidValue for too many values in *body*.
 
-    Images hardly contain the counted characters, so they need not be left out.
+    Images contain hardly any of the counted characters, so they need not be left out.
     """
     if num_marks(body, b'"', 2 * MAX_STRINGS) > 2 * MAX_STRINGS and num_strings(body, MAX_STRINGS) > MAX_STRINGS:
         raise InvalidValue(f"The body has more than {MAX_STRINGS} names and texts.")
@@ -130,15 +130,15 @@ def check_commas(rest: bytes, arrays_of_ids: Sequence[bytes], find_longest: Call
 
 
 def num_value_bytes(body: bytes | bytearray) -> int:
-    """Return an upper bound in bytes for the memory of the values in *body*, without their texts.
+    """Return an upper bound in bytes for the memory that the values in *body* take, without their texts.
 
-    A body with too many brackets is refused before it is decoded.
+    Brackets are counted only up to MAX_BRACKETS, because a body with more is refused before it is decoded.
     """
     return VALUE_BYTES * min(num_marks(body, b",", MAX_TOKENS) + _num_open(body), MAX_TOKENS)
 
 
 def _is_plain(body: bytes | bytearray, start: int, end: int, is_ascii: bool) -> bool:
-    """Whether a URL decodes as fast as its bytes can be copied: ASCII with few escapes."""
+    """Return whether a URL decodes as fast as its bytes can be copied, as ASCII with few escapes does."""
     if not (is_ascii or body[start:end].isascii()):
         return False
     return body.find(b"\\", start, end) < 0 or body.count(b"\\", start, end) <= (end - start) * _MOST_ESCAPES
@@ -181,6 +181,6 @@ def _is_over(
 ) -> bool:
     """Return whether *texts* together have more than *most* values.
 
-    A rough count includes the characters in strings.
+    The rough count is cheaper, but includes characters inside strings.
     """
     return sum(map(count_roughly, texts)) > most and sum(map(count, texts)) > most

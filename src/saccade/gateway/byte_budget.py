@@ -25,7 +25,7 @@ class _Waiter:
 
 
 class ByteBudget:
-    """A budget of *capacity_bytes*; one client holds at most LARGEST_SHARE of it.
+    """A budget of *capacity_bytes*. A client with several requests gets at most LARGEST_SHARE of it.
 
     A client's only request may take the whole capacity, but never more. A request waits at most *wait_seconds* for
     room.
@@ -39,13 +39,13 @@ class ByteBudget:
         self._waiting: deque[_Waiter] = deque()
 
     def reservation(self, client: Hashable = None) -> Reservation:
-        """Return an empty reservation for a request of *client*."""
+        """Return an empty reservation for a request from *client*."""
         return Reservation(self, client)
 
     async def reserve(self, client: Hashable, nbytes: int, num_own: int) -> None:
-        """Wait for room, and take *nbytes* more for a request of *client* that already has *num_own*.
+        """Wait for room, and take *nbytes* more for a request from *client* that already has *num_own*.
 
-        Raises QueueFull if no room is free in time, and BodyTooLarge if there can never be room.
+        Raises QueueFull if there is no room in time, and BodyTooLarge if there never can be.
         """
         needed = num_own + nbytes
         if needed > self.capacity_bytes:
@@ -70,7 +70,8 @@ class ByteBudget:
     def claim(self, client: Hashable, nbytes: int) -> None:
         """Take *nbytes* for data of *client* that already exists, such as an answer, and so cannot wait for room.
 
-        Raises QueueFull if there is no room, and BodyTooLarge if there can never be.
+        Raises QueueFull if there is no room or *client* would exceed its share, and BodyTooLarge if there never can be
+        room.
         """
         if nbytes > self.capacity_bytes:
             raise BodyTooLarge(f"This takes {nbytes} bytes of memory; all together get {self.capacity_bytes}.")
@@ -82,7 +83,7 @@ class ByteBudget:
         self.take_bytes(client, nbytes)
 
     def is_over(self, client: Hashable) -> bool:
-        """Whether *client* or all clients together hold more than allowed."""
+        """Return whether *client*, or all clients together, hold more than they may."""
         return self.num_bytes > self.capacity_bytes or self._client_bytes[client] > self.capacity_bytes * LARGEST_SHARE
 
     def take_bytes(self, client: Hashable, nbytes: int) -> None:
@@ -91,7 +92,7 @@ class ByteBudget:
         self._client_bytes[client] += nbytes
 
     def give_back(self, client: Hashable, nbytes: int) -> None:
-        """Release *nbytes* of *client*; waiting requests get them in order of arrival."""
+        """Release *nbytes* that *client* held; waiting requests get them in order of arrival."""
         self.num_bytes -= nbytes
         self._client_bytes[client] -= nbytes
         if self._client_bytes[client] <= 0:

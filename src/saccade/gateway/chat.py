@@ -11,7 +11,7 @@ from saccade.tokenization.messages import Message, Tool
 
 @dataclass(frozen=True)
 class PlainPrompt:
-    """A prompt, from *field* of a request, that no template renders: token ids, or text without special tokens."""
+    """A prompt that no template renders, from a request's *field*: token ids, or text without special tokens."""
 
     content: str | list[int]
     field: str
@@ -46,7 +46,7 @@ class Chat:
 
     @classmethod
     def of_plain(cls, token_ids: list[int]) -> "Chat":
-        """Return a Chat that has a plain prompt's ids instead of messages; the answer continues its text."""
+        """Return a Chat that has a plain prompt's ids instead of messages; the answer continues the prompt's text."""
         return cls([], len(token_ids), [], False, {}, continues=True, plain=token_ids)
 
     def with_pages(self, counts: Sequence[int]) -> "Chat":

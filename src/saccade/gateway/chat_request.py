@@ -1,6 +1,6 @@
 """ChatRequest, the internal request that every API's body becomes.
 
-Its names are those of OpenAI's API, which clients of all servers know.
+Its field names are those of OpenAI's API, which clients of every server know.
 """
 
 from collections.abc import Mapping
@@ -90,7 +90,10 @@ class VideoUrl(MediaLimits, frozen=True):
 
 
 class OtherMedia(MediaLimits, frozen=True, kw_only=True):
-    """Names of media fields in other APIs. They are never ignored, but refused unless empty. Only parts have limits."""
+    """Media fields that other APIs have. None is ignored: each is refused unless it is empty or fits the part's type.
+
+    Only parts have limits.
+    """
 
     attachments: Refused = UNSET
     audio: Refused = UNSET
@@ -122,11 +125,11 @@ class FileSource(ImageLimits, frozen=True):
 
 
 class ContentPart(OtherMedia, frozen=True):
-    """A piece of a message: `text`, `image_url` or `video_url` as an object or a string, or an image as a `file`.
+    """A piece of a message: `text`, an `image_url` or `video_url`, or an image, PDF or text as a `file`.
 
-    Parts of type `image` or `video` have the URL in the field of the same name. A `refusal` is text from a model. An
-    image's *detail* is either here or in its object. *uuid* is accepted and has no effect: an image is identified by
-    its bytes.
+    A URL may be a string, or an object that contains it. Parts of type `image` or `video` have the URL in the field of
+    the same name. A `refusal` is text from a model. An image's *detail* is either here or in its object. *uuid* is
+    accepted but has no effect, because an image is identified by its bytes.
     """
 
     type: PartType
@@ -138,7 +141,7 @@ class ContentPart(OtherMedia, frozen=True):
     detail: Detail | None = None
     inline_data: Refused = UNSET
     source: Refused = UNSET
-    # Read where the part is of the type `file`.
+    # Read if the part's type is `file`.
     file: Annotated[Raw | UnsetType, Meta(extra_json_schema=FileSchema, extra={"struct": FileSource})] = UNSET
     of_types: ClassVar[Mapping[str, tuple[str, ...]]] = OF_PARTS
     without_effect: ClassVar[frozenset[str]] = IN_MESSAGES
@@ -165,7 +168,7 @@ class ChatMessage(OtherMedia, frozen=True):
     """One turn of a chat.
 
     In an assistant's turn, *reasoning_content* or *reasoning* is the reasoning before the content. An assistant's
-    *content* may be null or missing; a *refusal* is text after it. Messages with the role tool answer an assistant's
+    *content* may be null or missing; a *refusal* is text after it. Messages with the role `tool` answer an assistant's
     *tool_calls*; each has the *tool_call_id* of its call.
     """
 
@@ -188,7 +191,7 @@ Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAG
 
 
 class StreamOptions(Struct, frozen=True):
-    """What a stream carries besides the answer: usage at its end, and in every event with *continuous_usage_stats*."""
+    """Whether a stream has the usage at its end and, with *continuous_usage_stats*, the usage so far in every event."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -201,7 +204,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class SamplingFields(Struct, frozen=True, kw_only=True):
-    """How to sample *n* answers. Names and meanings are OpenAI's and vLLM's.
+    """How to sample *n* answers. The names and meanings are OpenAI's and vLLM's.
 
     Until there are *min_tokens* tokens, *stop*, *stop_token_ids* and the model's own end tokens have no effect.
     """
@@ -290,13 +293,13 @@ class AnswerFields(SamplingFields, frozen=True, kw_only=True):
 
 
 class ChatRequest(AnswerFields, frozen=True, kw_only=True):
-    """The body of POST /v1/chat/completions. `known_parameters` has the others that clients send.
+    """The body of POST /v1/chat/completions. `known_parameters` lists other parameters that clients send.
 
     *chat_template* replaces the model's template if the operator allows it. *chat_template_kwargs* are the template's
     switches, *mm_processor_kwargs* are limits for all images, and *media_io_kwargs* choose the frames of videos. If
     *include_reasoning* is false, the answer leaves out the reasoning; its tokens still count. *enable_thinking* and
     *reasoning_effort* set the template's switch for reasoning (see messages.py). *thinking_token_budget* limits the
-    tokens of reasoning; at the limit the reasoning ends. No template obeys *verbosity*. With *continue_final_message*,
+    reasoning tokens; at the limit, the reasoning ends. No template obeys *verbosity*. With *continue_final_message*,
     the answer continues the text of the last message. If *add_generation_prompt* is false, the prompt ends after the
     messages. The answer may call *tools* unless *tool_choice* is "none". If *parallel_tool_calls* is false, it makes at
     most one call. With --scheduling-policy priority, requests with a lower *priority* begin first.
@@ -326,7 +329,7 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True):
 
     @property
     def needed_tokens(self) -> int:
-        """How many tokens of the answer the context must have room for."""
+        """How many answer tokens the context must have room for."""
         return 1 if self.clamps_max_tokens else self.max_answer_tokens or 1
 
     @property

@@ -24,9 +24,9 @@ _logger = structlog.get_logger(__name__)
 
 
 def log_lines(child: str) -> tuple[int, threading.Thread]:
-    """Return a descriptor for the output of a process, and the thread that logs its lines. The log names it *child*.
+    """Return a descriptor for a process's output, and the thread that logs its lines. The log names it *child*.
 
-    The caller closes the descriptor once the process has it. The thread ends when the process has ended.
+    The caller closes the descriptor once the process has it. The thread ends after the process has ended.
     """
     reader, writer = os.pipe()
     thread = threading.Thread(target=ChildLines(child).follow, args=(reader,), name="child lines", daemon=True)
@@ -45,7 +45,7 @@ class ChildLines:
         self._line = b""
 
     def add_bytes(self, piece: bytes) -> None:
-        """Log the lines that end in *piece*, the next bytes of the process."""
+        """Log the lines that end in *piece*, the next bytes that the process has printed."""
         *lines, rest = (self._line + piece).split(b"\n")
         # No line waits for its end beyond this many bytes, so that it takes no more memory.
         waits = len(rest) <= MAX_LINE_BYTES
@@ -55,7 +55,7 @@ class ChildLines:
                 self._log(line[start : start + MAX_LINE_BYTES])
 
     def end_lines(self) -> None:
-        """Log the rest, and how many lines were left out."""
+        """Log an unfinished last line, and how many lines were left out."""
         self.add_bytes(b"\n")
         self._tell()
 

@@ -54,7 +54,7 @@ _OLD_LIMITS = re.compile(rf"{_OLD_LIMIT.pattern}(,{_OLD_LIMIT.pattern})*")
 
 
 def _origins(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
-    """Return the origins from flags that each have one, or from a JSON list as in vLLM."""
+    """Return the origins from flags with one origin each, or from a JSON list as in vLLM."""
     # cyclopts splits environment variables at spaces, so a JSON list arrives in pieces.
     written = " ".join(token.value for token in tokens)
     if not written.startswith("["):
@@ -66,7 +66,7 @@ def _origins(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
 
 
 class _Limit(msgspec.Struct):
-    """A limit, with the media sizes for which vLLM reserves memory. The sizes have no effect here."""
+    """A limit. In vLLM's form it may come with media sizes to reserve memory for, which have no effect here."""
 
     count: NumMedia
 
@@ -98,7 +98,7 @@ def _media_limits(_: Any, tokens: list[Token]) -> MediaLimits:
 @FLAT
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Limits on connections, checked every *sweep_seconds*.
+    """Limits on connections; deadlines are checked every *sweep_seconds*.
 
     A connection over *max_connections* replaces the oldest one without a request, or else one that keeps the server
     waiting.
@@ -223,11 +223,11 @@ class ServerSettings:
 
     @property
     def max_tenant_requests(self) -> int:
-        """How many requests one tenant may have at a time; fewer than all places if there may be several tenants."""
+        """How many requests one tenant may have at a time: all, or three quarters if there may be several tenants."""
         return max(1, self.max_requests * 3 // 4) if self.are_several else self.max_requests
 
     def __post_init__(self) -> None:
-        """Raise StartupError for a malformed key, or a missing or shared admin key."""
+        """Raise StartupError for settings that are malformed or contradict each other."""
         for flag, keys in (("--api-key", self.api_keys), ("--admin-key", self.admin_keys)):
             if any(key.split() != [key] for key in keys):
                 raise StartupError(f"An {flag} is empty or contains a space, so clients cannot send it in a header.")
@@ -335,7 +335,7 @@ class Member:
 
     @property
     def siblings(self) -> dict[str, Path]:
-        """The sockets of the other gateway processes by name."""
+        """The sockets of the other gateway processes, by name."""
         return {str(number): self._socket(number) for number in range(self.size) if number != self.number}
 
     def _socket(self, number: int) -> Path:
@@ -350,7 +350,7 @@ class Member:
 class GatewayConfig(ServerSettings, RoutingSettings, MediaSettings):
     """All settings of one gateway process.
 
-    *worker_urls* are `grpc://host:port`, `grpcs://host:port` or `unix:/path`; Workers over TCP get
+    *worker_urls* are `grpc://host:port`, `grpcs://host:port` or `unix:/path`. Workers over TCP get
     *worker_credentials*; *worker_sources* name further workers. With *member*, the process is one of several that share
     *port* and *admin_port*; see shared().
     """
@@ -361,7 +361,7 @@ class GatewayConfig(ServerSettings, RoutingSettings, MediaSettings):
     member: Member | None = None
 
     def shared(self, member: Member) -> "GatewayConfig":
-        """Return the settings for *member*, with its share, rounded up, of every limit for all processes."""
+        """Return the settings for *member*, with its share, rounded up, of each limit that all processes share."""
         part, replace = member.part, dataclasses.replace
         of_addresses = part(self.connections.max_per_address)
         connections = part(self.connections.max_connections)
@@ -380,7 +380,7 @@ class GatewayConfig(ServerSettings, RoutingSettings, MediaSettings):
 
     @property
     def connection_limits(self) -> ConnectionLimits:
-        """*connections*, adjusted to whether there may be several tenants."""
+        """*connections*, adjusted if there may be several tenants."""
         return (
             dataclasses.replace(self.connections, tenant_share=CLIENT_SHARE) if self.are_several else self.connections
         )
@@ -392,7 +392,10 @@ class GatewayConfig(ServerSettings, RoutingSettings, MediaSettings):
 
     @property
     def dispatch_limits(self) -> DispatchLimits:
-        """*dispatch*, adjusted to whether there may be several tenants, who take turns even at a single worker."""
+        """*dispatch* with the scheduling policy, and with turns for tenants if there may be several.
+
+        Tenants take turns even at a single worker.
+        """
         dispatch = dataclasses.replace(self.dispatch, takes_priorities=self.scheduling_policy == "priority")
         if not self.are_several:
             return dispatch
@@ -400,7 +403,7 @@ class GatewayConfig(ServerSettings, RoutingSettings, MediaSettings):
 
 
 def tls_context(settings: TlsSettings) -> ssl.SSLContext | None:
-    """Return the server's TLS context, None for plain HTTP. Raises StartupError that names the flag."""
+    """Return the server's TLS context, None for plain HTTP. Raises a StartupError that names the flag."""
     if settings.certfile is None:
         if settings != TlsSettings():
             raise StartupError("--ssl-keyfile, --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile.")

@@ -1,9 +1,9 @@
 """Confines a process that reads hostile bytes: no files, no sockets, no other processes, no secrets.
 
 Decode processes and LimitedChild use it. Each process starts in its own session, without the gateway's terminal, and
-with only the allowed environment variables. It calls confine() after its imports. No measure needs privileges. Any may
-be missing in an old kernel or in a container that forbids it, so confine() returns the measures in force. The limits on
-memory, files and core dumps always apply.
+with only the allowed environment variables. It calls confine() after its imports. No measure needs privileges. Any
+measure may be missing in an old kernel, or in a container that forbids it, so confine() returns those in force. The
+limits on memory, files and core dumps always apply.
 """
 
 import ctypes
@@ -71,7 +71,7 @@ LANDLOCK_SCOPE_ABI, LANDLOCK_SCOPES = 6, 0b11
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the allowed environment *variables*, and variables that keep libraries from starting threads."""
+    """Return those of *variables* that are allowed, and others that keep libraries from starting threads."""
     allowed = {
         name: value for name, value in variables.items() if name in ALLOWED_VARIABLES or name.startswith(ALLOWED_PREFIX)
     }
@@ -82,7 +82,8 @@ def confine(memory_bytes: int, may_import: bool = False) -> tuple[str, ...]:
     """Confine this process for good; return the MEASURES in force. Open descriptors stay usable.
 
     The process may take *memory_bytes* more memory. If it *may_import*, it may read the folders of Python modules and,
-    without Landlock, every file that its user may read. Otherwise it can open no file at all.
+    without Landlock, every file that its user may read. Otherwise Landlock and seccomp each keep it from opening any
+    file.
     """
     _limit(resource.RLIMIT_AS, _address_space_bytes() + memory_bytes)
     _limit(resource.RLIMIT_CORE, 0)
@@ -117,12 +118,12 @@ def _drop_capabilities(libc: ctypes.CDLL) -> bool:
 
 
 def _module_folders() -> list[str]:
-    """Return the folders of modules, without sys.path[0], which is only the folder that the program started in."""
+    """Return the folders that hold modules, without sys.path[0], where the program only happens to have started."""
     return [folder for folder in (sys.prefix, sys.base_prefix, *sys.path[1:]) if os.path.isdir(folder)]
 
 
 def landlock_abi(libc: ctypes.CDLL) -> int:
-    """Return the version of the kernel's Landlock, less than 1 if the kernel has none."""
+    """Return the kernel's Landlock version, or a number below 1 if it has none."""
     return int(libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_VERSION_FLAG))
 
 

@@ -12,12 +12,12 @@ NO_FILE: Final = f"file-{32 * '0'}"
 
 
 def url_of_file(file_id: str) -> str:
-    """Return an uploaded image's id if it is well formed, to be used in place of a URL."""
+    """Return *file_id* if it is well formed, else NO_FILE, to use in place of a URL."""
     return file_id if is_file_id(file_id) else NO_FILE
 
 
 def is_file_id(url: str) -> bool:
-    """Whether *url* is an uploaded file's id rather than a URL."""
+    """Return whether *url* is an uploaded file's id rather than a URL."""
     return FILE_ID.fullmatch(url) is not None
 
 

@@ -16,19 +16,19 @@ T = TypeVar("T")
 
 
 def is_given(value: Raw | UnsetType) -> bool:
-    """Whether a raw field is present, and neither null nor an empty string."""
+    """Return whether a raw field is present, and neither null nor an empty string."""
     return value is not UNSET and bytes(value) not in (b"null", b'""')
 
 
 def parse(body: bytes | bytearray | msgspec.Raw, kind: type[T]) -> T:
-    """Decode the JSON in *body* as *kind*. Raises InvalidValue that names the field."""
+    """Decode the JSON in *body* as *kind*. Raises an InvalidValue that names the field."""
     return decode(body, msgspec.json.Decoder(kind))
 
 
 def decode(body: bytes | bytearray | msgspec.Raw, decoder: msgspec.json.Decoder[T], name: str = "") -> T:
-    """Decode the JSON in *body*, the value of the field *name*. Raises InvalidValue that names the field.
+    """Decode the JSON in *body*, the value of the field *name*. Raises an InvalidValue that names the field.
 
-    As in JSON Schema, a number without a fraction is an integer: 4.0 and 1e1 are integers, strings are not.
+    As in JSON Schema, a number without a fraction is an integer: 4.0 and 1e1 are integers, but strings are not.
     """
     try:
         return decoder.decode(body)

@@ -1,6 +1,7 @@
-"""Explains to people what is wrong with JSON.
+"""Explains in plain words what is wrong with a request's JSON.
 
-Errors quote msgspec's messages only in known forms, so that no error repeats a client's text.
+Errors use only those of msgspec's messages whose form is known. So they repeat nothing that a client has sent except
+short numbers and broken escapes.
 """
 
 import re
@@ -65,7 +66,7 @@ _PAIR_FAULTS: Final = ("surrogate", "hex escape", "truncated")
 def malformed(body: bytes, complaint: str) -> InvalidValue:
     """Return the error for a *body* that is not JSON.
 
-    If *complaint* names a place, the error has that place and a hint.
+    If *complaint* names a place, so does the error, with a hint if there is one.
     """
     if not body.strip():
         return InvalidValue("The body is empty; send a JSON object.")
@@ -88,20 +89,20 @@ def malformed(body: bytes, complaint: str) -> InvalidValue:
 
 
 def _half_pair(body: bytes, place: int) -> int | None:
-    """Return where half a surrogate pair is escaped shortly before *place*, None if nowhere."""
+    """Return the position of an escape near *place* that is only half of a surrogate pair, None if there is none."""
     match = _HALF_PAIR.search(body, max(0, place - 2 * _PAIR_BYTES), place + _PAIR_BYTES)
     return None if match is None else match.start(1)
 
 
 def _position(body: bytes, place: int) -> str:
-    """Describe *place* in words."""
+    """Return the line and column of *place*, in words."""
     start = body.rfind(b"\n", 0, place) + 1
     line, column = body.count(b"\n", 0, place) + 1, len(body[start:place].decode(errors="replace")) + 1
     return f"line {line}, column {column}"
 
 
 def invalid(complaint: str, field: str, value: bytes) -> InvalidValue:
-    """Return the error for msgspec's *complaint* about *field*, "" for the whole body.
+    """Return the error for msgspec's *complaint* about *field*, which is "" for the whole body.
 
     *value* is the field's value, or its first MAX_SHOWN_BYTES.
     """

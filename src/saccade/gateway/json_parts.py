@@ -52,7 +52,7 @@ Part = bytes | JsonItems
 
 
 def filled(template: Struct, fields: Mapping[bytes, Iterable[Part]]) -> list[Part]:
-    """Return *template* as JSON, with parts filled into its empty *fields*. Fields are in the order of the JSON.
+    """Return *template* as JSON, with parts filled into its empty *fields*, listed in the order of the JSON.
 
     filled(Choice(text="", logprobs=Logprobs([])), {b'"text":""': [text], b'"logprobs":[]': [logprobs]})
     """
@@ -98,7 +98,7 @@ def num_held_bytes(parts: Sequence[Part]) -> int:
 def joined(parts: Iterable[Part], piece_bytes: int) -> Iterator[bytes]:
     """Yield *parts*, joined into pieces of about *piece_bytes*.
 
-    A longer part is yielded unchanged, unless it is a list.
+    A longer part is yielded unchanged if it is bytes, and split if it is JsonItems.
     """
     waiting = bytearray()
     for part in parts:

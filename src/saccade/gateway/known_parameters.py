@@ -1,4 +1,4 @@
-"""Parameters without a field: refused ones, ones without effect, and advice about misspelt ones."""
+"""Parameters that no field reads: those refused, those without effect, and advice about other servers' parameters."""
 
 from typing import Final
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class ChildLimits(msgspec.Struct, frozen=True):
-    """CPU time in *seconds*, and *memory_bytes* in addition to the child's memory after its imports."""
+    """A child's limits: *seconds* of CPU time, and *memory_bytes* on top of what it uses after its imports."""
 
     seconds: float
     memory_bytes: int
@@ -32,7 +32,7 @@ class Ending(NamedTuple):
 
     - output: what it wrote to standard output.
     - status: its exit status; negative for a signal.
-    - in_time: whether it ended in time.
+    - in_time: whether it ended, or wrote all the output that it may, in time.
     - was_killed: whether something else killed it, such as the kernel when the machine ran out of memory. Its own
           limits end it with other signals, so its task is not the cause.
     """
@@ -59,13 +59,13 @@ class LimitedChild:
         self.is_stopped = False
 
     def stop(self) -> None:
-        """End the child. Any thread may call this at any time; a child that starts later ends at once."""
+        """Kill the child. Any thread may call this at any time; a child that starts later is killed at once."""
         self.is_stopped = True
         if self._process is not None:
             self._process.kill()
 
     def run_child(self, wait_seconds: float, max_bytes: int) -> Ending:
-        """Block until the child has ended or written *max_bytes*, or until *wait_seconds* have passed; then kill it."""
+        """Block until the child ends or has written *max_bytes*, but at most *wait_seconds*; then kill it."""
         descriptor = os.memfd_create("saccade-child-task")
         with open(descriptor, "wb") as file:
             file.write(self._message)
@@ -96,7 +96,7 @@ class LimitedChild:
 
 
 def _output_of(process: subprocess.Popen[bytes], end: float, max_bytes: int) -> tuple[bytes, bool]:
-    """Return at most *max_bytes* of *process*'s output, and whether the process ended before the time *end*."""
+    """Return at most *max_bytes* of *process*'s output, and whether it ended or wrote as many before *end*."""
     output = bytearray()
     if process.stdout is None:
         return b"", True

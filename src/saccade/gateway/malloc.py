@@ -1,4 +1,4 @@
-"""Return freed memory to the system."""
+"""Makes malloc return freed memory to the system."""
 
 import ctypes
 
@@ -9,7 +9,7 @@ LARGE_BLOCK_BYTES = 8 << 20
 
 
 def give_back_large_blocks() -> None:
-    """Make malloc return the memory of request bodies to the system.
+    """Make malloc return the memory of large request bodies to the system.
 
     By default, glibc raises its mmap threshold, up to 32 MiB, when a large block is freed, and keeps smaller blocks
     (mallopt(3)). With other C libraries this does nothing.

@@ -1,6 +1,6 @@
-"""The parameters of images and videos: limits for a single one, and JSON schemas for the API's description.
+"""The parameters of images and videos: limits for a single image or video, and JSON schemas to describe the API.
 
-The values are checked in code, with better errors.
+Code checks the values, because it gives better errors than a schema.
 """
 
 from typing import Annotated, TypeVar
@@ -61,7 +61,7 @@ Rate = Annotated[Raw | UnsetType, Meta(extra_json_schema=FpsSchema)]
 
 
 class ImageLimits(Struct, frozen=True, kw_only=True):
-    """One image's limits; `mm_processor_kwargs` has the same for all images. prompt.media_options reads them."""
+    """The limits of one image; `mm_processor_kwargs` has the same for all images. prompt.media_options reads them."""
 
     min_pixels: Pixels = UNSET
     max_pixels: Pixels = UNSET
@@ -70,7 +70,7 @@ class ImageLimits(Struct, frozen=True, kw_only=True):
 
 
 class MediaLimits(ImageLimits, frozen=True, kw_only=True):
-    """One image's or video's limits. *nframes* is another name for *num_frames*, and *sample_fps* for *fps*."""
+    """The limits of one image or video. *nframes* is another name for *num_frames*, and *sample_fps* for *fps*."""
 
     total_pixels: Pixels = UNSET
     fps: Rate = UNSET

@@ -90,9 +90,9 @@ def read_parameters(body: bytes | bytearray, find_image: FindImage = find_data_u
 class ParameterReader(Generic[S]):
     """Reads bodies of one *kind*.
 
-    Fields of *related* kinds cause no warning, because clients send the same body to both. *later* maps unsupported
-    parameters to the values, besides null, that change nothing. Parameters in *without_effect* are ignored, *spellings*
-    holds advice about names, and *find_image* finds images in bodies.
+    Fields of *related* kinds cause no warning, because clients send the same body for several kinds. *later* maps
+    unsupported parameters to the values, besides null, that change nothing. Parameters in *without_effect* are ignored,
+    *spellings* holds advice about names, and *find_image* finds images in bodies.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ParameterReader(Generic[S]):
         self._names = frozenset(names | later.keys()).union(without_effect)
 
     def read_parameters(self, body: Body, strict: bool) -> tuple[S, str]:
-        """Parse *body* into a request, and a warning that names unknown parameters, "" if there are none.
+        """Parse *body*; return the request, and a warning about unknown parameters, "" if there is none.
 
         Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported or, if *strict*, unknown ones.
         """
@@ -182,7 +182,7 @@ def _longest(parameters: Mapping[str, Raw]) -> str | None:
 
 
 def _is_array_of_ids(name: str, raw: Raw) -> bool:
-    """Whether *raw* may be an array of token ids, or an array of such arrays; these have a separate length bound."""
+    """Return whether *raw* may be an array of token ids, or an array of such arrays, which have their own bound."""
     return name in (*TOKEN_IDS, "prompt") and bytes(memoryview(raw)[:1]) == b"[" and b'"' not in bytes(raw)
 
 
@@ -197,7 +197,7 @@ def _check_length(name: str, raw: Raw) -> None:
 
 
 def check_stream(request: AnswerFields) -> None:
-    """Raise InvalidValue for stream options without a stream, as OpenAI does, or options that streams lack."""
+    """Raise InvalidValue for stream options without a stream, as OpenAI does, or for `prompt_logprobs` in a stream."""
     if request.stream_options is not None and not request.stream:
         raise InvalidValue(
             "`stream_options` apply to streams only; set `stream` to true, or leave them out.", "stream_options"
@@ -207,7 +207,7 @@ def check_stream(request: AnswerFields) -> None:
 
 
 def listed(names: Sequence[str], number: int) -> str:
-    """List the first MAX_NAMES of *number* *names*, for a warning."""
+    """List the first MAX_NAMES of *names* for a warning, and say how many of the *number* in all are left out."""
     more = f" and {number - MAX_NAMES} more" if number > MAX_NAMES else ""
     return f"{', '.join(names[:MAX_NAMES])}{more}"
 

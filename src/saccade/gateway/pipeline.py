@@ -77,8 +77,8 @@ class Pipeline:
     ) -> Awaitable[list[RequestPart]]:
         """Do the quick part of reading a chat, or several plain *prompts* that share its parameters.
 
-        The caller awaits the result after its turn, and gets a Part for each prompt. From then on, *request* holds
-        memory only for the chat. Both steps raise SaccadeError.
+        The caller awaits the result after its turn, and gets a RequestPart for each prompt. From then on, *request*
+        holds memory only for the chat. Both steps raise SaccadeError.
         """
         constraint = read_constraint(params)
         params = without_constraint(params)
@@ -117,7 +117,7 @@ class Pipeline:
         """Send *part* to a worker, and pass the worker's deltas to the delivery that *deliver* returns for the answer.
 
         If a worker fails before the first delta, try another. Cancellation aborts the answer. Raises SaccadeError;
-        after several attempts, the last worker's error.
+        after several attempts, it is the last worker's error.
         """
         begun_at = time.perf_counter()
         async with AsyncExitStack() as resources:
@@ -185,7 +185,7 @@ class Pipeline:
             return len((await self._build_prompt(request, part, images)).token_ids)
 
     async def token_ids(self, request: Request, served: ServedModel, params: TokenizeRequest) -> tuple[list[int], str]:
-        """Return the prompt of a chat, images expanded, and a warning or "". Raises SaccadeError."""
+        """Return the token ids of a chat's prompt, with images expanded, and a warning or "". Raises SaccadeError."""
         chat = await self.prompts.read_long(served, params)
         request.keep_chat()
         images = await self._collect(request, served, chat, request.tenant.salt)
@@ -197,7 +197,7 @@ class Pipeline:
             return built.token_ids, chat.warning
 
     async def _collect(self, request: Request, served: ServedModel, chat: Chat, salt: bytes) -> list[EncodedImage]:
-        """Collect the images of *chat*, and charge the tenant for them. Raises RequestError that names the field."""
+        """Collect the images of *chat*, and charge the tenant for them. Raises a RequestError that names the field."""
         num_frames = sum(source.num_fetched_frames for source in chat.images if source.frames)
         request.account.begin_images(len(chat.images) + num_frames)
         images = await self.images.collect_images(request, served, chat.images, salt)
@@ -205,7 +205,7 @@ class Pipeline:
         return images
 
     async def _build_prompt(self, request: Request, part: RequestPart, images: Sequence[EncodedImage]) -> Prompt:
-        """Return the prompt, on which the choice of a worker depends. Raises RequestError that names the field."""
+        """Return the prompt, on which the choice of a worker depends. Raises a RequestError that names the field."""
         params, served = part.params, part.served
         some_take_chats, all_take_chats = self.dispatcher.takers_of_chats(served.name)
         layouts = [image.layout for image in images]
@@ -237,9 +237,10 @@ class Pipeline:
         )
 
     async def _attempt(self, resources: AsyncExitStack, work: "_Work", failed: frozenset[str]) -> Attempt:
-        """Place the prompt of *work* at a worker that is not in *failed*, and prepare its pixels; nothing is sent yet.
+        """Place the prompt of *work* with a worker that is not in *failed*, and prepare its pixels.
 
-        *resources* takes over whatever the attempt holds. The last try drops the images of *work*. Raises SaccadeError.
+        Nothing is sent yet. *resources* takes over whatever the attempt holds. The last try drops the images of *work*.
+        Raises SaccadeError.
         """
         request, part, prompt, images = work.request, work.part, work.prompt, work.images
         served = part.served

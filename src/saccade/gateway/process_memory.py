@@ -22,13 +22,13 @@ def allowed_bytes() -> int:
 
 
 def default_request_memory_bytes() -> int:
-    """Return the default budget in bytes for the encoded bytes of all requests."""
+    """Return the default budget in bytes for the bodies and encoded images of all requests."""
     share = allowed_bytes() // REQUEST_SHARE
     return max(MIN_REQUEST_MEMORY_BYTES, min(share, MAX_REQUEST_MEMORY_BYTES))
 
 
 def _cgroup_limits() -> Iterator[Path]:
-    """Yield the files that limit this process's control groups, versions 2 and 1, and all groups above them."""
+    """Yield the files with memory limits of this process's control groups, version 1 or 2, and of all groups above."""
     for line in _lines(OWN_CGROUPS):
         _, controllers, name = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):

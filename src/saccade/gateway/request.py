@@ -73,7 +73,7 @@ class Request:
             with request.place():
                 ...
 
-    A resource that a method returns is released when its block ends; all others when the request ends.
+    A resource that a method returns is released when its block ends; all others are released when the request ends.
     """
 
     account: Account
@@ -120,7 +120,7 @@ class Request:
         self.memory.claim(COPIES * num_bytes)
 
     def keep_chat(self) -> None:
-        """Release the bytes reserved for the body, except those for the chat, which has at most as many."""
+        """Release half of the bytes reserved for the body; the other half stays reserved for the chat."""
         self.memory.keep(self.memory.num_bytes // COPIES)
 
     def place(self) -> AbstractContextManager[None]:
@@ -128,7 +128,7 @@ class Request:
         return self.limits.admission.admit(self.tenant.id)
 
     def turn(self, num_bytes: int) -> AbstractAsyncContextManager[None]:
-        """Wait for a turn to work on *num_bytes* on the event loop in the block, which must not wait."""
+        """Wait for a turn in which the block works on *num_bytes* on the event loop. The block must not wait."""
         return self.limits.admission.turn(num_bytes)
 
     async def pixels(self, num_bytes: int) -> AbstractContextManager[object]:
@@ -138,7 +138,7 @@ class Request:
         return await self.limits.pixels.enter(self.client, num_bytes, self.tenant.priority)
 
     def count_waiting(self, num_bytes: int) -> bool:
-        """Add *num_bytes*, perhaps negative, to the bytes that wait for the client. Return whether there is room."""
+        """Count *num_bytes* more, or fewer if negative, that wait for the client; return whether there is room."""
         self.lifetime_memory.count(num_bytes)
         return not self.lifetime_memory.is_over
 

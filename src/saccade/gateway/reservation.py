@@ -17,7 +17,7 @@ class Budget(Protocol):
         """Take *nbytes* without waiting. Raises QueueFull and BodyTooLarge."""
 
     def is_over(self, client: Hashable) -> bool:
-        """Whether *client* or all clients together hold more than allowed."""
+        """Return whether *client*, or all clients together, hold more than they may."""
 
     def take_bytes(self, client: Hashable, nbytes: int) -> None:
         """Count *nbytes* at once, even if there is no room."""
@@ -41,7 +41,7 @@ class Reservation:
         self.keep(0)
 
     async def grow(self, nbytes: int) -> None:
-        """Reserve *nbytes* more, waiting for room. Raises QueueFull."""
+        """Reserve *nbytes* more, waiting for room. Raises QueueFull and BodyTooLarge."""
         await self._budget.reserve(self.client, nbytes, self.num_bytes)
         self.num_bytes += nbytes
 
@@ -52,7 +52,7 @@ class Reservation:
 
     @property
     def is_over(self) -> bool:
-        """Whether more bytes are taken than the budget allows, so that grow() would wait."""
+        """Whether this client, or all clients together, hold more than the budget allows."""
         return self._budget.is_over(self.client)
 
     def take_bytes(self, nbytes: int) -> None:
@@ -61,7 +61,7 @@ class Reservation:
         self.num_bytes += nbytes
 
     def count(self, nbytes: int) -> None:
-        """Count *nbytes*, perhaps negative, that are already in memory."""
+        """Count *nbytes* that are already in memory, or release them if negative."""
         if nbytes > 0:
             self.take_bytes(nbytes)
         else:

@@ -24,9 +24,9 @@ from saccade.protocol.gateway_calls import Booked
 class Routing:
     """*dispatcher* sends requests to the workers of *worker_pool*; *discovery* adds and removes workers.
 
-    *cache_view* knows what the workers' caches hold; with several gateway processes it asks their indexer. Metrics go
-    to *registry*, those of the engines to *of_engines*. *memory_parts* are what is known of caches in this process, and
-    the keys of prompts.
+    *cache_view* knows what the workers' caches hold; with several gateway processes, it asks their indexer. Metrics go
+    to *registry*, except those of the engines, which go to *of_engines*. *memory_parts* measure this process's index of
+    caches and its prompt keys.
     """
 
     def __init__(
@@ -67,5 +67,5 @@ class Routing:
         await self.cache_view.close()
 
     def booked(self) -> dict[str, Booked]:
-        """Return the bookings at each worker, by its url."""
+        """Return the bookings at each worker, by the worker's url."""
         return {url: booked(work) for url, work in self._router.works().items()}

@@ -1,16 +1,16 @@
-"""The system-call filter of a confined process. It allows listed calls only, some of them by their arguments.
+"""The system-call filter of a confined process. It allows only listed calls, some only with certain arguments.
 
 A list of refused calls would become incomplete, because kernels add calls and give old calls new commands. So the
 filter lists the allowed calls. DECODING has the calls that loaded decoders make; IMPORTING has the calls with which
-Python and the dynamic loader read more files. `strace -f` shows the calls of a new release of a library. To allow one
+Python and the dynamic loader read more files. `strace -f` shows which calls a library's new release makes. To allow one
 more, add it with its numbers on both architectures (arch/x86/entry/syscalls and asm-generic/unistd.h in the kernel's
 sources).
 
 A call that is not allowed returns an error and does not end the process, because libraries try calls and fall back:
 
-- EPERM is the answer for a call that the list leaves out.
-- ENOSYS, as on an older kernel, is the answer for the calls in PROBED and for calls newer than this list. A C library
-  takes EPERM as final for these calls. After ENOSYS it makes an older call, which the filter judges separately.
+- A call that the list leaves out fails with EPERM.
+- The calls in PROBED, and calls newer than this list, fail with ENOSYS, as on an older kernel. A C library takes EPERM
+  as final for these calls. After ENOSYS it makes an older call, which the filter judges separately.
 
 The filter is a BPF program (seccomp(2), linux/filter.h).
 """
@@ -131,7 +131,7 @@ class Without:
 
 
 def conditions(process: int, may_import: bool) -> Mapping[str, tuple[Among | Without, ...]]:
-    """Return the conditions on the arguments of calls by *process*, the id of the process itself."""
+    """Return the conditions on the arguments of calls; *process* is the id of the process that makes the calls."""
     no_code = () if may_import else (Without(2, mmap.PROT_EXEC),)
     return {
         "fcntl": (Among(1, FILE_COMMANDS),),
@@ -200,5 +200,5 @@ def _failing(error: int) -> Instruction:
 
 
 def _argument(number: int, is_upper: bool = False) -> Instruction:
-    # Both architectures are little-endian, so the lower half stands first.
+    # Both architectures are little-endian, so the lower half comes first.
     return Instruction(LOAD_WORD, 0, 0, ARGUMENTS_OFFSET + 8 * number + 4 * is_upper)

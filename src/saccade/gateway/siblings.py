@@ -1,7 +1,8 @@
-"""Queries between the gateway processes that share a port, so that each can answer for all, and their common indexer.
+"""Queries among gateway processes that share a port, and to their common indexer, so that each can answer for all.
 
-On their metrics page, every sample has the label `gateway_process`, and nothing is summed. A process that does not
-answer is missing from the page. A sum would fall and rise again then, which Prometheus would treat as a restart.
+On their metrics page, each process's own samples have the label `gateway_process`, and nothing is summed. A process
+that does not answer is missing from the page. If there were sums, they would then fall and rise again, which Prometheus
+would treat as a restart.
 """
 
 import asyncio
@@ -53,7 +54,7 @@ T = TypeVar("T")
 
 
 def families(registry: CollectorRegistry) -> list[MetricFamily]:
-    """Return all metrics of *registry* as values."""
+    """Return all metrics of *registry* with their current values."""
     return [
         MetricFamily(
             metric.name,
@@ -87,7 +88,7 @@ class _Together(Collector):
 
 
 class _WithoutTenants(Collector):
-    """*all_metrics* without the families whose samples name tenants."""
+    """Collects *all_metrics* except the families whose samples name tenants."""
 
     def __init__(self, all_metrics: Collector) -> None:
         self._all = all_metrics
@@ -162,7 +163,10 @@ class Siblings:
                 return msgspec.msgpack.encode(None)
 
     async def metrics(self, *, with_tenants: bool = True) -> bytes:
-        """Return the metrics of all processes in Prometheus' text format; on request, also those that name tenants."""
+        """Return the metrics of all processes in Prometheus' text format.
+
+        If *with_tenants* is false, those that name tenants are left out.
+        """
         if self._member is None:
             return generate_latest(self._registry if with_tenants else _WithoutTenants(self._registry))
         pages = await self._answers(self._clients | self._indexer, ShowMetrics(), list[MetricFamily])
@@ -188,7 +192,7 @@ class Siblings:
     async def _answers(
         self, clients: Mapping[str, CallClient], request: SiblingRequest | IndexRequest, kind: type[T]
     ) -> dict[str, T]:
-        """Return the answers to *request*, by name."""
+        """Return the answers to *request* that arrive in time, by the name of the process."""
         encoded = msgspec.msgpack.encode(request)
         answers: dict[str, T] = {}
 
@@ -203,7 +207,10 @@ class Siblings:
 
 
 class Indexer:
-    """Answers gateway processes at the Unix socket *path*, from an index of *index_bytes* over the pool's caches."""
+    """Answers gateway processes at the Unix socket *path* from an index of the workers' caches.
+
+    The index takes at most *index_bytes*.
+    """
 
     def __init__(
         self, worker_pool: WorkerPool, path: Path, index_bytes: int = RoutingSettings.routing_index_bytes
@@ -251,13 +258,16 @@ class Indexer:
 async def serve_index(
     worker_pool: WorkerPool, path: Path, urls: Sequence[str], sources: SourceConfig, index_bytes: int
 ) -> None:
-    """Run an indexer for the workers at *urls* and from *sources* until SIGTERM or SIGINT. Raises StartupError."""
+    """Run an indexer for the workers at *urls* and from *sources* until SIGTERM or SIGINT.
+
+    Raises StartupError and OSError.
+    """
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, ended.set)
     indexer = Indexer(worker_pool, path, index_bytes)
-    # No request runs here: a dropped worker is forgotten at once.
+    # No request runs here, so a dropped worker is forgotten at once.
     discovery = Discovery(worker_pool, lambda _: 0, 0.0)
     await indexer.start()
     try:

@@ -25,7 +25,7 @@ class SingleFlight(Generic[K, T]):
         self._flights: dict[K, _Flight[T]] = {}
 
     def __contains__(self, key: K) -> bool:
-        """Whether a request waits for *key*, or has not yet received the result."""
+        """Return whether a request waits for *key*, or has not yet received the result."""
         return key in self._flights
 
     async def join(self, key: K, work: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> T:

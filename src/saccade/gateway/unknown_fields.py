@@ -2,9 +2,11 @@
 
 A struct may say more about its fields in class variables:
 
-- *of_types* maps each value of `type`, "" if missing, to the fields that only this type has. Objects of other types are
-  refused or left out as a whole, so none of their fields are named.
-- *without_effect* names fields that clients send but that change no answer. Empty ones are not reported.
+- *of_types* maps each value of `type`, "" if missing, to the fields of that type. A field that is listed for some types
+  is unknown in the others; a field that no type lists belongs to all. Objects of types that are not listed are refused
+  or left out as a whole, so none of their fields are named.
+- *without_effect* names fields that clients send but that change no answer. A struct that has it also allows any other
+  field that is empty.
 """
 
 from collections.abc import Iterator, Mapping

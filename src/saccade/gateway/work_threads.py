@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 class WorkThreads:
-    """Runs long work in threads, and short work on the event loop, in turns of *admission*."""
+    """Runs long work in threads, and short work on the event loop in the turns that *admission* gives."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
-        # As many as have a turn to be parsed. Values are counted here before, outside of turns.
+        # As many as can have a turn to be parsed. Before that, these threads count values, outside any turn.
         self._parsers = ThreadPoolExecutor(TURNS + 1, thread_name_prefix="parse")
 
     async def run_work(self, is_long: bool, num_bytes: int, work: Callable[[], T]) -> T:
@@ -38,11 +38,11 @@ class WorkThreads:
 
     @staticmethod
     def takes(body: bytes | bytearray) -> bool:
-        """Whether to parse *body* in a thread."""
+        """Return whether to parse *body* in a thread."""
         return len(body) > LONG_BODY_BYTES
 
     async def parse(self, body: bytes | bytearray, parse: Callable[[bytes | bytearray], T]) -> T:
-        """Return *parse* of *body*, run in a thread if that may take long, else on the event loop."""
+        """Return the result of *parse* on *body*. It runs in a thread if *body* is long, else on the event loop."""
         if not self.takes(body):
             return parse(body)
         parsing = asyncio.get_running_loop().run_in_executor(self._parsers, copy_context().run, parse, body)

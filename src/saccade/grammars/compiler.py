@@ -1,8 +1,8 @@
 """Compiles a grammar with llguidance, within limits on time and memory.
 
-Compilation releases the GIL, so it belongs on a thread. But a thread cannot be stopped, and the limits bound the
-lexer's and the parser's work but not every regular expression. So clients' grammars are first tried in a child process
-(gateway.structured_output).
+Compilation releases the GIL, so it belongs on a thread. A thread cannot be stopped, though, and the limits bound the
+work of the lexer and the parser, but not every regular expression. A child process therefore tries clients' grammars
+first (gateway.structured_output).
 """
 
 import time
@@ -61,10 +61,10 @@ DIVIDED_CHARACTERS: Final = 256
 class Vocabulary:
     """The bytes of a model's tokens, from which llguidance builds its tokenizer.
 
-    *tokens* has the bytes of each token id, empty if an answer never has the token. *special_token_ids* are never part
-    of a grammar's text. *encode* splits a text into tokens as the model does. If a grammar allows only one text, such
-    as a property's name, an answer has these tokens. Without *encode*, it has one for each byte. The LLTokenizer for
-    150,000 tokens takes 0.7 seconds to build, and holds the GIL meanwhile.
+    *tokens* holds the bytes of each token id, or no bytes if an answer never contains the token. *special_token_ids*
+    never match a grammar's text. *encode* splits text into tokens as the model does. When a grammar allows only one
+    text, such as a property's name, the answer has the tokens that *encode* returns. Without *encode*, it has one token
+    for each byte. Building the LLTokenizer for 150,000 tokens takes 0.7 seconds and holds the GIL throughout.
     """
 
     is_tokenizer_wrapper = True
@@ -87,7 +87,7 @@ class Vocabulary:
         self._id_of_byte = {token[0]: token_id for token_id, token in enumerate(tokens) if len(token) == 1}
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Return ids whose bytes are *text* or its beginning, since only the first token counts for a mask."""
+        """Return the token ids of *text*, or of its beginning if it is long: a mask needs only the first token."""
         beginning = text[:DIVIDED_CHARACTERS]
         content = beginning.encode() if isinstance(beginning, str) else beginning
         # A tokenizer may add a token or a space at the start of a text; it adds none after a line break.
@@ -98,7 +98,7 @@ class Vocabulary:
         return [self._id_of_byte[byte] for byte in content if byte in self._id_of_byte]
 
     def _last(self, token_ids: Sequence[int], content: bytes) -> list[int]:
-        """Return the last of *token_ids* whose joined bytes are *content*, none if they do not end that way."""
+        """Return the last of *token_ids*, those whose joined bytes are *content*, or [] if they do not end with it."""
         ids, left = list[int](), len(content)
         for token_id in reversed(token_ids):
             if left <= 0:
@@ -114,16 +114,17 @@ class Vocabulary:
 
 
 def byte_vocabulary() -> LLTokenizer:
-    """Return a vocabulary of the 256 bytes, an end and tags, to try grammars without a model."""
+    """Return a tokenizer for the 256 bytes, an end token and tags, to try grammars without a model."""
     special = range(256, FIRST_TAG_ID + NUM_TAGS)
     names = (b"<special %d>" % token_id for token_id in special)
     return Vocabulary([*(bytes([byte]) for byte in range(256)), *names], special, [256]).build()
 
 
 def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
-    """Return a matcher at the start of *grammar*; copies of it match answers.
+    """Return a matcher at the start of *grammar*. Copies of it match the answers.
 
-    Raises InvalidValue without a field if the grammar is wrong or too large, or if a token's mask takes too long.
+    Raises InvalidValue, which names no field, if the grammar is wrong or too large, or if a token's mask takes too
+    long.
     """
     matcher = LLMatcher(vocabulary, source(grammar), limits=LIMITS, log_level=0)
     if not matcher.is_error():
@@ -134,7 +135,7 @@ def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
 
 
 def compile_again(vocabulary: LLTokenizer, grammar: Grammar, max_lexer_states: int) -> LLMatcher:
-    """Return a matcher at the start of a compiled *grammar*, with its own lexer.
+    """Return another matcher, with its own lexer, at the start of a *grammar* that has compiled before.
 
     Its masks may take several times as long as LIMITS allow, because an answer has already begun.
     """
@@ -153,7 +154,7 @@ def compile_again(vocabulary: LLTokenizer, grammar: Grammar, max_lexer_states: i
 def follow(matcher: LLMatcher, token_ids: Sequence[int]) -> None:
     """Advance *matcher* by an answer's tokens, as far as possible.
 
-    A mask renews the lexer's fuel, so a long answer asks for masks on the way.
+    Computing a mask renews the lexer's fuel, so this computes one after every FOLLOWED_TOKENS tokens.
     """
     for start in range(0, len(token_ids), FOLLOWED_TOKENS):
         matcher.compute_bitmask()
@@ -162,9 +163,10 @@ def follow(matcher: LLMatcher, token_ids: Sequence[int]) -> None:
 
 
 def _walk(matcher: LLMatcher) -> None:
-    """Follow the beginning of one match. This also builds lexer states that copies share.
+    """Follow one match for up to TRIED_TOKENS tokens. This also builds lexer states that copies share.
 
-    Raises InvalidValue. The limits do not bound every mask: nested counted repetitions take seconds.
+    Raises InvalidValue if a mask fails or takes too long. The limits do not bound every mask: with nested counted
+    repetitions, one can take seconds.
     """
     for index in range(TRIED_TOKENS):
         began = time.thread_time()

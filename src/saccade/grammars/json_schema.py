@@ -1,8 +1,8 @@
-"""Decides which parts of a JSON schema a grammar enforces. Other keywords are refused, or dropped and named.
+"""Decides which parts of a JSON schema a grammar enforces. It refuses other keywords, or drops and names them.
 
-llguidance enforces keywords that can be decided from left to right. `not`, `uniqueItems` and similar keywords need the
-whole value. So a strict schema with such a keyword is refused, and any other schema loses the keyword. This only widens
-the grammar, except for `else` and the like, which mean nothing without `if` and are dropped with it.
+llguidance enforces keywords that can be checked from left to right. `not`, `uniqueItems` and similar keywords need the
+whole value. So a strict schema with such a keyword is refused, and any other schema loses the keyword, which only
+widens the grammar. `then` and `else` mean nothing without `if`, and are dropped with it.
 """
 
 import json
@@ -70,7 +70,7 @@ UNREACHED: Final = 2**31
 
 @dataclass
 class SupportedSchema:
-    """A schema for answers. *dropped* are the places of the client's keywords that it lacks."""
+    """A schema for answers. *dropped* lists the places of the client's keywords that were removed from it."""
 
     schema: Schema
     dropped: list[str] = field(default_factory=list)
@@ -87,7 +87,7 @@ class SchemaReader:
     def read_schema(self, text: str) -> SupportedSchema:
         """Return the schema in *text*, reduced to keywords that a grammar enforces.
 
-        Raises InvalidValue and UnsupportedParameter, which name the keyword's place.
+        Raises InvalidValue or UnsupportedParameter, which names the place of the fault.
         """
         result = SupportedSchema(self._parse(text))
         schemas = resolve_references(result.schema, self.param)
@@ -135,7 +135,7 @@ class SchemaReader:
         result.dropped.append(f"{path}.{keyword}")
 
     def _widen(self, result: SupportedSchema, schemas: list[tuple[str, Schema]]) -> None:
-        """Replace oneOf by anyOf, and drop patterns that cannot be enforced."""
+        """Replace `oneOf` with `anyOf`, and drop patterns that cannot be enforced."""
         for path, schema in schemas:
             if isinstance(schema.get("oneOf"), list) and "anyOf" not in schema:
                 schema["anyOf"] = schema.pop("oneOf")
@@ -158,7 +158,7 @@ def _as_written(error: InvalidValue, dropped: Sequence[str]) -> InvalidValue:
 def _normalise(schema: Schema) -> None:
     """Normalise equivalent spellings: sizes become integers, and keywords without effect are removed."""
     if not isinstance(schema.get("items"), list):
-        # It is about what follows a list in `items`. The library ignores `prefixItems` if it is there.
+        # It applies only to what follows a list in `items`. If it is there, the library ignores `prefixItems`.
         schema.pop("additionalItems", None)
     for keyword in SIZES:
         size = schema.get(keyword)

@@ -1,4 +1,4 @@
-"""Types the arguments that a model writes as bare text, by their function's JSON schema."""
+"""Converts arguments that a model writes as bare text to the types in their function's JSON schema."""
 
 from collections.abc import Iterable, Mapping, Set
 from typing import Any, Final
@@ -27,16 +27,16 @@ _WORDS: Final[Mapping[str, object]] = {"True": True, "False": False, "None": Non
 
 
 def typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
-    """Return *text* as the value of the property *name* of *schema*.
+    """Return *text* as a value for the property *name* of *schema*.
 
-    A text stays a text if it is not a value of the property's types, or if the types are unknown. If a property may be
-    a text or another type, a text that reads as the other type becomes that type.
+    The text stays a string if it is not a value of the property's types, or if the types are unknown. If the property
+    may be a string or another type, text that reads as the other type becomes that type.
     """
     return typed_as(text, property_types(name, schema))
 
 
 def typed_as(text: str, types: Set[str]) -> Any:
-    """Return *text* as a value of one of *types*, with the rules of typed()."""
+    """Return *text* as a value of one of *types*, by the rules of typed()."""
     if not types - {"string"}:
         return text
     stripped = text.strip()
@@ -60,18 +60,18 @@ def _decoded(text: str) -> Any:
 
 
 def property_types(name: str, schema: Mapping[str, Any]) -> set[str]:
-    """Return the JSON types that *schema* declares for its property *name*; none if it declares none."""
+    """Return the JSON types that *schema* declares for its property *name*; the set is empty if it declares none."""
     properties = schema.get("properties")
     return schema_types(properties.get(name) if isinstance(properties, dict) else None, schema)
 
 
 def schema_types(declared: Any, root: Mapping[str, Any]) -> set[str]:
-    """Return the JSON types that the schema *declared* allows within *root*; none if it declares none."""
+    """Return the JSON types that the schema *declared* names, with its references resolved in *root*; may be empty."""
     return {_OTHER_NAMES.get(name, name) for name in _types(declared, root, MAX_REFERENCES)}
 
 
 def schema_below(declared: Any, key: str | None, root: Mapping[str, Any], num_left: int = MAX_REFERENCES) -> Any:
-    """Return the schema of property *key* in the schema *declared*, or of an item without a key; None if unknown."""
+    """Return the schema that *declared* has for property *key*, or for items if *key* is None; None if unknown."""
     if not isinstance(declared, dict) or not num_left:
         return None
     if isinstance(reference := declared.get("$ref"), str):

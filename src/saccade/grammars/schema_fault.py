@@ -1,7 +1,7 @@
 """Finds why a JSON schema cannot be enforced: the keyword at fault, and the keywords that it contradicts.
 
-A compiler says only that it failed, and some parts fail harmlessly, such as an optional property without a possible
-value. So the fault is the part whose removal lets the rest compile.
+The compiler says only that it failed, and some parts fail harmlessly, such as an optional property that no value can
+match. So the part at fault is the one whose removal lets the rest compile.
 """
 
 import re
@@ -38,7 +38,7 @@ HINTS: Final = {
 
 
 class _Unit(NamedTuple):
-    """A keyword of the schema at *place*."""
+    """A keyword and its value, in the schema at *place*."""
 
     place: str
     keyword: str
@@ -54,7 +54,7 @@ class _Unit(NamedTuple):
 
 
 def find_fault(root: Schema, param: str, compiles: Callable[[Schema], bool]) -> InvalidValue:
-    """Return the error that names the place of the keyword at fault in *root*, which does not compile."""
+    """Return an error that names the keyword at fault in *root*, a schema that does not compile."""
     trials = _Trials(root, param, compiles)
     schema, place = trials.broken_definition() or (trials.root, param)
     while True:
@@ -81,7 +81,7 @@ def find_fault(root: Schema, param: str, compiles: Callable[[Schema], bool]) -> 
 
 
 class _Trials:
-    """Compiles parts of *root*. When the trials are used up, every part counts as compiled."""
+    """Compiles parts of *root*. Once the trials are used up, every part counts as compiling."""
 
     def __init__(self, root: Schema, param: str, compiles: Callable[[Schema], bool]) -> None:
         self.root = _self_contained(root)
@@ -102,9 +102,9 @@ class _Trials:
         return not self.are_used_up and not self._compiles({**schema, **self._definitions})
 
     def broken_definition(self) -> tuple[Schema, str] | None:
-        """Return the definition at fault with its place, None if there is none.
+        """Return the definition at fault and its place, or None if there is none.
 
-        Later, broken definitions allow anything.
+        In later trials, broken definitions allow anything.
         """
         named = [(word, name, one) for word in self._definitions for name, one in self._definitions[word].items()]
         broken = [(word, name, one) for word, name, one in named if isinstance(one, dict) and self._fails(one)]
@@ -123,7 +123,7 @@ class _Trials:
         return fault[2], place_of(_pointer_of(fault[0], fault[1]), self._param)
 
     def part_at_fault(self, schema: Schema, place: str) -> tuple[Subschema | None, Schema]:
-        """Return the part of *schema* at fault, None if there is none, and *schema* without other failing parts."""
+        """Return the part of *schema* at fault, or None if there is none, and *schema* without its failing parts."""
         inside = (part for part in parts(schema, place) if part.keyword not in DEFINITIONS)
         failing = [part for part in inside if self._fails(part.schema)]
         without = _without(schema, failing)
@@ -135,14 +135,14 @@ class _Trials:
         return failing[0], without
 
     def keywords(self, schema: Schema, place: str) -> list[_Unit]:
-        """Return the keywords of *schema*, and those of schemas that it refers to and combines if they fail like it."""
+        """Return the keywords of *schema*, with references and combinations expanded if the result still fails."""
         units = [*self._units(schema, place, MAX_EXPANSIONS)]
         if self._fail_together(units):
             return units
         return [_Unit(place, keyword, value) for keyword, value in schema.items() if keyword not in DEFINITIONS]
 
     def fewest(self, units: list[_Unit]) -> list[_Unit]:
-        """Return a smallest set of *units* that fail together: without any one of them, the rest compiles."""
+        """Return a minimal set of *units* that fail together: without any one of them, the rest compile."""
         for unit in list(units):
             rest = [other for other in units if other is not unit]
             if self._fail_together(rest):
@@ -150,7 +150,7 @@ class _Trials:
         return units
 
     def names_at_fault(self, units: list[_Unit], required: _Unit) -> list[str]:
-        """Return the names of *required*, one of *units*, that the others do not allow."""
+        """Return the property names in *required*, one of *units*, that the others do not allow."""
         rest = [unit for unit in units if unit is not required]
         names = [name for name in required.value if isinstance(name, str)]
         return [name for name in names if self._fail_together([*rest, required._replace(value=[name])])]
@@ -217,5 +217,5 @@ def _self_contained(root: Schema) -> Schema:
 
 
 def _pointer_of(word: str, name: str) -> str:
-    """Return where the client has the definition *name* of *word*; _self_contained() names others by references."""
+    """Return the pointer to the client's definition *name* of *word*; _self_contained() names others by references."""
     return name[1:] if name == "#" or name.startswith("#/") else pointer(word) + pointer(name)

@@ -1,4 +1,4 @@
-"""Finds the schemas in a JSON schema, and their places."""
+"""Finds the schemas within a JSON schema, and their places."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -18,8 +18,9 @@ MAX_SCHEMAS: Final = 10_000
 
 
 class Subschema(NamedTuple):
-    """A *schema* in another one: its *place* for people, and the keyword, and key or index, under which its parent has
-    it.
+    """A *schema* within another one. *place* is for people to read.
+
+    Its parent has it under *keyword* and, if that holds several schemas, under *key*, an index or a name.
     """
 
     place: str
@@ -49,7 +50,7 @@ def parts(schema: Mapping[str, Any], place: str) -> Iterator[Subschema]:
 
 
 def pointer(key: str) -> str:
-    """Return a step of a JSON pointer to *key*."""
+    """Return *key* as one step of a JSON pointer."""
     return "/" + quote(key.replace("~", "~0").replace("/", "~1"), safe="~$")
 
 
@@ -59,7 +60,7 @@ def quote_pointer(text: str) -> str:
 
 
 def pointed_at(pointer: str, root: Any) -> Any:
-    """Return the value in *root* at a JSON *pointer* in the fragment of a URI, None if there is none."""
+    """Return the value in *root* at the JSON *pointer*, encoded as in a URI fragment, or None if there is none."""
     value = root
     for key in steps(pointer):
         if isinstance(value, list):
@@ -71,7 +72,7 @@ def pointed_at(pointer: str, root: Any) -> Any:
 
 
 def place_of(pointer: str, param: str) -> str:
-    """Return the place at a JSON *pointer* in the schema of *param*."""
+    """Return the place that a JSON *pointer* into the schema in *param* leads to, for people to read."""
     return param + "".join(f"[{key}]" if key.isdecimal() else f".{excerpt(key)}" for key in steps(pointer))
 
 
@@ -81,5 +82,5 @@ def steps(pointer: str) -> list[str]:
 
 
 def excerpt(name: str) -> str:
-    """Return the first 64 characters of a client's *name*, with `?` for all except visible ASCII."""
+    """Return the first 64 characters of a client's *name*, with `?` in place of all but visible ASCII."""
     return "".join(character if "!" <= character <= "~" else "?" for character in name[:64])

@@ -1,7 +1,7 @@
-"""Turns the references in a JSON schema into JSON pointers from its root, so that its identifiers are not needed.
+"""Turns the references in a JSON schema into JSON pointers from its root, so that its identifiers are no longer needed.
 
 `$id` gives a schema a URI, and the references in the schema are relative to it. `$anchor` gives it a name (JSON Schema
-2020-12, section 8.2). Draft 4 has `id` for both, drafts 6 and 7 have `$id`. No schema is fetched.
+2020-12, section 8.2). Draft 4 uses `id` for both, and drafts 6 and 7 use `$id`. No schema is fetched.
 """
 
 from typing import Any, Final, NamedTuple
@@ -24,17 +24,17 @@ SAY_NOTHING: Final = ("$schema", "$id", "$anchor", "$recursiveAnchor", "$vocabul
 
 
 class _Base(NamedTuple):
-    """The base of references: a schema's URI, and the schema's pointer from the root."""
+    """What references are relative to: a schema's URI, and its pointer from the root."""
 
     uri: str = ""
     pointer: str = ""
 
 
 class _Located(NamedTuple):
-    """A *schema*, its *place* for people and its *pointer* from the root.
+    """A *schema*, its *place* for people to read, and its *pointer* from the root.
 
-    Its `$ref` is relative to each of *bases*, the references in its parts to the first. There are two if an `$id`
-    accompanies the `$ref`: drafts up to 7 ignore it.
+    Its `$ref` is read relative to each of *bases*, and references in its parts relative to the first. There are two
+    bases if an `$id` accompanies the `$ref`, because drafts up to 7 ignore that `$id`.
     """
 
     place: str
@@ -46,7 +46,8 @@ class _Located(NamedTuple):
 def resolve_references(root: Schema, param: str) -> list[tuple[str, Schema]]:
     """Make each `$ref` in *root* a pointer, drop the identifiers, and return all its schemas with their places.
 
-    Raises InvalidValue for a `$ref` whose schema is not in *root*, and for too many schemas or too deep ones.
+    Raises InvalidValue for a `$ref` that is not text, that is ambiguous or that leads to no schema in *root*. Too many
+    schemas, or schemas nested too deeply, raise it too.
     """
     document = _Document(root, param)
     for one in document.located:  # which grows: references may lead to places that no keyword has
@@ -61,7 +62,7 @@ def resolve_references(root: Schema, param: str) -> list[tuple[str, Schema]]:
 
 
 class _Document:
-    """The schemas of a *root* that have been *located*, and their identifiers."""
+    """The schemas in *root* that have been *located* so far, and their identifiers."""
 
     def __init__(self, root: Schema, param: str) -> None:
         self._root = root

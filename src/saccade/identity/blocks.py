@@ -15,8 +15,9 @@ INT64 = "l" if array("l").itemsize == 8 else "q"
 
 
 class MediaRun(NamedTuple):
-    """The part of a prompt that shows an item: *length* placeholders from *start*, beginning at the item's token
-    *offset*.
+    """The part of a prompt that shows a media item: *length* placeholders from position *start*.
+
+    They stand for the item's tokens from *offset* on.
     """
 
     start: int
@@ -26,7 +27,10 @@ class MediaRun(NamedTuple):
 
 
 class MediaOverlap(NamedTuple):
-    """The part of a block that shows an image: *length* tokens from *start*, from the image's token *offset* on."""
+    """The part of a block that shows a media item: *length* tokens from the block's position *start*.
+
+    They stand for the item's tokens from *offset* on.
+    """
 
     content_hash: bytes
     start: int
@@ -35,7 +39,7 @@ class MediaOverlap(NamedTuple):
 
 
 def media_in_block(runs: Sequence[MediaRun], start: int, stop: int) -> Iterator[MediaOverlap]:
-    """Yield the overlap of each of *runs* with the block that has the prompt's tokens [start, stop)."""
+    """Yield the overlaps of *runs* with the block that holds the prompt's tokens [start, stop)."""
     for run in runs:
         first, last = max(start, run.start), min(stop, run.start + run.length)
         if first < last:
@@ -51,8 +55,8 @@ def root_key(model_fingerprint: bytes, salt: bytes) -> bytes:
 def block_key(parent: bytes, token_ids: Sequence[int], start: int, runs: Sequence[MediaRun]) -> bytes:
     """Return the 128-bit key of the block that holds *token_ids* from position *start*, after block *parent*.
 
-    Every run that overlaps the block adds its content hash, its place in the block and the item's offset there, so
-    blocks of different images differ even if their placeholder ids are the same.
+    Each run that overlaps the block adds its content hash, its place in the block and the item's offset there. So
+    blocks that show different images have different keys, even if their placeholder ids are the same.
     """
     media = b"".join(map(_packed, media_in_block(runs, start, start + len(token_ids))))
     return _key(parent, len(token_ids).to_bytes(8, "little"), array("q", token_ids).tobytes(), media)
@@ -77,7 +81,7 @@ def block_keys(root: bytes, token_ids: Sequence[int], runs: Sequence[MediaRun], 
 
 
 def runs_within(runs: Sequence[MediaRun], start: int, stop: int) -> tuple[MediaRun, ...]:
-    """Return the parts of *runs* in the prompt's tokens [start, stop), counted from *start* on."""
+    """Return the parts of *runs* in the prompt's tokens [start, stop), with positions counted from *start*."""
     return tuple(
         MediaRun(overlap.start, overlap.length, overlap.content_hash, overlap.offset)
         for overlap in media_in_block(runs, start, stop)
@@ -93,7 +97,7 @@ def _packed(overlap: MediaOverlap) -> bytes:
 
 
 def _media_of_blocks(runs: Sequence[MediaRun], block_size: int) -> dict[int, bytes]:
-    """Return what the runs contribute to block keys, by block."""
+    """Return the bytes that *runs* contribute to each block's key, by the block's index."""
     media: defaultdict[int, bytes] = defaultdict(bytes)
     for run in runs:
         for index in range(run.start // block_size, -(-(run.start + run.length) // block_size)):

@@ -9,7 +9,7 @@ HASH_BYTES = 32
 
 
 def _framed(parts: tuple[bytes, ...]) -> bytes:
-    """Join *parts*, each after its length, so that no two lists of parts have the same result."""
+    """Join *parts*, each preceded by its length, so that no two different lists of parts give the same bytes."""
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
@@ -22,8 +22,8 @@ def files_digest(files: Mapping[str, bytes]) -> bytes:
 def processor_fingerprint(settings: Mapping[str, object], files: bytes, decoder: str) -> bytes:
     """Return a 32-byte digest of everything that determines how an image becomes patches.
 
-    *settings* are the resolved processor settings of this request (JSON values), *files* the digest of the model's
-    config and processor files, *decoder* the decoder's name and version.
+    *settings* are the resolved processor settings of this request (JSON values). *files* is the digest of the model's
+    config and processor files, and *decoder* the decoder's name and version.
     """
     canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     return blake3(_framed((b"saccade.processor.1", canonical, files, decoder.encode()))).digest()

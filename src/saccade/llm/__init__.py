@@ -1,1 +1,1 @@
-"""Saccade from Python: LLM and AsyncLLM answer chats without a server; serve() runs a server for a block."""
+"""Saccade from Python: LLM and AsyncLLM answer chats without a server; serve() runs a server for a `with` block."""

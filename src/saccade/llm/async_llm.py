@@ -1,6 +1,6 @@
-"""AsyncLLM: a gateway in the caller's event loop, and a worker with its engine as a child. It opens no port.
+"""AsyncLLM: a gateway in the caller's event loop, and a worker with its engine as a child process. It opens no port.
 
-The engine has its own processes, so it neither takes the caller down with it nor waits for the caller's GIL.
+The engine has its own processes, so it does not take the caller down if it crashes, or wait for the caller's GIL.
 """
 
 import asyncio
@@ -51,13 +51,13 @@ POLL_SECONDS = 0.05
 
 
 class AsyncLLM:
-    """Answers chats in this process: *model* is a folder or a hub id, None for the small model that ships with Saccade.
+    """Answers chats without a server. *model* is a folder or a hub id, or None for Saccade's own small model.
 
         async with saccade.AsyncLLM("./model", max_model_len=4096) as llm:
             result = await llm.chat([{"role": "user", "content": "Hello"}])
 
-    *settings* are flags of `saccade serve` for the engine and images, by name. Raises StartupError,
-    NotInstalled without the engine.
+    *settings* are flags of `saccade serve` for the engine and images, by name. Raises StartupError, or NotInstalled
+    without the engine.
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
@@ -85,7 +85,7 @@ class AsyncLLM:
         await self.close()
 
     async def start(self) -> None:
-        """Start the engine, and return when it is ready. Raises StartupError; the worker prints why it ends."""
+        """Start the engine, and return when it is ready. Raises StartupError if it ends; the worker prints why."""
         log_warnings()
         async with contextlib.AsyncExitStack() as resources:
             socket = resources.enter_context(private_folder("saccade-")) / "worker.sock"
@@ -103,7 +103,7 @@ class AsyncLLM:
             self._resources = resources.pop_all()
 
     async def close(self) -> None:
-        """End the engine and all processes; chats that still run fail. A second call does nothing."""
+        """End the engine and all its processes; chats that are still running fail. A second call does nothing."""
         if self._app is not None:
             self._app.limits.admission.draining = True
             self._app = None
@@ -112,11 +112,11 @@ class AsyncLLM:
     async def chat(
         self, messages: Iterable[Any], sampling_params: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> ChatResult:
-        """Return the answer to a conversation: *messages* as OpenAI's API has them; *options* are other fields.
+        """Return the answer to a conversation: *messages* and other fields, *options*, are as in OpenAI's API.
 
             {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "What is this?"}]}
 
-        An image may be a PIL image, pixels uint8 [height, width, 3], a path, a URL, or the bytes of a file. If the chat
+        An image may be a PIL image, uint8 pixels [height, width, 3], a path, a URL, or the bytes of a file. If the chat
         fails, the result has the error.
         """
         start = time.perf_counter()
@@ -208,7 +208,7 @@ class AsyncLLM:
         return answers[0], warning_of(part, FieldNames())
 
     async def _load(self, images: list[ImageSource], sources: Mapping[str, Source], request: Request) -> None:
-        """Give those of *images* that are in *sources* their content. Raises RequestError that names the field."""
+        """Load the content of those *images* that are in *sources*. Raises RequestError, which names the field."""
         # At once, before any is read: two requests that wait for each other's memory would never end.
         await request.memory.grow(sum(map(num_bytes, sources.values())))
         for position, image in enumerate(images):
@@ -243,7 +243,7 @@ class _TokenSink:
         self._take = take
 
     def take(self, delta: TokenDelta) -> bool:
-        """Pass on the chunk of *delta*. Raises what Answer.take_delta() raises."""
+        """Pass on the chunk of *delta*, if it has one. Raises what Answer.take_delta() raises."""
         chunk = self._answer.take_delta(delta)
         if chunk is not None:
             self._take(chunk)

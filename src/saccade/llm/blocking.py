@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class LLM:
-    """Answers chats without a server: *model* is a folder or a hub id, None for the small model that ships with us.
+    """Answers chats without a server. *model* is a folder or a hub id, or None for Saccade's own small model.
 
         with saccade.LLM("./model", max_model_len=4096) as llm:
             [result] = llm.chat([{"role": "user", "content": "Hello"}])
@@ -70,7 +70,7 @@ class LLM:
             results = llm.chat([conversation, other], SamplingParams(max_tokens=64))
 
         *sampling_params* apply to all conversations, or are a list with one for each. A conversation that fails has its
-        error in its own result. *progress* shows a bar on a terminal. Raises InvalidValue if a list is of another
+        error in its own result. *progress* shows a bar on a terminal. Raises InvalidValue if such a list has another
         length.
         """
         is_one = bool(conversations) and isinstance(conversations[0], Mapping)
@@ -103,9 +103,9 @@ class LLM:
         question: str,
         sampling_params: SamplingParams | None = None,
     ) -> str:
-        """Return the answer to *question* about *image*, or about several in a list. Raises SaccadeError.
+        """Return the answer to *question* about *image*, or about several images in a list. Raises SaccadeError.
 
-        An image is a PIL image, pixels uint8 [height, width, 3], a path, a URL or the bytes of a file.
+        An image is a PIL image, uint8 pixels [height, width, 3], a path, a URL or the bytes of a file.
         """
         images = image if isinstance(image, list | tuple) else [image]
         parts = [*({"type": "image", "image": one} for one in images), {"type": "text", "text": question}]
@@ -115,7 +115,7 @@ class LLM:
         return result.text
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of *work* in the thread's event loop; an interrupt in the meantime cancels it."""
+        """Run *work* in the thread's event loop and return its result; an interrupt cancels it."""
         if not self._close.alive:
             work.close()
             raise StartupError("This LLM is closed.")

@@ -29,9 +29,9 @@ PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
 def read_messages(messages: Iterable[Any]) -> tuple[list[Any], dict[str, Source]]:
-    """Return *messages* with a name in place of each image that is not a URL, and those images by name.
+    """Return *messages* with a name in place of each image or video that is not a URL, and those sources by name.
 
-    Raises InvalidValue for an object that cannot be an image.
+    Raises InvalidValue for an object that cannot be an image or video.
     """
     sources: dict[str, Source] = {}
     read = list(messages)
@@ -51,7 +51,7 @@ def _part(part: Any, sources: dict[str, Source]) -> Any:
 
 
 def _url(value: Any, sources: dict[str, Source]) -> str:
-    """Return *value* if it is a URL that the gateway reads, else the name that it has in *sources*."""
+    """Return *value* if it is a URL that the gateway reads; otherwise add it to *sources* and return its name."""
     if isinstance(value, str):
         is_file = value.startswith("file://")
         if value[:5].lower() == "data:" or ("://" in value and not is_file):
@@ -71,7 +71,7 @@ def _url(value: Any, sources: dict[str, Source]) -> str:
 
 
 def _image_of(pixels: npt.NDArray[Any]) -> Image.Image:
-    """Return *pixels* as an image. Raises InvalidValue for another form than uint8 with 1, 3 or 4 channels."""
+    """Return *pixels* as an image. Raises InvalidValue unless they are uint8, in grey or with 3 or 4 channels."""
     channels = pixels.shape[2:]
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or channels not in ((), (3,), (4,)) or not pixels.size:
         raise InvalidValue(
@@ -83,7 +83,7 @@ def _image_of(pixels: npt.NDArray[Any]) -> Image.Image:
 
 
 def num_bytes(source: Source) -> int:
-    """Return roughly how many bytes load() returns."""
+    """Return roughly how many bytes load() will return."""
     if isinstance(source, Image.Image):
         return source.width * source.height * len(source.getbands())
     if isinstance(source, bytes):

@@ -74,9 +74,9 @@ class ChatResult:
 
     @property
     def parsed(self) -> Any:
-        """The JSON in *text*: an object of *kind* if there is one, else a value.
+        """The JSON in *text*: an object of *kind* if that is set, otherwise a plain value.
 
-        Raises ValueError if it is not JSON, or none for *kind*; `max_tokens` may have cut it.
+        Raises ValueError if *text* is not JSON or does not fit *kind*; `max_tokens` may have cut it short.
         """
         if self.kind is None:
             return json.loads(self.text)
@@ -84,7 +84,7 @@ class ChatResult:
         return msgspec.json.decode(self.text, type=self.kind) if validate is None else validate(self.text)
 
     def to_html(self) -> str:
-        """Return what a notebook shows: the reasoning, folded, the text or the error, and the figures."""
+        """Return HTML for a notebook: the reasoning, folded, and the text with some figures, or the error."""
         thought = f"<details><summary>reasoning</summary>{_pre(self.reasoning)}</details>" if self.reasoning else ""
         if self.error is not None:
             return f"{thought}<p><b>{type(self.error).__name__}</b>: {html.escape(self.error.message)}</p>"
@@ -111,14 +111,14 @@ class Delta:
 
 
 class Deltas:
-    """Makes deltas from one answer's chunks. A call comes when it is complete."""
+    """Makes deltas from one answer's chunks. A delta has a tool call once the call is complete."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, list[GeneratedCall]] = {}
         """Of the open call of each choice."""
 
     def delta_of(self, chunk: AnswerChunk) -> Delta:
-        """Return the deltas for *chunk*."""
+        """Return the delta for *chunk*."""
         pieces = [*self._pieces.get(chunk.choice.index, ()), *chunk.calls]
         num_whole = max((place for place, piece in enumerate(pieces, 1) if piece.ends), default=0)
         self._pieces[chunk.choice.index] = pieces[num_whole:]
@@ -131,7 +131,7 @@ def _pre(text: str) -> str:
 
 
 async def complete(answer: Answer, chunks: Iterable[AnswerChunk]) -> ChatCompletion:
-    """Return the whole *answer* of *chunks* as the API has it."""
+    """Return the whole *answer*, whose chunks are *chunks*, in the API's form."""
     writer = ChatCompletionObject(answer)
     for chunk in chunks:
         writer.take_chunk(chunk)

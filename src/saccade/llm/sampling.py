@@ -64,7 +64,7 @@ class ChatOptions(TypedDict, total=False):
 
 
 def response_format_of(kind: type) -> dict[str, Any]:
-    """Return the `response_format` for answers that are a *kind* as JSON.
+    """Return the `response_format` for answers that are JSON for a *kind*.
 
         response_format_of(Label)  # a model of pydantic, a dataclass, a TypedDict, a struct of msgspec
 

@@ -1,4 +1,4 @@
-"""serve(): `saccade serve` as a child of this process, for tests, notebooks and programs."""
+"""serve(): runs `saccade serve` as a child of this process, for tests, notebooks and programs."""
 
 import contextlib
 import http.client
@@ -23,7 +23,7 @@ STOP_SECONDS = 10.0
 
 
 class Server:
-    """A running `saccade serve`. *url* is the base URL of its API. A context manager that stops it."""
+    """A running `saccade serve`. *url* is the base URL of its API. As a context manager, it stops after the block."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", settings: ServerSettings) -> None:
         self.url = api_url(reachable(settings.host), settings)
@@ -38,14 +38,14 @@ class Server:
 
     @property
     def model(self) -> str:
-        """The name of the model. Raises StartupError if the server has keys, and none was given by *api_key*."""
+        """The name of the model. Raises StartupError if the server has keys, and *api_key* did not give one."""
         status, body = _get(self._settings, "/v1/models")
         if status != http.client.OK:
             raise StartupError(f"The server answers {status} to GET /v1/models; pass one of its keys as api_key.")
         return str(json.loads(body)["data"][0]["id"])
 
     def close(self) -> None:
-        """Let running requests finish, and stop the server. A second call does nothing."""
+        """Stop the server, which first lets running requests finish within its limit. A second call does nothing."""
         self._process.send_signal(signal.SIGINT)
         try:
             self._process.wait(self._settings.shutdown_timeout_seconds + STOP_SECONDS)
@@ -60,9 +60,9 @@ def serve(model: str | os.PathLike[str] | None = None, **settings: Any) -> Serve
         with saccade.serve("./model", max_model_len=4096) as server:
             client = openai.OpenAI(base_url=server.url, api_key="none")
 
-    Without *model* it serves the small model that ships with Saccade, without *port* on a free port of 127.0.0.1. Other
-    *settings* are flags of `saccade serve` by name; variables of the environment have no effect. The server ends with
-    the thread that started it, at the latest. Raises StartupError, NotInstalled without the engine.
+    Without *model*, it serves the small model that ships with Saccade. Without *port*, it listens on a free port. Other
+    *settings* are flags of `saccade serve` by name; environment variables have no effect. The server ends with the
+    thread that started it, at the latest. Raises StartupError, or NotInstalled without the engine.
     """
     require_engine()
     read = read_settings({"port": free_port(), **settings}, has_server=True)

@@ -1,4 +1,4 @@
-"""Reads settings by name. The command line's parser checks them, so names and rules are the flags'."""
+"""Reads settings by name. The command line's parser checks them, so their names and rules are those of the flags."""
 
 import difflib
 import json
@@ -21,7 +21,7 @@ _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
 
 
 class Settings(NamedTuple):
-    """All settings of an engine, of its images, and of its server, if it has one."""
+    """All settings for an engine, for its images, and for its server, if it has one."""
 
     engine: EngineSettings
     media: MediaSettings
@@ -33,8 +33,8 @@ def read_settings(values: Mapping[str, Any], *, has_server: bool = False) -> Set
 
         read_settings({"max_model_len": 4096, "limit_mm_per_prompt": {"image": 4}})
 
-    None stands for the default, and a list for a flag that is given many times. Without a server, the only settings of
-    one are PARSERS. Raises StartupError that names the setting, with the name that it resembles.
+    None stands for the default, and a list for a flag that is given many times. Without a server, PARSERS are the only
+    server settings. Raises StartupError, which names the setting, and the one that an unknown name resembles.
     """
     app = App(help_flags=(), version_flags=(), result_action="return_value")
     kinds = (ENGINE, MEDIA, SERVER) if has_server else (ENGINE, MEDIA)
@@ -64,7 +64,7 @@ def _name(flag: str) -> str:
 
 
 def _words(name: str, value: object) -> list[str]:
-    """Return the arguments of the command line that set *name* to *value*."""
+    """Return the command-line arguments that set *name* to *value*."""
     if value is None:
         return []
     flag = f"--{name.replace('_', '-')}"

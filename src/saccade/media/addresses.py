@@ -1,7 +1,7 @@
 """Checks the address of every connection that fetches an image, at the moment its socket is created.
 
-An earlier check, of a name or of a resolver's answer, can be outdated when the connection is made. A socket is created
-for the very address that it will connect to, whichever URL, redirect or DNS answer led there.
+An earlier check, of a name or of a resolver's answer, can be outdated by the time the connection is made. A socket is
+created for the very address that it will connect to, whichever URL, redirect or DNS answer led there.
 """
 
 import errno
@@ -47,14 +47,14 @@ _SPECIAL = tuple(ipaddress.ip_network(network) for network in (*_SPECIAL_IPV4, *
 
 
 def is_public(address: Address) -> bool:
-    """Return whether *address* is a public host's and does not lead elsewhere by address translation or a tunnel."""
+    """Return whether *address* is public, and does not lead elsewhere through address translation or a tunnel."""
     if isinstance(address, ipaddress.IPv6Address) and address not in _GLOBAL_IPV6:
         return False
     return not any(address in network for network in _SPECIAL)
 
 
 def parse_networks(networks: Iterable[str]) -> tuple[Network, ...]:
-    """Parse CIDR *networks*, such as `10.1.0.0/16`. Raises StartupError."""
+    """Parse CIDR *networks*, such as `10.1.0.0/16`. Raises StartupError for a malformed one."""
     try:
         return tuple(ipaddress.ip_network(network) for network in networks)
     except ValueError as error:
@@ -64,9 +64,9 @@ def parse_networks(networks: Iterable[str]) -> tuple[Network, ...]:
 
 
 class SocketGuard:
-    """Creates a connector's sockets, only for allowed addresses.
+    """Creates a connector's sockets, but only for allowed addresses.
 
-    Public hosts are allowed on ports 80 and 443, hosts in *allowed_networks* on every port. *num_refused* counts
+    Public hosts are allowed on ports 80 and 443, and hosts in *allowed_networks* on every port. *num_refused* counts
     refused connections; *refusals* logs them.
     """
 
@@ -76,7 +76,7 @@ class SocketGuard:
         self.num_refused = 0
 
     def allows(self, host: str, port: int) -> bool:
-        """Return whether connections to *host*, an address as the operating system prints it, are allowed."""
+        """Return whether connections to *port* of *host*, an address as the operating system prints it, are allowed."""
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
@@ -90,10 +90,10 @@ class SocketGuard:
         return port in PUBLIC_PORTS and is_public(address)
 
     def open_socket(self, address: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
-        """Return a socket for *address*, in the form of getaddrinfo().
+        """Return a socket for *address*, one of the tuples that getaddrinfo() returns.
 
         An aiohttp connector has this as its `socket_factory`, and calls it before every connection. Raises
-        PermissionError if the address is not allowed, and QueueFull if this process has no socket left.
+        PermissionError if the address is not allowed, and the errors of new_socket().
         """
         family, kind, protocol, _, target = address
         if family not in (socket.AF_INET, socket.AF_INET6) or not self.allows(target[0], target[1]):

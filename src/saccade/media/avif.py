@@ -1,8 +1,8 @@
 """Reads an AVIF image's dimensions, orientation, Exif and XMP from its boxes alone.
 
 Sources: ISO/IEC 14496-12 (boxes, pitm, iinf, iloc, iref), ISO/IEC 23008-12 (ispe, irot, imir, clap, ipma), AV1 Image
-File Format. An animation (brand avis) is read through its primary item, like a still image; without one, the file is
-damaged.
+File Format. An animation (brand avis) is read through its primary item, like a still image. Without one, the file
+counts as damaged.
 """
 
 import struct
@@ -29,7 +29,7 @@ Box = tuple[bytes, int, int]
 
 
 def is_avif(encoded: bytes) -> bool:
-    """Return whether the first box names an AVIF brand; with the brand mif1, avif must be a compatible brand."""
+    """Return whether the first box names an AVIF brand; if that is mif1, avif must be a compatible brand."""
     if encoded[4:8] != b"ftyp" or encoded[8:12] not in BRANDS:
         return False
     length = min(int.from_bytes(encoded[:4], "big"), 1024)
@@ -39,7 +39,8 @@ def is_avif(encoded: bytes) -> bool:
 def read(encoded: bytes) -> tuple[int, int, int]:
     """Return the stored width and height, and the orientation as an Exif number.
 
-    Raises InvalidImage, UnsupportedImageFormat if the image has a crop box, and struct.error if the bytes end early.
+    Raises InvalidImage, UnsupportedImageFormat if the image has a crop box, and struct.error or IndexError if the bytes
+    end early.
     """
     _, start, end = _only(encoded, b"meta", 0, len(encoded))
     inside = start + 4, end
@@ -89,7 +90,7 @@ def metadata(encoded: bytes) -> tuple[bytes, bytes]:
 
 
 def without_metadata(encoded: bytes) -> bytes:
-    """Return the image as a still image whose Exif and XMP items are marked as unknown. Pixels do not change."""
+    """Return a still image whose Exif and MIME items (such as XMP) are of an unknown kind. Pixels do not change."""
     _, start, end = _only(encoded, b"meta", 0, len(encoded))
     changed = bytearray(encoded)
     changed[8:12] = b"avif"
@@ -119,7 +120,7 @@ def _boxes(encoded: bytes, start: int, end: int, limit: int = MAX_BOXES) -> Iter
 
 
 def _only(encoded: bytes, kind: bytes, start: int, end: int) -> Box:
-    """Return the first box of *kind*."""
+    """Return the first box of *kind*. Raises InvalidImage if there is none."""
     for box in _boxes(encoded, start, end):
         if box[0] == kind:
             return box
@@ -144,7 +145,7 @@ def _items(encoded: bytes, start: int, end: int) -> Iterator[tuple[int, tuple[by
 
 
 def _describing(encoded: bytes, start: int, end: int, primary: int) -> Iterator[int]:
-    """Yield each item that describes *primary* according to the box iref."""
+    """Yield the number of each item that describes *primary* according to the box iref."""
     number = "H" if encoded[start] == 0 else "I"
     head = struct.Struct(f">{number}H")
     for kind, first, _ in _boxes(encoded, start + 4, end, MAX_PROPERTIES):
@@ -155,7 +156,7 @@ def _describing(encoded: bytes, start: int, end: int, primary: int) -> Iterator[
 
 
 def _places(encoded: bytes, start: int, data: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the number, start and end of each item that is in one piece according to the box iloc.
+    """Yield the number, start and end of each item that the box iloc places in one piece.
 
     The content of iloc begins at *start*, that of idat at *data*.
     """
@@ -184,7 +185,7 @@ def _integers(encoded: bytes, position: int, widths: tuple[int, ...]) -> tuple[l
 
 
 def _associated(encoded: bytes, item: int, start: int, end: int) -> tuple[int, ...]:
-    """Return the indices, from 1, of *item*'s properties, without the bit that marks essential ones."""
+    """Return the indices, from 1, of *item*'s properties, without the bit that marks a property as essential."""
     steps = 0
     for kind, position, _ in _boxes(encoded, start, end):
         if kind != b"ipma":

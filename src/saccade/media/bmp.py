@@ -1,6 +1,6 @@
-"""Decodes run-length encoded BMP (RLE). In decode processes.
+"""Decodes run-length encoded (RLE) BMP. Runs in decode processes.
 
-Pillow's RLE decoder takes a step for each pixel that a short row lacks, which is minutes for a file of kilobytes. This
+Pillow's RLE decoder takes a step for each pixel that a short row lacks, so a file of kilobytes can take minutes. This
 one takes a step for each code. If a literal run has an odd number of four-bit pixels, Pillow omits the last one; here
 it counts, as the format says. Other BMPs are left to Pillow.
 """
@@ -20,7 +20,7 @@ VALUES = bytes.maketrans(b"0123456789abcdef", bytes(range(16)))
 def decode(encoded: bytes) -> Image.Image | None:
     """Return a run-length encoded BMP as RGB; None to use Pillow. Pixels that the runs leave out have the first colour.
 
-    Raises InvalidImage if the palette or the runs end early.
+    Raises InvalidImage if the palette or the runs end early, and the errors of bmp_header.read().
     """
     header = bmp_header.read(encoded)
     if header.coding not in (RLE8, RLE4):
@@ -36,7 +36,7 @@ def decode(encoded: bytes) -> Image.Image | None:
 
 
 def _expanded(encoded: bytes, header: BmpHeader) -> bytearray:
-    """Return each pixel's palette index, with rows in the file's order. Codes beyond a row's end have no effect."""
+    """Return each pixel's palette index, with rows in the file's order. Pixels beyond a row's end are dropped."""
     width, height, of_nibbles = header.width, header.height, header.coding == RLE4
     indices = bytearray(width * height)
     position, x, y = header.pixels, 0, 0

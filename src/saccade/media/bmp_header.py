@@ -1,7 +1,7 @@
 """Reads a BMP's dimensions and coding from its headers, and knows which codings are decoded.
 
 Sources: BITMAPFILEHEADER, BITMAPINFOHEADER, BITMAPV4HEADER and BITMAPV5HEADER (Windows GDI); Bitmap-File Formats of
-OS/2 2.0. If these are ambiguous, Pillow 12.3 decides (BmpImagePlugin).
+OS/2 2.0. If these are ambiguous, Saccade follows Pillow 12.3 (BmpImagePlugin).
 """
 
 import struct
@@ -48,7 +48,7 @@ MASKS: dict[int, frozenset[tuple[int, ...]]] = {
 class BmpHeader:
     """The content of a BMP's headers.
 
-    - height: positive.
+    - width, height: in pixels; either may be 0, and a damaged width is negative.
     - is_top_down: whether the first row is the top one.
     - palette: the palette's offset in the file, in bytes.
     - colours, entry_bytes: the palette's number of entries, and the size of each in bytes.
@@ -69,8 +69,8 @@ class BmpHeader:
 def read(encoded: bytes) -> BmpHeader:
     """Read a BMP's headers.
 
-    Raises InvalidImage if they are damaged or promise more pixels than follow, UnsupportedImageFormat for kinds of
-    coding that are not decoded, and struct.error if the bytes end early.
+    Raises InvalidImage if they are damaged, or if pixels without run-length encoding are cut off. Raises
+    UnsupportedImageFormat for codings that are not decoded, and struct.error if the bytes end early.
     """
     pixels, length = struct.unpack_from("<II", encoded, 10)
     if length not in HEADERS:

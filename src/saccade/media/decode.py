@@ -1,9 +1,10 @@
-"""Decodes images to upright RGB pixels, within limits. In decode processes: Pillow and faster decoders, no torch.
+"""Decodes images to upright RGB pixels, within limits. Runs in decode processes.
 
-Images are converted to RGB like in the reference processors (transformers 5.23, image_transforms.py, convert_to_rgb):
-transparency is composited on white, everything else is Pillow's convert("RGB"). One kind differs on purpose: 16-bit
-greyscale keeps the upper byte, as Pillow does for 16-bit colour. convert() would turn all values above 255 white. The
-orientation comes from read_header(), so the decoded pixels always fit the tokens counted from the header.
+Pillow and faster decoders do the work, without torch. Images are converted to RGB as in the reference processors
+(transformers 5.23, image_transforms.py, convert_to_rgb): transparency is composited on white, and everything else is
+Pillow's convert("RGB"). One kind differs on purpose: 16-bit greyscale keeps the upper byte, as Pillow does for 16-bit
+colour. convert() would turn all values above 255 white. The orientation comes from read_header(), so the decoded pixels
+always match the tokens counted from the header.
 """
 
 import io
@@ -77,7 +78,10 @@ def _upright(encoded: bytes, header: ImageHeader, keeps_alpha: bool) -> npt.NDAr
 
 
 def _loaded(encoded: bytes, header: ImageHeader, keeps_alpha: bool) -> Image.Image:
-    """Return the image as RGB, or RGBA if *keeps_alpha*; the decoder's other memory is released on return."""
+    """Return the image as RGB, or as RGBA if it has transparency and *keeps_alpha*.
+
+    The decoder's other memory is released on return.
+    """
     if header.format == "PNG":
         transparent = png.decode(encoded, header.height, header.width, "RGBA")
         if transparent is not None:

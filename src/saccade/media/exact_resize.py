@@ -3,7 +3,7 @@
 Torch resizes uint8 in integer arithmetic. It computes weights in double precision, multiplies them by a power of two
 and rounds them, so that the largest fits into 16 bits. A pass sums products and rounds to uint8 (torch 2.13,
 aten/src/ATen/native/cpu/UpSampleKernel.cpp and UpSampleKernelAVXAntialias.h). All such sums are exact in float32, or in
-float64 for many inputs, in any order of addition. So a pass is a matrix product.
+float64 for many inputs, in any order of addition. So a matrix product can compute a pass.
 """
 
 import math
@@ -78,7 +78,7 @@ def blocks(old: int, new: int, mode: Mode) -> tuple[Block, ...]:
 def integer_weights(old: int, new: int, mode: Mode) -> tuple[npt.NDArray[np.int64], Numbers, int]:
     """Return each output's first input [new], the weights of its inputs [new, taps], and their precision in bits.
 
-    Weights are integers; inputs that do not count have weight 0.
+    Weights are integers. An output with fewer inputs than taps has weights of 0 for the rest.
     """
     curve, half = CURVES[mode]
     scale = old / new
@@ -101,7 +101,7 @@ def integer_weights(old: int, new: int, mode: Mode) -> tuple[npt.NDArray[np.int6
 
 
 def _resampled(source: npt.NDArray[np.uint8], new: int, products: tuple[Block, ...]) -> npt.NDArray[np.uint8]:
-    """Return *source* [old, lanes] as [*new*, lanes]."""
+    """Resample *source* [old, lanes] to [*new*, lanes] by the blocks in *products*."""
     if not products:
         return source
     num_lanes = source.shape[1]
@@ -125,7 +125,7 @@ def _bilinear(distance: Numbers) -> Numbers:
 
 
 def _bicubic(distance: Numbers) -> Numbers:
-    """Return the weights of the cubic convolution with a = -0.5."""
+    """Return the weights of cubic convolution with a = -0.5."""
     a, x = -0.5, np.abs(distance)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
@@ -133,7 +133,7 @@ def _bicubic(distance: Numbers) -> Numbers:
 
 
 def _lanczos(distance: Numbers) -> Numbers:
-    """Return the weights of a sinc, windowed by a wider sinc with three lobes."""
+    """Return the weights of a sinc windowed by a sinc three times as wide."""
     return np.where(np.abs(distance) < 3, np.sinc(distance) * np.sinc(distance / 3), 0.0)
 
 

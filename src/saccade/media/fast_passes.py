@@ -1,4 +1,4 @@
-"""Makes the two passes of a resize with cykooz-resizer, on four bytes per pixel. Only on x86-64."""
+"""Makes the two passes of a resize with cykooz-resizer, on four bytes per pixel. Runs only on x86-64."""
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,7 @@ def _one_pass(memory: npt.NDArray[np.uint8], height: int, width: int, options: R
 def _mapped(memory: npt.NDArray[np.uint8]) -> Image.Image:
     """Return Pillow's view of *memory* [height, width, 4], without a copy.
 
-    CMYK is Pillow's mode for four bytes that do not mix.
+    Its mode is CMYK, whose four bytes per pixel do not affect each other.
     """
     height, width, _ = memory.shape
     return Image.frombuffer("CMYK", (width, height), memory, "raw", "CMYK", 0, 1)

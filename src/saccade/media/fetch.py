@@ -125,10 +125,10 @@ class _Holding:
 
 
 class Fetcher:
-    """A gateway's fetcher. *outcomes* counts fetches by outcome, *num_bytes* counts the fetched bytes.
+    """A gateway's fetcher. *outcomes* counts fetches by outcome, and *num_bytes* counts the fetched bytes.
 
-    close() also closes *resolver*, if one is passed; its addresses are checked like all others. Raises StartupError if
-    a network or domain of *config* is malformed.
+    close() also closes *resolver*, whose answers are checked like any address. Raises StartupError if a network or
+    domain in *config* is malformed.
     """
 
     def __init__(self, config: FetchConfig, resolver: AbstractResolver | None = None) -> None:
@@ -188,12 +188,12 @@ class Fetcher:
     ) -> Fetched:
         """Return the image at *url*, or say that the *known* one is still valid.
 
-        The fetch waits for a turn of *client*. Before it reads bytes, it awaits *hold* with their number, in addition
-        to earlier calls. *hold* may wait, which does not count towards the time limit, and it may raise. The caller
-        releases the held bytes, even if the fetch fails.
+        The fetch waits for *client*'s turn. Before it reads more bytes than it holds, it awaits *hold* with the
+        difference. *hold* may wait, which does not count towards the time limit, and it may raise. The caller releases
+        the held bytes, even if the fetch fails.
 
-        Raises InvalidImageUrl, with one message for all hosts that are forbidden or do not answer; ImageTooLarge; and
-        QueueFull if too many fetches are running.
+        Raises InvalidImageUrl, with one message for all hosts that are forbidden or do not answer, and ImageTooLarge.
+        Raises QueueFull if its turn does not come in time, or if no socket is left.
         """
         try:
             target = self._urls.read_url(url)
@@ -247,7 +247,7 @@ class Fetcher:
         raise InvalidImageUrl(f"The URL redirects more than {self._config.max_redirects} times.")
 
     async def _ask(self, url: URL, known: Reuse | None, holding: _Holding) -> Fetched | tuple[str, float]:
-        """Return the image at *url*, or its redirect's target and how long the redirect is fresh."""
+        """Return the image at *url*, or its redirect's target and for how many seconds the redirect is fresh."""
         if self._session is None:
             raise RuntimeError("start() comes before fetch().")
         started = time.monotonic()

@@ -44,11 +44,11 @@ class Reuse:
 
     @property
     def is_storable(self) -> bool:
-        """Whether the answer may be stored and is of any use later."""
+        """Whether the answer may be stored and can be of use later."""
         return not self.is_forbidden and (self.fresh_seconds > 0 or self.validator is not None)
 
     def at_most(self, seconds: float) -> "Reuse":
-        """Return the reuse allowed after a redirect that is fresh for *seconds*."""
+        """Return this reuse, limited to the *seconds* for which a redirect to it is fresh."""
         return replace(self, fresh_seconds=min(self.fresh_seconds, seconds))
 
     @property
@@ -60,10 +60,10 @@ class Reuse:
 def reuse_of(
     url: str, headers: Mapping[str, str], now: float, delay_seconds: float, known: Reuse | None = None
 ) -> Reuse:
-    """Return the reuse that the *headers* of an answer from *url* allow. A 304 updates *known* with its headers.
+    """Return the reuse that the *headers* of an answer from *url* allow. Those of a 304 update the *known* reuse.
 
     The answer arrived at *now*, in Unix seconds, *delay_seconds* after the request. Without an explicit lifetime, the
-    lifetime is 0, since a guess from the age could reuse an image that the server has replaced.
+    lifetime is 0: a guess could be too long, and the server may have replaced the image.
     """
     is_too_long = any(len(headers.get(name, "")) > MAX_HEADER_CHARACTERS for name in _TIMES)
     if is_too_long or "*" in headers.get("vary", ""):
@@ -82,8 +82,8 @@ def reuse_of(
 def redirect_fresh_seconds(status: int, headers: Mapping[str, str], now: float) -> float:
     """Return how long a redirect that arrived at *now*, in Unix seconds, is fresh.
 
-    Without an explicit lifetime (RFC 9110 section 15.4) a permanent redirect is fresh as long as its target, and a
-    temporary redirect is not fresh at all.
+    Without an explicit lifetime (RFC 9110 section 15.4), a permanent redirect is fresh as long as its target. A
+    temporary one is then not fresh at all.
     """
     reuse = reuse_of("", headers, now, 0.0)
     if reuse.is_forbidden or reuse.lifetime.is_asked_for:
@@ -102,7 +102,7 @@ def _directives(cache_control: str) -> dict[str, list[str]]:
 
 
 def _lifetime(headers: Mapping[str, str], directives: Mapping[str, list[str]], now: float, known: Lifetime) -> Lifetime:
-    """Return the lifetime in *headers*; absent headers default to the lifetime of *known*."""
+    """Return the lifetime that *headers* state. What they leave out comes from *known*."""
     if "cache-control" in headers:
         ages = [_seconds(value) for value in directives.get("max-age", ())]
         known = replace(known, max_age_seconds=min(ages, default=None), is_asked_for="no-cache" in directives)
@@ -112,9 +112,9 @@ def _lifetime(headers: Mapping[str, str], directives: Mapping[str, list[str]], n
 
 
 def _lifetime_seconds(lifetime: Lifetime, headers: Mapping[str, str], now: float) -> float:
-    """Return max-age, else Expires (section 4.2.1).
+    """Return the lifetime in seconds: max-age, or else Expires minus Date (section 4.2.1); 0 for no-cache.
 
-    A malformed value counts as expired. s-maxage is for shared caches.
+    A malformed value counts as expired. s-maxage is ignored, because it is for shared caches.
     """
     if lifetime.is_asked_for:
         return 0.0
@@ -127,9 +127,10 @@ def _lifetime_seconds(lifetime: Lifetime, headers: Mapping[str, str], now: float
 
 
 def _validator(headers: Mapping[str, str], known: tuple[str, str] | None) -> tuple[str, str] | None:
-    """Return the ETag, else Last-Modified.
+    """Return the conditional request header for the ETag, or else for Last-Modified.
 
-    Text that is not ASCII is refused, since it has more bytes than characters.
+    *known* stays if the answer has neither, or if it is an ETag and the answer has none. Text that is not ASCII is
+    ignored, since it has more bytes than characters.
     """
     if known is not None and known[0] == "If-None-Match" and "etag" not in headers:
         return known
@@ -141,7 +142,7 @@ def _validator(headers: Mapping[str, str], known: tuple[str, str] | None) -> tup
 
 
 def _age_seconds(headers: Mapping[str, str], now: float, delay_seconds: float = 0.0) -> float:
-    """Return the time since the origin made the answer, by its clock or by the caches in between (section 4.2.3)."""
+    """Return the seconds since the origin made the answer, by its clock or by the caches in between (section 4.2.3)."""
     date = _timestamp(headers.get("date", ""))
     apparent = max(0.0, now - date) if date is not None else 0.0
     return max(apparent, _seconds(headers.get("age", "0")) + delay_seconds)

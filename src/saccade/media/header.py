@@ -1,8 +1,8 @@
-"""Reads format, dimensions and orientation from an image's bytes, without an image library or any decoder.
+"""Reads an image's format, dimensions and orientation from its bytes, without an image library or a decoder.
 
 Sources: PNG third edition; WebP container RFC 9649; VP8 RFC 6386 section 9.1; GIF89a. saccade.media.jpeg_header, .avif,
 .bmp_header and .orientation name the sources for JPEG, AVIF, BMP and Exif. The work is bounded because it runs on the
-event loop. At most MAX_STEPS segments, chunks or blocks are visited, and at most MAX_EXIF_BYTES are copied.
+event loop. At most MAX_STEPS segments, chunks or blocks are visited, and little more than MAX_EXIF_BYTES are copied.
 """
 
 import json
@@ -76,7 +76,7 @@ SERVED_VIDEOS = {"MP4 video": "video/mp4", "MOV video": "video/quicktime", "WebM
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """An image's header."""
+    """An image's format, dimensions and orientation, as its header states them."""
 
     format: str
     width: int
@@ -87,7 +87,7 @@ class ImageHeader:
 
     @property
     def upright(self) -> tuple[int, int]:
-        """Width and height in pixels after rotation by the orientation; orientations 5 to 8 swap the sides."""
+        """Width and height in pixels once the image is upright; orientations 5 to 8 swap the sides."""
         return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
 
     @property
@@ -110,7 +110,10 @@ class MediaLimits:
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """An image's limits, checked against its header before it is decoded. Sides and areas are in pixels."""
+    """An image's limits, which its header must meet before it is decoded. Sides and areas are in pixels.
+
+    *max_request_pixels* is for all images of a request together, and is checked elsewhere.
+    """
 
     max_pixels: int = 50_000_000
     max_side: int = 32_768
@@ -138,7 +141,8 @@ class ImageLimits:
 def read_header(encoded: bytes) -> ImageHeader:
     """Return an encoded image's format, stored dimensions and orientation. Its content determines the format.
 
-    Raises UnsupportedImageFormat for other formats, and InvalidImage for a damaged header or a side of 0.
+    Raises UnsupportedImageFormat for formats and codings that are not decoded, and InvalidImage for a damaged header or
+    a side below 1.
     """
     try:
         header = _parse(encoded)
@@ -150,7 +154,7 @@ def read_header(encoded: bytes) -> ImageHeader:
 
 
 def image_format(encoded: bytes) -> str:
-    """Return which of the ACCEPTED formats an image's first bytes indicate; empty for any other."""
+    """Return the one of the ACCEPTED formats that an image's first bytes indicate; empty for any other."""
     if encoded.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if encoded.startswith(PNG_SIGNATURE):
@@ -165,7 +169,7 @@ def image_format(encoded: bytes) -> str:
 
 
 def other_format(encoded: bytes) -> str:
-    """Return the name of a format that is not accepted, by its first bytes; empty for unknown formats and images."""
+    """Return the format that the first bytes indicate, if it is not accepted; empty for accepted and unknown ones."""
     start = encoded[:SIGNATURE_BYTES]
     if image_format(start):
         return ""
@@ -214,7 +218,7 @@ def _png(encoded: bytes) -> ImageHeader:
 
 
 def png_chunks(encoded: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield each chunk's kind, start and end, including length and checksum; the last end may exceed the bytes."""
+    """Yield each chunk's kind, start and end, with its length and checksum; the last end may lie beyond the bytes."""
     position = len(PNG_SIGNATURE)
     while position + 8 <= len(encoded):
         (length,) = struct.unpack_from(">I", encoded, position)

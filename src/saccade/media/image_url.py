@@ -63,8 +63,8 @@ class UrlReader:
     """Parses URLs of at most *max_characters* that name an allowed host.
 
     *allowed_domains* are exact names or `*.suffix`, which does not include the suffix itself; an empty list allows all.
-    *refusals* logs names that are not allowed. If the server *reads_files*, the error about a path says how to name a
-    file.
+    A malformed one raises StartupError. *refusals* logs refused names. If the server *reads_files*, the error about a
+    path says how to name a file.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class UrlReader:
         return url
 
     def follow(self, url: URL, location: str) -> URL:
-        """Return the target of a redirect from *url*. Raises InvalidImageUrl, also for https to http."""
+        """Return the target of a redirect from *url*. Raises InvalidImageUrl, also if it leads from https to http."""
         if len(location) > self._max_characters:
             raise InvalidImageUrl(NOT_FETCHED)
         target = url.join(_parse(location, is_relative=True)).with_fragment(None)
@@ -118,7 +118,7 @@ class UrlReader:
 def _check_kind(text: str, no_scheme: str) -> None:
     """Raise InvalidImageUrl, with a message that fits what *text* looks like, unless it is a supported kind of URL.
 
-    The message, *no_scheme* for a path or a name, depends only on the text, so it reveals nothing about reachable
+    For a path or a name, the message is *no_scheme*. It depends only on the text, so it reveals nothing about reachable
     hosts.
     """
     start = text[:512].strip()

@@ -1,6 +1,6 @@
-"""Decodes JPEG with libjpeg-turbo directly, without the copies that Pillow makes. In decode processes.
+"""Decodes JPEG with libjpeg-turbo directly, without the copies that Pillow makes. Runs in decode processes.
 
-Pillow uses the same library with the same settings (exact DCT, smooth upsampling). So the pixels are equal, as tests
+Pillow uses the same library with the same settings (exact DCT, smooth upsampling), so the pixels are equal, as tests
 check. Damaged images, and images that are not plain colour or grey, are left to Pillow.
 """
 

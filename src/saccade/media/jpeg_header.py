@@ -1,4 +1,4 @@
-"""Reads a JPEG's dimensions, orientation and coding from the segments before its pixels.
+"""Reads a JPEG's dimensions and orientation from the segments before its pixels, and checks its coding.
 
 Sources: ITU-T T.81 (annexes B and H), T.87 (JPEG-LS), T.871 (JFIF); Adobe's technical note 5116.
 """
@@ -34,8 +34,8 @@ JPEG_XMP = b"http://ns.adobe.com/xap/1.0/\0"
 def read(encoded: bytes) -> tuple[int, int, int]:
     """Return the stored width and height, and the orientation as an Exif number.
 
-    Raises InvalidImage if no image data follows the header, and UnsupportedImageFormat for a coding that is not
-    decoded. Raises struct.error or IndexError if the bytes end early.
+    Without a frame header, width and height are 0. Raises the errors of jpeg_segments(), and UnsupportedImageFormat for
+    a coding that is not decoded.
     """
     size, exif, exif_bytes, xmp, colours = (0, 0), list[bytes](), 0, b"", frozenset[int]()
     for marker, start, end in jpeg_segments(encoded):
@@ -58,7 +58,7 @@ def read(encoded: bytes) -> tuple[int, int, int]:
 def _check_frame(marker: int, bits: int, components: int, colours: frozenset[int]) -> None:
     """Raise UnsupportedImageFormat for codings that libjpeg-turbo 3 or Pillow 12.3 does not decode.
 
-    *colours* holds the JFIF and Adobe markers if these say that the components are not RGB or CMYK.
+    *colours* holds each of the JFIF and Adobe markers whose segment says that the components are not RGB or CMYK.
     """
     lossless = "lossless, " if marker == JPEG_LOSSLESS else ""
     if marker in JPEG_UNSUPPORTED:
@@ -80,9 +80,9 @@ def _check_frame(marker: int, bits: int, components: int, colours: frozenset[int
 def jpeg_segments(encoded: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield the marker of each segment, and its content's start and end.
 
-    The last is the first scan; its end is its start. Bytes between segments are skipped, as by libjpeg (jdmarker.c,
-    next_marker), up to MAX_JPEG_GAP_BYTES of them. Raises InvalidImage if there is no scan, struct.error or IndexError
-    if the bytes end early.
+    The last is the first scan, or the end of the image; its end is its start. At most MAX_JPEG_GAP_BYTES between
+    segments are skipped, as libjpeg does (jdmarker.c, next_marker). Raises InvalidImage if neither comes, and
+    struct.error or IndexError if the bytes end early.
     """
     position, gaps = 2, 0
     for _ in range(MAX_STEPS):

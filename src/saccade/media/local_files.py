@@ -25,7 +25,7 @@ def is_inside(url: URL, root: Path) -> bool:
 def local_file_size(url: URL, root: Path, max_bytes: int) -> int:
     """Return the size in bytes of the file at *url*, a regular file below *root* after links are resolved.
 
-    Raises InvalidImageUrl, with one message for missing and forbidden files, and ImageTooLarge.
+    Raises InvalidImageUrl, with one message for missing and forbidden files, and ImageTooLarge over *max_bytes*.
     """
     with _open(url, root) as file:
         num_bytes = os.fstat(file.fileno()).st_size
@@ -45,7 +45,7 @@ def _open(url: URL, root: Path) -> Iterator[BinaryIO]:
     """Open the file at *url* below *root*.
 
     Links are resolved first. Then every folder in the path is opened without following links, so that no folder can be
-    replaced in between.
+    replaced by a link in between. Raises InvalidImageUrl.
     """
     if url.raw_host not in (None, "", "localhost") or "\0" in url.path:
         raise InvalidImageUrl(FILE_NOT_READ)

@@ -1,8 +1,8 @@
-"""Removes everything from an encoded image that does not determine its pixels.
+"""Removes metadata, which does not determine the pixels, from encoded JPEG, PNG and AVIF.
 
 Image libraries parse some metadata (Exif, colour profiles, comments, frames after the first) in time that grows with
-the square of its length. Decoders therefore get images without metadata; this module bounds the rest. The pixels are
-the same, bit for bit.
+the square of its length. Decoders therefore get images without metadata, and this module bounds the rest. The pixels
+are the same, bit for bit.
 """
 
 from saccade.errors import InvalidImage
@@ -28,9 +28,9 @@ PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 def without_metadata(encoded: bytes, kind: str) -> bytes:
     """Return *encoded*, an image in the format *kind*, without data that does not determine its pixels.
 
-    WebP and GIF are returned unchanged, since they are parsed in linear time and read_header() bounds the blocks before
-    a GIF's frame. Raises InvalidImage for too many segments, scans or chunks, and the exceptions of
-    saccade.media.header.
+    WebP, GIF and BMP are returned unchanged: they are parsed in linear time, and read_header() bounds the blocks before
+    a GIF's frame. Raises InvalidImage for too many scans or chunks or too long a header, and the errors of the
+    functions that read headers.
     """
     if kind == "JPEG":
         return _jpeg(encoded)

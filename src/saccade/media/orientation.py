@@ -1,7 +1,7 @@
 """Reads an image's orientation from Exif, or else from XMP, as Pillow 12.3 does (Image.getexif, PngImagePlugin).
 
 Sources: Exif 2.32 (TIFF 6.0 section 2); XMP part 2, tiff:Orientation; PNG third edition, section 11.3.3. XMP is
-searched without an XML parser. At most MAX_TEXT_BYTES of it are searched, and as many of a PNG's text are inflated.
+searched without an XML parser. At most MAX_TEXT_BYTES of it are searched, and no more of a PNG's text is inflated.
 """
 
 import binascii
@@ -30,7 +30,7 @@ XMP_KEYWORD, PROFILE_KEYWORD = b"XML:com.adobe.xmp", b"Raw profile type exif"
 
 
 def read_orientation(exif: bytes, xmp: bytes) -> int:
-    """Return the orientation, 1 to 8, from an Exif block or XMP; 1 if it is missing or damaged, as in viewers."""
+    """Return the orientation, 1 to 8, from an Exif block or else XMP; 1 if it is missing or damaged, as in viewers."""
     value = exif_orientation(exif)
     if value is None and (match := IN_XMP.search(xmp, 0, MAX_TEXT_BYTES)):
         value = int(match[1])
@@ -38,7 +38,7 @@ def read_orientation(exif: bytes, xmp: bytes) -> int:
 
 
 def exif_orientation(exif: bytes) -> int | None:
-    """Return the value in an Exif block, which may not be a valid orientation; None if there is none."""
+    """Return the orientation that an Exif block states, which may be invalid; None if it states none."""
     tiff = EXIF_NAMES.sub(b"", exif, 1)
     if (order := BYTE_ORDERS.get(tiff[:4])) is None:
         return None
@@ -62,7 +62,7 @@ def exif_orientation(exif: bytes) -> int | None:
 def png_text(encoded: bytes, kind: bytes, start: int, end: int) -> bytes:
     """Return the inflated text of a PNG's tEXt, zTXt or iTXt chunk, whose content is in [*start*, *end*).
 
-    At most MAX_TEXT_BYTES are read and returned, and nothing from a damaged chunk.
+    At most MAX_TEXT_BYTES are read and returned. For a damaged chunk, nothing is returned.
     """
     content = encoded[start : min(end, start + MAX_TEXT_BYTES)]
     text = content.partition(b"\0")[2]
@@ -78,7 +78,10 @@ def png_text(encoded: bytes, kind: bytes, start: int, end: int) -> bytes:
 
 
 def raw_profile(text: bytes) -> bytes:
-    """Return the Exif block in ImageMagick's text form: an empty line, a name, a length, and lines of digits."""
+    """Return the Exif block in ImageMagick's text form: an empty line, a name, a length, and lines of digits.
+
+    If a digit is wrong, nothing is returned.
+    """
     digits = b"".join(b"".join(text.split(b"\n")[3:]).split())
     try:
         return binascii.unhexlify(digits[: len(digits) & ~1])

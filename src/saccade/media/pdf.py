@@ -1,9 +1,9 @@
-"""Renders PDF pages, from memory alone. In decode processes: PDFium through its C functions, with one thread.
+"""Renders PDF pages from memory alone. Runs in decode processes, with PDFium's C functions and one thread.
 
 This build of PDFium runs no JavaScript, and fetches and opens nothing. A page shows its form fields as a viewer draws
-them (ISO 32000-1, 12.7), but runs no action of the document or a field: no FORM_Do function is called, and the form's
-environment has no callbacks. PDFium gets no folder of fonts. Text whose font is not in the file is drawn with PDFium's
-own fonts or those of saccade.media.pdf_fonts, so that a page looks the same on every machine.
+them (ISO 32000-1, 12.7), but no action of the document or of a field runs. No FORM_Do function is called, and the
+form's environment has no callbacks. PDFium gets no font folder. Text whose font is not in the file is drawn with
+PDFium's own fonts or those of saccade.media.pdf_fonts. So a page looks the same on every machine.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ LARGEST_SIDE = 1 << 24
 
 
 class Renderer:
-    """Starts PDFium, with *fonts* for text whose own font is not in the file. A process has one renderer at a time."""
+    """Runs PDFium, with *fonts* for text whose own font is not in the file. A process can have one renderer at once."""
 
     def __init__(self, fonts: Sequence[Font] = ()) -> None:
         no_folders = (ctypes.POINTER(ctypes.c_char) * 1)()
@@ -84,8 +84,8 @@ class Renderer:
     def render(self, encoded: bytes, page: PdfPage, *, allows_gaps: bool = False) -> "Drawing":
         """Return *page* on white, with its annotations and fields. Raises InvalidImage and ImageTooLarge.
 
-        If no font has some of the page's letters, the page is refused or, if the operator *allows_gaps*, drawn without
-        them.
+        If some of the page's letters are in no font, the page is refused. If the operator *allows_gaps*, it is drawn
+        without them.
         """
         image, text, lost = self._draw(encoded, page, PageFonts())
         survey = NO_TEXT
@@ -102,7 +102,7 @@ class Renderer:
     def _draw(
         self, encoded: bytes, page: PdfPage, fonts: PageFonts
     ) -> tuple[npt.NDArray[np.uint8], PageText, Set[int]]:
-        """Return the page, its text, and the letters of field values that it lacks."""
+        """Return the page's pixels, its text, and the letters of field values that it lacks."""
         self._substitutes.page = fonts
         with _opened(encoded) as document, _form(document) as form:
             with _loaded(document, page.number) as loaded:
@@ -122,7 +122,7 @@ class Renderer:
         return image, text, _lost(encoded, page.number, values) if values else frozenset()
 
     def _gap(self, text: PageText, survey: PageText, lost: Set[int]) -> tuple[str, Mapping[str, Set[int]]]:
-        """Return what a page lacks and what to do, "" for nothing, and the letters that each font must have."""
+        """Return a sentence on what a page lacks, or "" if nothing, and the letters that each font must have."""
         by_font = text.completed(survey).by_font if text.has_flat_text else text.by_font
         reason = (
             f"the fonts of this server do not draw {_some(lost)} in a field or a free text. {ADVICE}" if lost else ""
@@ -143,7 +143,7 @@ class Renderer:
 
 
 class Drawing(NamedTuple):
-    """A page as RGB, uint8 [height, width, 3]. It *is_whole* unless it lacks letters that no font has."""
+    """A page as RGB, uint8 [height, width, 3]. It *is_whole* unless it lacks letters that are in no font."""
 
     image: npt.NDArray[np.uint8]
     is_whole: bool

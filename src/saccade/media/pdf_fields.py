@@ -1,7 +1,7 @@
 """A PDF's fields and free texts, before and after PDFium gives them an appearance. Source: ISO 32000-1, 12.5 and 12.7.
 
-PDFium silently omits a value's letters that none of its fonts has. So the letters in values are compared with those
-that PDFium has written.
+PDFium silently omits letters of a value that none of its fonts has. So the letters of the values are compared with
+those that PDFium has written.
 """
 
 import unicodedata
@@ -37,7 +37,10 @@ class Value(NamedTuple):
 
 
 def complete_fields(page: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE) -> None:
-    """Change fields and free texts on *page*, before it joins *form*, that PDFium would not draw as the file says."""
+    """Change fields and free texts on *page* that PDFium would not draw as the file says.
+
+    Call it before the page joins *form*.
+    """
     for index, one in _annotations(page):
         if _is_free_text(one):
             _complete_free_text(one)
@@ -55,7 +58,10 @@ def complete_fields(page: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE) -> Non
 
 
 def complete_states(page: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE) -> None:
-    """Give radio buttons on *page*, which belongs to *form*, their state if only the field has a value."""
+    """Set the missing states of check boxes and radio buttons on *page* by the values of their fields.
+
+    *page* has joined *form*.
+    """
     for _, one in _annotations(page):
         if pdfium.FPDFAnnot_GetFormFieldType(form, one) in BUTTONS and not _entry(one, b"AS"):
             by_value = _appearance(one)
@@ -94,7 +100,7 @@ def _make_writable(one: pdfium.FPDF_ANNOTATION, key: bytes) -> None:
 
 
 def _complete_kind(field: pdfium.FPDF_ANNOTATION, index: int) -> None:
-    """Complete *field* for PDFium, which looks for a name and, only in the field and its parent, for a kind."""
+    """Give *field* the name and kind that PDFium needs. It looks for the kind only in the field and its parent."""
     if not _entry(field, b"T"):
         _set_entry(field, b"T", f"unnamed {index}")
     if not pdfium.FPDFAnnot_HasKey(field, b"FT"):
@@ -102,7 +108,7 @@ def _complete_kind(field: pdfium.FPDF_ANNOTATION, index: int) -> None:
 
 
 def _writable(value: str) -> str:
-    """Return *value* with letters and accents composed, and with blanks that PDFium can write."""
+    """Return *value* with letters and accents composed, plain blanks, and no format characters (category Cf)."""
     letters = unicodedata.normalize("NFC", value)
     return "".join(
         " " if unicodedata.category(one) == "Zs" else one for one in letters if unicodedata.category(one) != "Cf"
@@ -110,12 +116,12 @@ def _writable(value: str) -> str:
 
 
 def appearances(page: pdfium.FPDF_PAGE) -> dict[int, bytes]:
-    """Return digests of the appearances of visible fields and free texts on *page*, b"" for no appearance."""
+    """Return, by index, a digest of the appearance of each visible field and free text on *page*; b"" for none."""
     return {index: _appearance(one) for index, one in _annotations(page) if not pdfium.FPDFAnnot_GetFlags(one) & UNSEEN}
 
 
 def values_drawn_anew(page: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE, before: Mapping[int, bytes]) -> list[Value]:
-    """Return the values of fields whose appearance differs from *before*, and of texts that had no appearance."""
+    """Return the values of fields whose appearance differs from *before*, and of free texts that had none."""
     return [
         Value(index, _value(form, one))
         for index, one in _annotations(page)
@@ -124,7 +130,7 @@ def values_drawn_anew(page: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE, befo
 
 
 def keep_values(page: pdfium.FPDF_PAGE, values: Sequence[Value]) -> None:
-    """Remove all annotations on *page* except the fields in *values*, which get room for all of their text."""
+    """Remove all annotations on *page* except those in *values*, which get room for all of their text."""
     numbers = {value.number for value in values}
     for index in reversed(range(pdfium.FPDFPage_GetAnnotCount(page))):
         if index not in numbers:
@@ -138,9 +144,9 @@ def keep_values(page: pdfium.FPDF_PAGE, values: Sequence[Value]) -> None:
 
 
 def lost_letters(values: Sequence[Value], page: pdfium.FPDF_PAGE, first: int) -> frozenset[int]:
-    """Return the letters of *values* that the objects on *page* from *first* on lack, or have without an outline.
+    """Return the letters of *values* that *page*'s objects from number *first* on lack, or have without an outline.
 
-    Plain Latin letters never count as missing, since fonts without letter names have them too.
+    Letters up to U+00FF are returned only if they have no outline, since fonts without letter names have them too.
     """
     every = {ord(letter) for value in values for letter in value.text}
     letters, flat = letters_from(page, first)
@@ -208,7 +214,7 @@ def _text(read: Any, *arguments: Any) -> str:
 
 
 def _wide(read: Any, *arguments: Any) -> bytes:
-    """Return the UTF-16 text that *read* writes to a buffer, without the terminating zero."""
+    """Return the UTF-16 bytes that *read* writes to a buffer, without the terminating zero."""
     length = read(*arguments, None, 0)
     if length <= NO_TEXT_BYTES:
         return b""
@@ -222,7 +228,7 @@ def _is_free_text(one: pdfium.FPDF_ANNOTATION) -> bool:
 
 
 def _annotations(page: pdfium.FPDF_PAGE) -> Iterator[tuple[int, pdfium.FPDF_ANNOTATION]]:
-    """Yield the number and annotation of each field and free text. An annotation is valid until the next one."""
+    """Yield the index and annotation of each field and free text. An annotation is valid only until the next."""
     for index in range(pdfium.FPDFPage_GetAnnotCount(page)):
         with annotation(page, index) as one:
             if pdfium.FPDFAnnot_GetSubtype(one) in (pdfium.FPDF_ANNOT_WIDGET, pdfium.FPDF_ANNOT_FREETEXT):

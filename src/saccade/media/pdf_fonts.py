@@ -71,7 +71,7 @@ class PdfFontSettings(msgspec.Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """Identifies what the settings and fonts change in pages; a part of every page's identity.
+        """Identifies the settings and fonts that pages are drawn with; part of every page's identity.
 
         Raises StartupError.
         """
@@ -95,7 +95,7 @@ class Font:
 
 
 def installed_fonts(folder: str | None) -> tuple[Font, ...]:
-    """Return the fonts in *folder*, in the order of their names, and those of the extra. Raises StartupError."""
+    """Return the fonts in *folder*, sorted by filename, and then those of the extra. Raises StartupError."""
     return tuple(read_font(*file) for file in _files(folder))
 
 
@@ -105,7 +105,7 @@ def _digest(folder: str | None) -> bytes:
 
 
 def _files(folder: str | None) -> Iterator[tuple[str, bytes, frozenset[int] | None]]:
-    """Yield each font file's name, content and character sets. An operator's font has sets that its letters decide."""
+    """Yield each font file's name, content and character sets. For an operator's font, the sets are None."""
     for path in _operators(Path(folder)) if folder is not None else ():
         yield path.name, _content(path), None
     for packaged in EXTRA:
@@ -136,7 +136,10 @@ def _content(path: Path) -> bytes:
 
 
 def read_font(name: str, content: bytes, charsets: frozenset[int] | None = None) -> Font:
-    """Return the first face in *content*, an OpenType or TrueType file *name*. Raises StartupError."""
+    """Return the first face in *content*, the OpenType or TrueType file *name*. Raises StartupError.
+
+    Without *charsets*, the face's letters decide which character sets it has.
+    """
     try:
         # PDFium keeps one copy of a collection, and one of another font for each weight in which a file asks for it.
         data = content if content.startswith(COLLECTION) else _as_collection(content)
@@ -158,7 +161,7 @@ def covering(fonts: Sequence[Font], letters: Iterable[int]) -> Font | None:
 
 
 def _as_collection(content: bytes) -> bytes:
-    """Return a collection that has only the font in *content*. Table offsets count from the beginning of the file."""
+    """Return a collection with only the font in *content*. Table offsets count from the beginning of the file."""
     data = bytearray(COLLECTION_HEAD + content)
     for number in range(struct.unpack_from(">H", content, 4)[0]):
         place = len(COLLECTION_HEAD) + 12 + 16 * number + 8

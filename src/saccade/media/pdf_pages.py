@@ -1,6 +1,6 @@
 """The gateway's side of PDFs, without a renderer: how to recognise a PDF, its limits, and its pages as images.
 
-A PDF can be as hostile as an image, and only a C library reads it. So media.pdf does that in decode processes.
+A PDF can be as hostile as an image, and only a C library reads it. So media.pdf reads it in decode processes.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ BYTES_PER_PIXEL = 16
 def read_image_header(encoded: bytes, source: str) -> ImageHeader | None:
     """Return the header of the image *encoded*, or None if it is a PDF.
 
-    *source* is its URL or filename. Raises InvalidImage and UnsupportedImageFormat. For bytes that are neither, the
-    error speaks of PDFs if *source* does.
+    *source* is its URL or filename. Raises InvalidImage and UnsupportedImageFormat. If the bytes are neither, but
+    *source* names a PDF, the message says that the file is not one.
     """
     if other_format(encoded) == "PDF":
         return None
@@ -74,12 +74,12 @@ class PdfLimits:
     dots_per_inch: int = 144
 
     def check_bytes(self, num_bytes: int) -> None:
-        """Raise ImageTooLarge for a file of *num_bytes* over the limit."""
+        """Raise ImageTooLarge if a file of *num_bytes* is over the limit."""
         if num_bytes > self.image.max_encoded_bytes:
             raise ImageTooLarge(f"The PDF has {num_bytes} bytes; at most {self.image.max_encoded_bytes} are accepted.")
 
     def check_count(self, num_pages: int) -> None:
-        """Raise TooManyImages for too many pages, InvalidImage for none."""
+        """Raise TooManyImages for too many pages, and InvalidImage for none."""
         if num_pages < 1:
             raise InvalidImage("The PDF has no pages.")
         if num_pages > self.max_pages:
@@ -88,7 +88,7 @@ class PdfLimits:
             )
 
     def check_pages(self, pages: Sequence[PdfPage]) -> None:
-        """Raise ImageTooLarge or InvalidImage for a wrong page, and the errors of check_count()."""
+        """Raise ImageTooLarge for a page over a limit, InvalidImage for a damaged one, and check_count()'s errors."""
         self.check_count(len(pages))
         for number, page in enumerate(pages):
             if page.number != number or min(page.width, page.height) < 1:

@@ -33,7 +33,7 @@ class PageFonts:
     """The fonts that PDFium gets on one page.
 
     - fonts: none at first; a survey uses one.
-    - needed: letters by their font's plain name, without letters that PDFium's own font draws.
+    - needed: by a font's plain name, the letters that its substitute must have; none if PDFium's own font has all.
     """
 
     fonts: Sequence[Font] = ()
@@ -66,7 +66,7 @@ class PageFonts:
 
 
 class Substitutes:
-    """Answers PDFium with *fonts*, as *page* chooses them. It must live as long as PDFium is used."""
+    """Answers PDFium's font requests with the fonts that *page* chooses. It must live as long as PDFium is in use."""
 
     def __init__(self, fonts: Sequence[Font]) -> None:
         self.fonts = tuple(fonts)
@@ -83,13 +83,13 @@ class Substitutes:
     def _map_font(
         self, _: object, weight: int, is_italic: int, charset: int, pitch: int, family: object, is_exact: object
     ) -> int | None:
-        """Return the number, from 1, of a font."""
+        """Return the number, from 1, of the font that *page* chooses; None for PDFium's own."""
         name = ctypes.string_at(family).decode(errors="replace")  # type: ignore[arg-type]
         font = self.page.choose(charset, name)
         return None if font is None else self.every.index(font) + 1
 
     def _copy(self, _: object, number: int, table: int, buffer: object, num_bytes: int) -> int:
-        """Copy a font to *buffer* if there is room; return the font's length in bytes."""
+        """Copy a font to *buffer*, if there is one; return the font's length in bytes, or 0 for single tables."""
         font = self.every[number - 1]
         if table not in (COLLECTION_TAG, WHOLE_FONT):
             return 0
@@ -107,13 +107,16 @@ class Substitutes:
 
 
 def plain_name(name: str) -> str:
-    """Return a font's *name* without subset mark, style and blanks; all standard fonts share one name."""
+    """Return a font's *name* in lower case, without subset mark, style and blanks. ALIASES name the standard fonts."""
     plain = re.split(r"[,-]", SUBSET.sub("", name).replace(" ", ""), maxsplit=1)[0].lower()
     return next((alias for pattern, alias in ALIASES if pattern.match(plain)), plain)
 
 
 def needed_letters(by_font: Mapping[str, Letters], lost: Set[int]) -> dict[str, Set[int]]:
-    """Return which letters fonts must have, by plain name: letters *by_font*, and *lost* letters of fields."""
+    """Return the letters that substitutes must have, by plain name.
+
+    For a font in *by_font* with missing letters, these are all of its letters; for values of fields, the *lost* ones.
+    """
     needed: dict[str, Set[int]] = {VALUES: lost}
     for name, letters in by_font.items():
         more = letters.drawn | letters.missing if letters.missing else set[int]()

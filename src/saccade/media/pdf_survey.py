@@ -1,7 +1,7 @@
 """Makes a font that shows every letter as a square, so that PDFium reports all letters on a page.
 
-PDFium's list of a page's letters leaves out text without extent, such as a single letter that its font lacks. Source of
-the tables: OpenType 1.9.1.
+PDFium's list of a page's letters leaves out text without extent, such as a single letter that its font lacks. Source
+for the tables: OpenType 1.9.1.
 """
 
 import struct
@@ -44,7 +44,7 @@ def _file() -> bytes:
 
 
 def _letters() -> bytes:
-    """Return a cmap table in format 4 in which all letters have glyph 1; its segments share one list of glyphs."""
+    """Return a cmap subtable in format 4 that gives all letters glyph 1; its segments share one list of glyphs."""
     firsts = [*range(FIRST_LETTER, LAST_LETTER, SEGMENT), 0xFFFF]
     lasts = [*(min(first + SEGMENT - 1, LAST_LETTER) for first in firsts[:-1]), 0xFFFF]
     number = len(firsts)

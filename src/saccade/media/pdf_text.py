@@ -42,7 +42,7 @@ UNSEEN = pdfium.FPDF_ANNOT_FLAG_HIDDEN | pdfium.FPDF_ANNOT_FLAG_NOVIEW
 class Letters:
     """A page's letters, as code points, in one font that is not in the file.
 
-    With *has_unnamed*, some letters have only numbers.
+    With *has_unnamed*, there are also codes whose letters are unknown.
     """
 
     drawn: set[int] = field(default_factory=set)
@@ -51,7 +51,7 @@ class Letters:
 
     @property
     def is_unnamed(self) -> bool:
-        """Whether it is unknown what the letters are. Codes without a letter in an encoding mean nothing."""
+        """Whether there are codes, but no known letters. If some letters are known, unknown codes do not matter."""
         return self.has_unnamed and not self.drawn and not self.missing
 
 
@@ -59,14 +59,14 @@ class Letters:
 class PageText:
     """A page's visible letters whose fonts are not in the file, *by_font*.
 
-    With *has_flat_text*, which is text without extent, some letters are left out.
+    With *has_flat_text*, which is text without extent, letters may be missing from the list.
     """
 
     by_font: Mapping[str, Letters]
     has_flat_text: bool
 
     def completed(self, survey: "PageText") -> "PageText":
-        """Return the text, with the letters that only the *survey* shows as missing."""
+        """Return the text; letters that only the *survey* has count as missing."""
         by_font = dict(self.by_font)
         for name, every in survey.by_font.items():
             # The fonts that PDFium makes for the values of fields are named after those that it gets.
@@ -79,7 +79,7 @@ class PageText:
 
 
 def read_text(page: pdfium.FPDF_PAGE, fonts: Sequence[Font]) -> PageText:
-    """Return the text of *page*, whose annotations are flattened."""
+    """Return the text of *page*, whose annotations are flattened. *fonts* are all that PDFium may have been given."""
     families = {font.family: font for font in fonts}
     by_font: dict[str, Letters] = {}
     substitutes: dict[int, tuple[str, Font | None]] = {}
@@ -118,16 +118,16 @@ def read_text(page: pdfium.FPDF_PAGE, fonts: Sequence[Font]) -> PageText:
 
 
 class _Reader:
-    """Reads a page's letters, perhaps very many, so most of them cause no allocation."""
+    """Reads a page's letters. There may be very many, so all reads share the variables for their outlines."""
 
     def __init__(self, text: pdfium.FPDF_TEXTPAGE) -> None:
         self._text = text
         self._sides = tuple(ctypes.c_double() for _ in range(4))
 
     def letter(self, index: int) -> tuple[int, bool]:
-        """Return a letter, and whether it is flat, so that its font does not draw it.
+        """Return a letter's code point, and whether it is flat, which means that its font does not draw it.
 
-        Flat parts of a ligature count as one.
+        For a flat part of a ligature, return the ligature.
         """
         letter, (left, right, bottom, top) = self._code(index), self._box(index)
         is_small = right - left < SMALL_EXTENT or top - bottom < SMALL_EXTENT
@@ -151,7 +151,7 @@ class _Reader:
         return is_part and float(pdfium.FPDFText_GetFontSize(self._text, index)) >= LEAST_FONT_SIZE
 
     def _code(self, index: int) -> int:
-        """Return a letter's code point. PDFium reports the halves of a surrogate pair; each half returns the letter."""
+        """Return a letter's code point. PDFium reports halves of surrogate pairs; either half gives the letter."""
         letter: int = pdfium.FPDFText_GetUnicode(self._text, index)
         if letter not in HIGH_HALVES and letter not in LOW_HALVES:
             return min(letter, sys.maxunicode)
@@ -188,7 +188,7 @@ def _has_outline(font: pdfium.FPDF_FONT, letter: int) -> bool:
 
 @cache
 def _forms() -> Mapping[int, Sequence[int]]:
-    """Return the ligatures and joined forms of letters. PDFium reports the letters, but finds glyphs by these forms."""
+    """Return each letter's ligatures and joined forms. PDFium reports the letters, but finds glyphs by these forms."""
     forms: dict[int, list[int]] = {}
     for form in (*range(0xFB00, 0xFE00), *range(0xFE70, 0xFEFF)):
         for letter in unicodedata.normalize("NFKC", chr(form)):
@@ -197,7 +197,7 @@ def _forms() -> Mapping[int, Sequence[int]]:
 
 
 def _has_flat_text(item: pdfium.FPDF_PAGEOBJECT) -> bool:
-    """Whether *item* is or contains a visible text without extent in a font that is not in the file."""
+    """Whether *item* is or contains visible text without extent in a font that is not in the file."""
     return any(
         _is_flat(text) and not pdfium.FPDFFont_GetIsEmbedded(pdfium.FPDFTextObj_GetFont(text)) for text in _texts(item)
     )
@@ -221,7 +221,7 @@ def _texts(item: pdfium.FPDF_PAGEOBJECT, depth: int = 0) -> Iterator[pdfium.FPDF
 
 
 def letters_from(page: pdfium.FPDF_PAGE, first: int) -> tuple[set[int], set[int]]:
-    """Return the letters in the texts of *page*'s objects from number *first* on, and the flat ones, as code points.
+    """Return the code points of letters in *page*'s objects from number *first* on: those drawn, and the flat ones.
 
     Flat letters have no outline in their font, which may be in the file.
     """
@@ -240,7 +240,7 @@ def letters_from(page: pdfium.FPDF_PAGE, first: int) -> tuple[set[int], set[int]
 
 
 def remove_unseen(page: pdfium.FPDF_PAGE) -> None:
-    """Remove the invisible annotations on *page*."""
+    """Remove the hidden and no-view annotations on *page*."""
     for index in reversed(range(pdfium.FPDFPage_GetAnnotCount(page))):
         with annotation(page, index) as one:
             is_unseen = bool(pdfium.FPDFAnnot_GetFlags(one) & UNSEEN)

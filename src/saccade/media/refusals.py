@@ -1,4 +1,4 @@
-"""Logs which setting refuses image URLs, without any client's data and without a line for each refusal."""
+"""Logs which settings refuse image URLs, without any client's data, and without a line for each refusal."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class Refusals:
-    """Counts refusals by reason; logs the first, the tenth, the hundredth and so on for each reason."""
+    """Counts refusals by reason, and logs the first, tenth, hundredth and so on for each reason."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

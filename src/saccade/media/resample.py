@@ -1,4 +1,4 @@
-"""Bit-exact Pillow resampling, for families whose reference processor uses Pillow. In decode processes only."""
+"""Bit-exact Pillow resampling, for families whose reference processor uses Pillow. Runs only in decode processes."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ from saccade.media import rgbx
 def resample(image: npt.NDArray[np.uint8], height: int, width: int, kernel: Image.Resampling) -> npt.NDArray[np.uint8]:
     """Return *image* [old height, old width, 3] as [*height*, *width*, 3], uint8, resized by Pillow's *kernel*.
 
-    With a fourth channel, alpha, the colours are weighted by it, as Pillow does.
+    A fourth channel is alpha; the colours are weighted by it, as in Pillow.
 
     The horizontal pass comes first, then the vertical one, each rounded to uint8. These are two calls because in a
     single call Pillow 13 chooses the order itself, while the reference processors rely on the older, fixed order. If

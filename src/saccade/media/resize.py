@@ -1,8 +1,8 @@
-"""Resampling of uint8, bit for bit equal to torchvision's. In decode processes only.
+"""Resizes uint8 images, bit for bit as torchvision does. Runs only in decode processes.
 
 cykooz-resizer uses torch's arithmetic and is as fast, but makes the two passes in another order, so each pass is a
 separate call. It has builds only for x86-64, and its weights have fewer bits when an image shrinks strongly. In those
-cases numpy resizes.
+two cases, numpy resizes.
 """
 
 import platform
@@ -24,9 +24,9 @@ MAX_SHRINKING = 100
 def resize(image: npt.NDArray[np.uint8], height: int, width: int, mode: Mode = "bicubic") -> npt.NDArray[np.uint8]:
     """Return *image* [old height, old width, 3] as planes [3, *height*, *width*], uint8.
 
-    With antialiasing, horizontal pass first, each pass rounded to uint8, like torchvision's resize in the reference
-    processors. If the size does not change, the result is a view; otherwise it may be a view of rgbx memory. Raises
-    MemoryError if an allocation fails.
+    As in torchvision, which the reference processors use, it antialiases, makes the horizontal pass first, and rounds
+    each pass to uint8. If the size does not change, the result is a view; otherwise it may be a view of rgbx memory.
+    Raises MemoryError if an allocation fails.
     """
     old_height, old_width, _ = image.shape
     if (old_height, old_width) == (height, width):

@@ -1,8 +1,8 @@
-"""Resolves host names on the event loop. A lookup ends with its fetch, so slow name servers occupy no threads.
+"""Resolves host names on the event loop, so slow name servers occupy no threads. A lookup ends with its fetch.
 
 Each lookup has a separate c-ares channel. A `getaddrinfo` in a thread cannot be cancelled, and a shared channel can
 neither cancel a single lookup nor bound its cache of answers. c-ares reads /etc/hosts, /etc/resolv.conf with its search
-domains, and the `hosts` line of /etc/nsswitch.conf, where it supports files and dns.
+domains, and the `hosts` line of /etc/nsswitch.conf, of which it supports `files` and `dns`.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class DnsResolver(AbstractResolver):
         ]
 
     async def records(self, host: str) -> Records:
-        """Return the addresses of *host* and how long they are valid. Raises OSError, also if there are none."""
+        """Return the addresses of *host*, and how long they are valid. Raises OSError, also if there are none."""
         with closing(_HostLookup(asyncio.get_running_loop(), self._servers)) as lookup:
             nodes = await lookup.addresses(host, socket.AF_UNSPEC)
         for kind in (socket.AF_INET, socket.AF_INET6):
@@ -129,7 +129,7 @@ class _HostLookup:
             self._answer.set_result(result)
 
     def _watch(self, number: int, readable: bool, writable: bool) -> None:
-        """Watch socket *number* for the given events; for no event when c-ares is about to close it."""
+        """Watch socket *number* for the given events; there are none when c-ares is about to close it."""
         for is_watched, add, remove, ends in (
             (readable, self._loop.add_reader, self._loop.remove_reader, (number, _NO_SOCKET)),
             (writable, self._loop.add_writer, self._loop.remove_writer, (_NO_SOCKET, number)),

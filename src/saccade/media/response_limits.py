@@ -1,7 +1,7 @@
-"""Limits what a server may send in addition to a body: interim answers, headers, the framing of chunks.
+"""Limits what a server may send in addition to a body: interim answers, headers and the framing of chunks.
 
 aiohttp limits single headers and their number. Without limits on the rest, a server that sends nothing but `100
-Continue` keeps the event loop busy for seconds.
+Continue` could keep the event loop busy for seconds.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Images in four bytes per pixel: red, green, blue and an unused one. numpy, no torch.
+"""Images with four bytes per pixel: red, green, blue and an unused one. It uses numpy, not torch.
 
-Pillow stores RGB in this form. decode() returns a view of each pixel's first three bytes. With the fourth byte, a pixel
-is one machine word, which is faster to copy, split and resample than three bytes.
+Pillow stores RGB in this form. Except for plain PNG, decode() returns RGB as a view of each pixel's first three bytes.
+With the fourth byte, a pixel is one 32-bit word, which is faster to copy, split and resample than three bytes.
 """
 
 import numpy as np

@@ -1,9 +1,10 @@
-"""Reads videos' headers and frames from memory alone. In decode processes: FFmpeg through PyAV, with one thread.
+"""Reads videos' headers and frames from memory alone. Runs in decode processes, with FFmpeg (PyAV) and one thread.
 
-FFmpeg gets the bytes through a Python object, only container formats that name no other files, and a list of decoders.
-So no path, protocol or playlist is involved. A container's statements are not trusted. Frames are counted by their
-packets, without packets of hidden frames, and the size is that of the first decoded frame. A video whose frames change
-their size is refused. The rate comes from the packets' times, unless a container's table has counted all frames.
+FFmpeg reads the bytes through a Python object. It may use only container formats that name no other files, and listed
+decoders. So no path, protocol or playlist is involved. A container's statements are not trusted. Frames are counted by
+their packets, except those of hidden frames, and the size is that of the first decoded frame. A video whose frames
+change their size is refused. The rate comes from the packets' times, unless the container has counted all frames, or
+states a rate that fits the times.
 """
 
 import errno
@@ -41,7 +42,7 @@ BROKEN = (av.FFmpegError, ValueError, TypeError, LookupError, ArithmeticError, O
 
 
 def read_header(encoded: bytes, limits: VideoLimits) -> VideoHeader:
-    """Return an encoded video's header. Decodes the first frame and visits every packet.
+    """Return an encoded video's header. It decodes the first frame and visits every packet.
 
     Raises UnsupportedVideoFormat, VideoTooLarge and InvalidVideo.
     """
@@ -70,7 +71,7 @@ def read_frames(
 ) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the frames at ascending *indices*, upright, as RGB uint8 [height, width, 3].
 
-    Raises the errors of read_header(), and InvalidVideo if the video has fewer frames, or frames of another size.
+    Raises the errors of read_header(), and InvalidVideo if the video has fewer frames or frames of another size.
     """
     with _opened(encoded, limits) as (container, stream):
         pending = iter(indices)
@@ -133,7 +134,7 @@ def _is_shown(packet: "Packet[VideoStream]", codec: str) -> bool:
 
 
 def _measured_rate(stream: VideoStream, times: Sequence[int | None]) -> Fraction | None:
-    """Return the rate that the packets' *times* imply, in units of the stream; None if they imply none."""
+    """Return the rate that the packets' *times*, in the stream's time base, imply; None if they imply none."""
     known = [time for time in times if time is not None]
     if len(known) < max(2, len(times)) or stream.time_base is None:
         return None
@@ -144,8 +145,9 @@ def _measured_rate(stream: VideoStream, times: Sequence[int | None]) -> Fraction
 def _rate(stream: VideoStream, num_frames: int, measured: Fraction | None) -> float:
     """Return the average rate in frames per second.
 
-    MP4 and GIF have a table or the delays of all frames, whose average FFmpeg computes. Matroska and fragmented MP4 may
-    state a nominal rate, the codec's, the first frames' or none. Such a rate must agree with *measured*.
+    MP4 has a table of all frames and GIF their delays, whose average FFmpeg computes. Matroska and fragmented MP4 may
+    state a nominal rate, the codec's, the first frames' or none. If such a rate does not agree with *measured*,
+    *measured* is returned.
     """
     stated = stream.average_rate
     if measured is None or (stated and stream.frames >= num_frames):

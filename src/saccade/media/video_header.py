@@ -1,6 +1,6 @@
 """The supported kinds of videos, and their limits, for the gateway, which runs no decoder.
 
-A container can be as hostile as an image, and only a C library reads it. So media.video does that in decode processes.
+A container can be as hostile as an image, and only a C library reads it. So media.video reads it in decode processes.
 """
 
 import re
@@ -44,7 +44,7 @@ class VideoLimits:
     max_encoded_bytes: int = 64 << 20
 
     def check_bytes(self, num_bytes: int) -> None:
-        """Raise VideoTooLarge for an encoded video of *num_bytes* over the limit."""
+        """Raise VideoTooLarge if an encoded video of *num_bytes* is over the limit."""
         if num_bytes > self.max_encoded_bytes:
             raise VideoTooLarge(f"The video has {num_bytes} bytes; at most {self.max_encoded_bytes} are accepted.")
 
@@ -59,7 +59,7 @@ class VideoLimits:
             raise VideoTooLarge(f"{size}; at most {self.max_pixels} in all are accepted.")
 
     def check_count(self, num_frames: int) -> None:
-        """Raise VideoTooLarge for a container of *num_frames* frames or more."""
+        """Raise VideoTooLarge if *num_frames*, the number of frames counted so far, is over the limit."""
         if num_frames > self.max_frames:
             raise VideoTooLarge(f"The video has more than {self.max_frames} frames; send a shorter one.")
 
@@ -67,7 +67,7 @@ class VideoLimits:
 def demuxer(encoded: bytes) -> str:
     """Return FFmpeg's name for the container, which the content determines.
 
-    Raises UnsupportedVideoFormat that says how to send an image or a document.
+    Raises UnsupportedVideoFormat, whose message says how to send an image or a PDF instead.
     """
     # AVIF and HEIC begin like MP4.
     image, other = image_format(encoded), other_format(encoded)

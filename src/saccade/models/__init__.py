@@ -1,4 +1,4 @@
-"""Find model families: each has a folder here, some together."""
+"""Finds model families. Each has a folder here; some share one."""
 
 import importlib
 import importlib.util
@@ -16,9 +16,9 @@ SHARED = frozenset({"backbones", "preprocessing", "tool_formats"})
 
 @cache
 def _declared() -> dict[str, tuple[str, Family]]:
-    """Return each family's folder and declaration: one of the folder's FAMILIES, or one with the folder's name.
+    """Return each family's folder and declaration: one of the folder's FAMILIES, or its FAMILY under the folder's name.
 
-    The result is kept, because confined processes cannot list folders.
+    The result is cached, because confined processes cannot list folders.
     """
     by_name: dict[str, tuple[str, Family]] = {}
     for module in pkgutil.iter_modules(__path__):
@@ -35,7 +35,7 @@ def families() -> dict[str, Family]:
 
 
 def folder_of(name: str) -> str:
-    """Return the name of the folder of the family *name*."""
+    """Return the folder of the family *name*."""
     return _declared()[name][0]
 
 
@@ -44,12 +44,12 @@ def _module(name: str, module: str) -> str:
 
 
 def _part(name: str, module: str, part: str) -> Any:
-    """Return the class *part* of the family *name*, in a module of its folder."""
+    """Return the class for *part* of the family *name*, from a *module* in its folder."""
     return getattr(importlib.import_module(_module(name, module)), families()[name].parts.get(part, part))
 
 
 def find(architecture: str) -> str:
-    """Return the name of the family of *architecture*, spelt as in config.json. Raises StartupError."""
+    """Return the name of the family that has *architecture*, spelt as in config.json. Raises StartupError."""
     all_families = families()
     matches = [name for name, family in all_families.items() if architecture in family.architectures]
     if len(matches) != 1:
@@ -59,7 +59,7 @@ def find(architecture: str) -> str:
 
 
 def family_of(config: Mapping[str, Any]) -> str:
-    """Return the family of a parsed config.json, by its architecture or else by its model_type. Raises StartupError."""
+    """Return a parsed config.json's family name, by its architecture or else its model_type. Raises StartupError."""
     match config.get("architectures"):
         case [str(name)]:
             return find(name)
@@ -83,12 +83,12 @@ def find_by_type(model_type: str) -> str:
 
 
 def load_layout(name: str) -> type[Layout]:
-    """Return the family's part that runs in the gateway. No torch."""
+    """Return the family's class that runs in the gateway. Does not import torch."""
     return _part(name, "layout", "Layout")  # type: ignore[no-any-return]
 
 
 def load_pixels(name: str) -> type[Pixels]:
-    """Return the family's part that runs in a decode process."""
+    """Return the family's class that runs in a decode process."""
     return _part(name, "pixels", "Pixels")  # type: ignore[no-any-return]
 
 
@@ -103,12 +103,12 @@ def takes_videos(name: str) -> bool:
 
 
 def load_video_layout(name: str) -> type[VideoLayout]:
-    """Return the video part that runs in the gateway, for a family that takes videos. No torch."""
+    """Return the class for videos that runs in the gateway. The family must take videos. Does not import torch."""
     return _part(name, "video", "VideoLayout")  # type: ignore[no-any-return]
 
 
 def load_video_pixels(name: str) -> type[VideoPixels]:
-    """Return the video part that runs in a decode process, for a family that takes videos."""
+    """Return the class for videos that runs in a decode process. The family must take videos."""
     return _part(name, "pixels", "VideoPixels")  # type: ignore[no-any-return]
 
 
@@ -118,13 +118,13 @@ def has_network(name: str) -> bool:
 
 
 def load_spec(name: str, config: Mapping[str, Any]) -> ModelSpec:
-    """Return the spec of a model of this family. No torch. Raises StartupError."""
+    """Return the spec of a model of the family *name*. Does not import torch. Raises StartupError."""
     _check_has_network(name)
     return _part(name, "spec", "Spec").read_config(config)  # type: ignore[no-any-return]
 
 
 def load_network(name: str) -> Any:
-    """Return the class of the family's network. Imports torch. Raises StartupError if there is none."""
+    """Return the family's network class. Imports torch. Raises StartupError if there is none."""
     _check_has_network(name)
     return _part(name, "network", "Network")
 

@@ -1,4 +1,4 @@
-"""A note on what the model that ships with Saccade can do, shown wherever it answers."""
+"""The model that ships with Saccade: its name, page form and digest, and a note on what it can do."""
 
 from saccade.models.family import PageForm
 

@@ -29,9 +29,9 @@ OF_CLASS: Final[Mapping[str, str | None]] = MappingProxyType(
 def end_token_ids(model_files: ModelFiles, family: Family) -> tuple[int, ...]:
     """Return the ids of all tokens that end an answer, each once, with generation_config.json's ids first.
 
-    Others are in config.json, its sections for the text network, and tokenizer_config.json. A tokenizer's token without
-    an id in its files does not count, because no model draws it. If no file names one, the default of the text
-    network's class counts. Raises StartupError.
+    Others are in config.json, its sections for the text network, and tokenizer_config.json. A tokenizer's end token
+    that has no id in its files does not count, because no model samples it. If no file names one, the default of the
+    text network's class counts. Raises StartupError.
     """
     config = files.parse_json(model_files, CONFIG)
     ids = [*_stated(GENERATION_CONFIG, files.parse_json(model_files, GENERATION_CONFIG)), *_stated(CONFIG, config)]
@@ -53,7 +53,7 @@ def _stated(file: str, section: Mapping[str, Any]) -> Iterator[int]:
 
 
 def _of_text_class(config: Mapping[str, Any], family: Family) -> Iterator[int]:
-    """Yield the default of the text network's class, unless its section has null or fewer tokens."""
+    """Yield the default of the text network's class, unless its section sets null or its vocabulary is too small."""
     section = next((one for key in TEXT_SECTIONS if isinstance(one := config.get(key), Mapping)), config)
     end, vocab_size = family.text_end_id, section.get("vocab_size")
     if end is not None and "eos_token_id" not in section and not (type(vocab_size) is int and vocab_size <= end):
@@ -61,7 +61,7 @@ def _of_text_class(config: Mapping[str, Any], family: Family) -> Iterator[int]:
 
 
 def _of_tokenizer(tokenizer: Mapping[str, Any], config: Mapping[str, Any], family: Family) -> str | None:
-    """Return the tokenizer's own token: `eos_token`, None if that is null, else that of the tokenizer's class."""
+    """Return the tokenizer's own end token: `eos_token`, None if that is null, or its class's if that is missing."""
     if "eos_token" not in tokenizer:
         named = tokenizer.get("tokenizer_class") or config.get("tokenizer_class")
         return OF_CLASS.get(str(named).removesuffix("Fast"), family.text_end)

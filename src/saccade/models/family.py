@@ -32,7 +32,7 @@ THINK = ReasoningTags("<think>", "</think>")
 
 
 class Release(NamedTuple):
-    """A release to begin with: its id on the hub, its billions of parameters, and what it is good at."""
+    """A release to start with: its id on the hub, its size in billions of parameters, and what it is good for."""
 
     name: str
     billions: float
@@ -41,10 +41,11 @@ class Release(NamedTuple):
 
 @dataclass(frozen=True)
 class PageForm:
-    """How a release reads a page of a document: its *prompt*, word for word, and the *markup* of its answers.
+    """How a release reads a document page: its *prompt*, word for word, and the *markup* of its answers.
 
-    "front_matter" is Markdown after a header, "html_blocks" has an element for each block of the page. A page is drawn
-    with *longest_side* pixels. Boxes are from 0 to *box_scale* on both axes; without one, in pixels of the image.
+    "front_matter" is Markdown after a header, and "html_blocks" has an element for each block of the page. A page is
+    rendered with at most *longest_side* pixels on its longest side. Box coordinates run from 0 to *box_scale* on both
+    axes, or are in image pixels if it is None.
     """
 
     prompt: str
@@ -57,28 +58,27 @@ class PageForm:
 class Family:
     """The declaration of a family.
 
-    *architectures* are strings of config.json that identify the family; each belongs to exactly one family.
+    *architectures* are the strings in config.json that identify the family; each belongs to exactly one family.
     *model_types* identify it if config.json has no architecture. *placeholder* is the token for an image in a prompt.
-    The first of *placeholder_keys* in config.json has its id, else the tokenizer has. It is empty for models that read
-    only text. *template_mark* is the special token that templates write for an image, if it differs; layouts then write
-    the placeholders. *image_tag* is the text for image {number} in templates that take only strings; by default the
-    placeholder and a line break. *video_placeholder* is the token that is repeated for a video; None if videos are not
-    served. With *split_at_images* every stretch of text between images is tokenised separately, each with a BOS.
-    *tiktoken_pattern* splits text before a tiktoken.model encodes it. *text_end* is the `eos_token` of the releases'
-    class of tokenizers, for files that name none. *text_end_id* is the `eos_token_id` of their class of text networks,
-    for folders in which no file names one. *template_switches* are the `chat_template_kwargs` of the releases'
+    The first of *placeholder_keys* that config.json has holds its id, or else the tokenizer's files do. It is empty for
+    models that read only text. *template_mark* is the special token that templates write for an image, if it differs;
+    layouts then write the placeholders. *image_tag* is the text for image {number} in templates that take only strings;
+    by default, it is the placeholder and a line break. *video_placeholder* is the token that is repeated for a video;
+    None if videos are not served. With *split_at_images*, every stretch of text between images is tokenised separately,
+    each with a BOS. *tiktoken_pattern* splits text before a tiktoken.model encodes it. *text_end* is the `eos_token` of
+    the releases' tokenizer class, for files that name none. *text_end_id* is the `eos_token_id` of their text network's
+    class, for folders in which no file names one. *template_switches* are the `chat_template_kwargs` of the releases'
     templates. *tool_format* names the form of the releases' tool calls, one of models.tool_formats; None if they were
-    not trained for any. *reasoning* has the tokens around an answer's reasoning, and what the models write before it
-    and nobody needs to see. *external_grid* is the name of an image's grid on external wires; without it images cannot
-    be sent over them. *plain_positions*: a token's position is its place in the prompt, whatever images come before it.
-    *soft_token_budgets* are the numbers of tokens that an image may get by `max_soft_tokens`; none if pixels alone
-    decide.
-    *keeps_alpha*: the family's Pixels get images with transparency as RGBA; others get them on white.
-    *template* is the source of a chat template for releases that ship none.
-    *ships_image_settings*: the releases include the settings of their image processor, so a folder without these is
-    incomplete. *limits* are sentences for docs/models.md about what is not served. *page_forms* are those of releases
-    that read documents, each by a part of its name in lower case. *releases* are those to begin with. *parts* are the
-    names of the family's own classes in a folder of several families; another part has the name of its interface.
+    not trained for any. *reasoning* has the tokens around an answer's reasoning, and the header that the models write
+    first, which nobody needs to see. *external_grid* is the name of an image's grid on external wires; without it,
+    images cannot be sent over them. *plain_positions*: a token's position is its place in the prompt, whatever images
+    come before it. *soft_token_budgets* are the token counts that `max_soft_tokens` may give an image; there are none
+    if pixels alone decide. *keeps_alpha*: the family's Pixels get images with transparency as RGBA; other families' get
+    them on white. *template* is the source of a chat template for releases that ship none. *ships_image_settings*: the
+    releases include the settings of their image processor, so a folder without these is incomplete. *limits* are
+    sentences for docs/models.md about what is not served. *page_forms* has the form of each release that reads
+    documents, under a lower-case part of the release's name. *releases* are those to start with. *parts* names the
+    family's own classes in a folder that several families share; any other part has the name of its interface.
     """
 
     architectures: tuple[str, ...]
@@ -112,7 +112,7 @@ class Family:
         return bool(self.placeholder)
 
     def placeholder_token_id(self, config: Mapping[str, Any]) -> int | None:
-        """Return the placeholder's id in config.json, None if it has none. Raises StartupError."""
+        """Return the placeholder's id in config.json, or None if it has none. Raises StartupError."""
         entries = ((key, config[key]) for key in self.placeholder_keys if config.get(key) is not None)
         key, token_id = next(entries, ("", None))
         if token_id is not None and (type(token_id) is not int or token_id < 0):
@@ -122,7 +122,7 @@ class Family:
         return token_id
 
     def placeholder_below(self, config: Mapping[str, Any], vocab_size: int, default: int | None = None) -> int:
-        """Return the placeholder's id in config.json, else in the tokenizer, else *default*. Raises StartupError."""
+        """Return the placeholder's id from config.json, the tokenizer or else *default*. Raises StartupError."""
         stated = (self.placeholder_token_id(config), config.get(PLACEHOLDER_TOKEN_ID), default)
         token_id = next((one for one in stated if one is not None), None)
         if type(token_id) is not int or not 0 <= token_id < vocab_size:
@@ -140,8 +140,8 @@ class Family:
 class ImageOptions:
     """A request's options for its images: OpenAI's `detail`, vLLM's `mm_processor_kwargs`.
 
-    *max_soft_tokens* is one of the family's budgets. If *resized_height* and *resized_width* are set, the image counts
-    as one of that size in pixels.
+    *max_soft_tokens* is one of the family's budgets. If *resized_height* and *resized_width* are set, the image is
+    treated as one of that size in pixels.
     """
 
     detail: Detail = "auto"
@@ -153,7 +153,7 @@ class ImageOptions:
 
 
 class Layout(Protocol):
-    """The family's part in the gateway: grids and token counts from dimensions alone. No torch.
+    """The family's part in the gateway: grids and token counts from dimensions alone. Does not import torch.
 
     Created from the checkpoint's parsed files, `Layout(config, preprocessor)`; raises StartupError if they are wrong.
     """
@@ -210,9 +210,9 @@ class VideoOptions:
     """A request's options for its videos: vLLM's `media_io_kwargs` and `mm_processor_kwargs`.
 
     *num_frames* are sampled, or *fps* per second; limits are numbers of pixels or tokens, as for images. *fps* yields
-    from *min_frames* to *max_frames* frames; all together have at most *total_pixels*. *times* are for frames that the
-    client has sampled. If *of_frame* names `min_pixels` or `max_pixels`, that limit holds for each frame, whatever the
-    release's processor counts.
+    from *min_frames* to *max_frames* frames; together, all frames have at most *total_pixels*. *times* describes frames
+    that the client has sampled. If *of_frame* names `min_pixels` or `max_pixels`, that limit holds for each frame,
+    whatever the release's processor applies it to.
     """
 
     num_frames: int | None = None
@@ -230,7 +230,7 @@ class VideoOptions:
 
 
 class VideoLayout(Protocol):
-    """The video part in the gateway: which frames to take, their grid and token count. No torch.
+    """The video part in the gateway: which frames to take, their grid and token count. Does not import torch.
 
     Created from the checkpoint's parsed files, `VideoLayout(config, preprocessor, video_preprocessor)`; raises
     StartupError if they are wrong.

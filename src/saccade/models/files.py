@@ -49,7 +49,7 @@ def read_model_files(folder: Path) -> ModelFiles:
 
 
 def read_chat_template(template: str | None) -> bytes | None:
-    """Return --chat-template's template: a file's content, or the text itself if it looks like one, as in vLLM.
+    """Return --chat-template's template: a file's content, or *template* itself if it looks like one, as in vLLM.
 
     Raises StartupError.
     """
@@ -71,9 +71,9 @@ def with_overrides(
 ) -> ModelFiles:
     """Return *files* with values of --hf-overrides in config.json, and of --override-generation-config in its file.
 
-    With *defaults* "vllm" (--generation-config), that file keeps only token ids, such as the end token's. Both are JSON
-    objects. A nested object changes only the values that it names. `rope_scaling` and `rope_theta` go to where the text
-    network has them. Raises StartupError.
+    With *defaults* "vllm" (--generation-config), that file keeps only token ids, such as the end token's. Both
+    overrides are JSON objects. A nested object changes only the values that it names. `rope_scaling` and `rope_theta`
+    go to where the text network has them. Raises StartupError.
     """
     if defaults == "vllm" and GENERATION_CONFIG in files.files:
         values = parse_json(files, GENERATION_CONFIG)
@@ -109,7 +109,7 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def parse_json(files: ModelFiles, name: str) -> Mapping[str, Any]:
-    """Return the object in the JSON file *name*, {} if there is no file. Raises StartupError if it is malformed."""
+    """Return the object in the JSON file *name*, or {} if there is no file. Raises StartupError if it is malformed."""
     content = files.files.get(name)
     if content is None:
         return {}
@@ -125,7 +125,7 @@ def parse_json(files: ModelFiles, name: str) -> Mapping[str, Any]:
 
 
 def image_processor(files: ModelFiles, family: Family) -> Mapping[str, Any]:
-    """Return the settings of the image processor: a part of processor_config.json, else preprocessor_config.json.
+    """Return the image processor's settings, from processor_config.json or else preprocessor_config.json.
 
     transformers 5 writes only the former, and reads it first. Raises StartupError if a file is malformed, or if there
     is none although the releases of *family* have one: with default settings the model would get other pixels than it
@@ -142,16 +142,16 @@ def image_processor(files: ModelFiles, family: Family) -> Mapping[str, Any]:
 
 
 def video_processor(files: ModelFiles) -> Mapping[str, Any]:
-    """Return the settings of the video processor, {} if the checkpoint has none.
+    """Return the video processor's settings, or {} if the checkpoint has none.
 
-    They are in a part of processor_config.json, else in video_preprocessor_config.json. Raises StartupError.
+    They are a part of processor_config.json, or else video_preprocessor_config.json. Raises StartupError.
     """
     nested = _nested_processor(files, "video_processor")
     return parse_json(files, VIDEO_PREPROCESSOR_CONFIG) if nested is None else nested
 
 
 def _nested_processor(files: ModelFiles, key: str) -> Mapping[str, Any] | None:
-    """Return the part *key* of processor_config.json, None if there is none. Raises StartupError."""
+    """Return the part *key* of processor_config.json, or None if there is none. Raises StartupError."""
     nested = parse_json(files, PROCESSOR_CONFIG).get(key)
     if not isinstance(nested, dict | None):
         raise StartupError(f"{PROCESSOR_CONFIG}: {key} must hold an object, not {nested!r}.")
@@ -163,8 +163,8 @@ def engine_config(
 ) -> Mapping[str, Any]:
     """Return config.json with three more keys for the engine, which some networks need. Raises StartupError.
 
-    `placeholder_token_id` is the id of the family's placeholder, from config.json, else from the tokenizer's files,
-    else None. `max_model_len` is the length of the longest sequence to serve, None if it is the model's. With `drafts`,
+    `placeholder_token_id` is the id of the family's placeholder, from config.json or else the tokenizer's files, or
+    None. `max_model_len` is the length of the longest sequence to serve, or None for the model's own. With `drafts`,
     the network has the model's own draft layer.
     """
     config = parse_json(files, CONFIG)
@@ -175,7 +175,7 @@ def engine_config(
 
 
 def token_id(files: ModelFiles, family: Family, token: str) -> int | None:
-    """Return the id of *token*, added or not, in the tokenizer's files, None if these have none. Raises StartupError.
+    """Return the id of *token*, added or not, in the tokenizer's files, or None if they have none. Raises StartupError.
 
     If *family* uses a tiktoken.model, the tokenizer.json of its release is a conversion, and does not count.
     """
@@ -195,7 +195,7 @@ def token_id(files: ModelFiles, family: Family, token: str) -> int | None:
 
 
 def _added_token_id(files: ModelFiles, token: str) -> int | None:
-    """Return the id of an added *token* in tokenizer.json or tokenizer_config.json, None if neither has it."""
+    """Return the id of an added *token* in tokenizer.json or tokenizer_config.json, or None if neither has it."""
     listed = parse_json(files, TOKENIZER).get("added_tokens")
     declared = parse_json(files, TOKENIZER_CONFIG).get("added_tokens_decoder")
     entries: list[Any] = [*listed] if isinstance(listed, list) else []

@@ -42,7 +42,7 @@ class GenerationDefaults:
     eos_token_ids: tuple[int, ...] = ()
 
     def max_tokens(self, room: int) -> int:
-        """Return the token limit for an answer whose request sets none; the context has *room*."""
+        """Return the token limit for an answer whose request sets none; the context has *room* tokens left."""
         return room if self.max_new_tokens is None else min(room, self.max_new_tokens)
 
 

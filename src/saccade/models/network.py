@@ -36,7 +36,7 @@ class Derived(NamedTuple):
 class Network(Protocol):
     """A torch module on one device. Shapes: N tokens, B bytes of pixels, U tokens of media, V vocabulary.
 
-    W is the width of features: the hidden size, times a factor of the family.
+    W is the width of features: the hidden size, times a factor that depends on the family.
     """
 
     @property
@@ -52,7 +52,7 @@ class Network(Protocol):
 
     @property
     def is_tied(self) -> bool:
-        """Whether the embedding is also the logits matrix, so that a head fills the embedding."""
+        """Whether the embedding is also the logits matrix, so that a checkpoint's head fills the embedding."""
 
     def untie(self) -> None:
         """Give the network a separate head, still empty. Call before loading."""
@@ -72,7 +72,7 @@ class Network(Protocol):
     def encode(self, pixels_B: torch.Tensor, metadata: Any) -> Layerwise:
         """Map the uint8 pixels of all items, one after the other, to features [U, W]; *metadata* is from prepare().
 
-        It pauses after each block of the tower, and the host does not wait. Nothing runs before it is advanced.
+        It pauses after each block of the tower, and the host does not wait. Nothing runs until it is advanced.
         """
 
     def __call__(
@@ -87,7 +87,7 @@ class Network(Protocol):
     def embed(
         self, input_ids: torch.Tensor, media_rows: torch.Tensor | None = None, media_UW: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the embeddings [N, E] of the same arguments, with the features."""
+        """Return the embeddings [N, E] for the same arguments, with the features in place."""
 
     def draft(
         self, x_NE: torch.Tensor, hidden_NE: torch.Tensor, context: ForwardContext, *, attends: bool = True
@@ -95,9 +95,9 @@ class Network(Protocol):
         """Return states [N, E], whose `logits` predict the tokens after those with embeddings *x_NE*.
 
         *hidden_NE* are the hidden states of the tokens before those, and *context* has their positions and slots.
-        Without *attends*, only keys and values are written, and the result has no meaning. For networks whose spec
+        Without *attends*, only keys and values are written, and the result has no meaning. Only for networks whose spec
         `drafts`.
         """
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, V] in float32 on rank 0. All ranks must call; on the others the result is undefined."""
+        """Return logits [R, V] in float32 on rank 0. All ranks must call this; on others, the result is undefined."""

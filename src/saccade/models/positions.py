@@ -1,4 +1,6 @@
-"""Positions of tokens: plain, or on three axes as used by the rotary embedding of Qwen's models (M-RoPE). No torch.
+"""Positions of tokens: plain, or on three axes, as in the rotary embedding of Qwen's models (M-RoPE).
+
+Does not import torch.
 
 Source: transformers, modeling_qwen2_vl.py and modeling_qwen2_5_vl.py, get_rope_index.
 """
@@ -12,7 +14,7 @@ import numpy.typing as npt
 
 
 class GridSpan(NamedTuple):
-    """Tokens from *start* on show a grid of (time, height, width) tokens.
+    """A run of tokens from *start* on that shows a grid of (time, height, width) tokens.
 
     On the time axis, grid points are *time_step* apart, rounded down.
     """
@@ -23,7 +25,7 @@ class GridSpan(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Number of tokens."""
+        """The number of tokens."""
         return prod(self.grid)
 
     @property
@@ -60,8 +62,8 @@ class MultimodalPositions:
     """Positions of a whole sequence, prompt and answer, on three axes.
 
     Text advances all axes by one per token. The tokens of an image or video have positions base + their place in the
-    grid, and the text after it continues at the largest used position + 1. After the last one, position = index +
-    *delta*.
+    grid. The text after it continues at the largest used position + 1. After the last image or video, position = index
+    + *delta*.
     """
 
     def __init__(self, spans: Sequence[GridSpan]) -> None:

@@ -1,4 +1,4 @@
-"""A model's spec for the engine's core: counts, sizes, positions, kinds of state. No torch."""
+"""A model's spec for the engine's core: counts, sizes, positions and kinds of state. Does not import torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class Paged:
     """A layer's state is a key and a value for each token and head, in blocks.
 
     With *window*, a token sees that many tokens, including itself, and image tokens also see the rest of their image.
-    The state of earlier tokens is given up. All sliding-window layers of a model have the same window.
+    The state of earlier tokens is dropped. All sliding-window layers of a model have the same window.
     """
 
     num_kv_heads: int
@@ -48,7 +48,7 @@ class Paged:
         return self.num_kv_heads * (self.key_width + self.value_width)
 
     def num_kept(self, num_tokens: int) -> int:
-        """Return for how many of *num_tokens* the state is kept."""
+        """Return for how many of *num_tokens* tokens the state is kept."""
         return num_tokens if self.window is None else min(num_tokens, self.window)
 
 
@@ -66,12 +66,12 @@ class Latent:
         return self.width + self.rope_width
 
     def num_kept(self, num_tokens: int) -> int:
-        """Return for how many of *num_tokens* the state is kept, which is all of them."""
+        """Return for how many of *num_tokens* tokens the state is kept: all of them."""
         return num_tokens
 
 
 class HeadCut(NamedTuple):
-    """Dimension *dim* of a tensor consists of *parts*: a number of heads, and the entries of each."""
+    """Dimension *dim* of a tensor consists of *parts*, each a number of heads and of entries per head."""
 
     dim: int
     parts: tuple[tuple[int, int], ...]
@@ -79,10 +79,10 @@ class HeadCut(NamedTuple):
 
 @dataclass(frozen=True)
 class Recurrent:
-    """A layer's state has the same size for every sequence: tensors of these shapes and torch dtypes, by name.
+    """A layer's state has the same size for every sequence: tensors of these shapes, with torch dtypes by name.
 
-    NETWORK_DTYPE stands for the network's dtype. Dimension cuts[i].dim of tensor i consists of heads, which ranks
-    share.
+    NETWORK_DTYPE stands for the network's dtype. Dimension cuts[i].dim of tensor i consists of heads, which are divided
+    among the ranks.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -108,19 +108,19 @@ def has_states(kv_specs: Sequence[KvSpec]) -> bool:
 
 
 def window_of(kv_specs: Sequence[KvSpec]) -> int | None:
-    """Return the window of the sliding-window layers, None if there are none."""
+    """Return the window of the sliding-window layers, or None if there are none."""
     return next((one.window for one in kv_specs if isinstance(one, Paged) and one.window is not None), None)
 
 
 def blocks_seen(window: int, block_size: int) -> int:
-    """Return how many blocks before a block boundary the token after it sees."""
+    """Return how many blocks before a block boundary the first token after it sees."""
     return -(-(window - 1) // block_size)
 
 
 def most_window_blocks(window: int, block_size: int, longest_whole: int) -> int:
-    """Return how many blocks a sequence needs at most at once in sliding-window layers.
+    """Return the most blocks that a sequence needs at once in sliding-window layers.
 
-    They are the blocks of the window, and of the one token or *longest_whole* tokens that one step computes.
+    They hold the window, and the one token or *longest_whole* tokens that one step computes.
     """
     return blocks_seen(window, block_size) + 2 + -(-max(longest_whole, 1) // block_size)
 
@@ -138,7 +138,7 @@ class Positions(Protocol):
 
 
 class TextHalf(Protocol):
-    """The configuration of a text half."""
+    """The configuration of a model's text half."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -178,7 +178,7 @@ class ModelSpec:
 
     @property
     def joint_frames(self) -> int:
-        """The number of frames of a grid that see each other in the tower."""
+        """The number of a grid's frames that see each other in the tower."""
         return 1
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
@@ -199,13 +199,14 @@ class ModelSpec:
         raise NotImplementedError
 
     def square_grid(self, max_patches: int) -> Grid:
-        """Return the grid of a square image of at most *max_patches* patches; at least the smallest grid."""
+        """Return the grid of a square image with at most *max_patches* patches, or the smallest grid."""
         raise NotImplementedError
 
     def video_parts(self, grid: Grid, most_patches: int) -> list[Grid]:
-        """Return the grids of a video's parts, of at most *most_patches*, which may be encoded one after another.
+        """Return the grids of a video's parts, each of at most *most_patches*.
 
-        Each consists of whole runs of frames that see each other, and is larger if a run is.
+        The parts may be encoded one after another. Each consists of whole runs of frames that see each other, and is
+        larger if a single run is.
         """
         frames, rows, columns = grid
         run = self.joint_frames
@@ -215,12 +216,12 @@ class ModelSpec:
     def padding_grid(self, num_patches: int) -> Grid | None:
         """Return the grid of an image with exactly *num_patches* patches, a multiple of the smallest image's.
 
-        None if the family has no such images for every multiple.
+        Return None if the family does not have such images for every multiple.
         """
         return None
 
     def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...] | None:
-        """Return the lengths of an item's runs of placeholders, on which positions depend; None if they do not."""
+        """Return the lengths of an item's runs of placeholders, or None if positions do not depend on them."""
         return None
 
     def positions(self, media: Sequence[MediaItem]) -> Positions:
@@ -234,7 +235,7 @@ class ModelSpec:
 
     @property
     def feature_width(self) -> int:
-        """Number of values in a token's features."""
+        """The number of values in a token's features."""
         return self.text.hidden_size
 
     def encoder_output_values(self, grid: Grid, original_size: Size | None = None) -> int:
@@ -243,7 +244,7 @@ class ModelSpec:
 
     @property
     def kv_specs(self) -> tuple[KvSpec, ...]:
-        """The kind of state that each layer keeps of a sequence."""
+        """The kind of state that each layer keeps for a sequence."""
         return self.text.kv_specs
 
     @property
@@ -253,7 +254,7 @@ class ModelSpec:
 
     @property
     def vocab_size(self) -> int:
-        """Number of rows of the embedding."""
+        """The number of rows in the embedding."""
         return self.text.vocab_size
 
     @property

@@ -1,6 +1,6 @@
-"""Values in a paged cache: in the network's dtype, or in float8 (e4m3), divided by a scale.
+"""Values in a paged cache: in the network's dtype, or divided by a scale and stored as float8 (e4m3).
 
-Shapes: S slots of the cache, N tokens, "..." the dimensions of one token's values.
+Shapes: S slots of the cache, N tokens; "..." stands for the dimensions of one token's values.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class CacheValues(NamedTuple):
     scale: float = 1.0
 
     def write(self, slots_N: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Write *values* [N, ...] to slots int64 [N], and return them as a read returns them.
+        """Write *values* [N, ...] to slots int64 [N], and return them as a read would return them.
 
         So attention has the same result whether it reads a token from the cache or not.
         """

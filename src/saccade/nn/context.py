@@ -1,4 +1,4 @@
-"""The input of every layer in one forward pass, and the protocols of attention backends.
+"""The input that every layer gets in one forward pass, and the protocols of attention backends.
 
 Shapes: N tokens of the step, flat over all sequences; S sequences; M blocks of the longest block table; Q query heads,
 K key/value heads, D head size, W width of a value, C width of a latent.
@@ -19,7 +19,7 @@ Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class KvCache(NamedTuple):
     """One layer's paged cache: keys [num_blocks, block_size, K, D], values [num_blocks, block_size, K, W].
 
-    They have the network's dtype, or are float8_e4m3fn and divided by the scales (saccade.nn.cache_values).
+    Both have the network's dtype, or are divided by their scales and stored as float8_e4m3fn (saccade.nn.cache_values).
     """
 
     keys: torch.Tensor
@@ -29,30 +29,30 @@ class KvCache(NamedTuple):
 
     @property
     def by_slot(self) -> tuple[CacheValues, CacheValues]:
-        """Keys and values [slots, K, ...]."""
+        """The keys and values by slot, [slots, K, ...]."""
         keys = CacheValues(self.keys.flatten(0, 1), self.key_scale)
         return keys, CacheValues(self.values.flatten(0, 1), self.value_scale)
 
     def write(
         self, slot_mapping: torch.Tensor, k_NKD: torch.Tensor, v_NKW: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values of tokens to their slots; return them as a read returns them."""
+        """Write the keys and values of tokens to their slots; return them as a read would return them."""
         keys, values = self.by_slot
         return keys.write(slot_mapping, k_NKD), values.write(slot_mapping, v_NKW)
 
 
 class LatentCache(NamedTuple):
-    """One layer's paged latents [num_blocks, block_size, width + rope_width], in a dtype as KvCache's, with a scale."""
+    """One layer's paged latents [num_blocks, block_size, width + rope_width], stored as in KvCache, with one scale."""
 
     latents: torch.Tensor
     scale: float = 1.0
 
 
 class RecurrentState(NamedTuple):
-    """One layer's recurrent states: *live* [rows, ...] and *checkpoints* [num_checkpoints, ...] of each of its tensors.
+    """One layer's recurrent states, in one or more tensors *live* [rows, ...] and *checkpoints* [num_checkpoints, ...].
 
-    A layer reads and writes the live states of PagedLayout.rows. States after proposals are in further rows, from one
-    of which a sequence goes on. After each turn the layer saves some states in checkpoints.
+    A layer reads and writes the live states in PagedLayout.rows. States after proposed tokens are in further rows, and
+    a sequence continues from one of them. After each turn, the layer saves some states as checkpoints.
     """
 
     live: tuple[torch.Tensor, ...]
@@ -70,11 +70,11 @@ Cache = TypeVar("Cache", KvCache, LatentCache, RecurrentState)
 
 
 class Scoring(NamedTuple):
-    """How a layer attends; layers may differ in it, and in the sizes of their heads.
+    """How a layer attends. Layers may differ in this, and in their head sizes.
 
     Scores are multiplied by *scale*, or by D ** -0.5 if it is None. With *soft_cap* c, a score s becomes
-    c * tanh(s / c). With *window*, a token attends to that many tokens, including itself; if it *looks_ahead*, also to
-    all later ones up to its horizon in PagedLayout.
+    c * tanh(s / c). With *window*, a token attends to that many tokens, including itself. If the layer *looks_ahead*,
+    it also attends to all later ones up to its horizon in PagedLayout.
     """
 
     scale: float | None = None
@@ -89,11 +89,12 @@ SCALED = Scoring()
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Tokens whose recurrent states are updated together: of each sequence those up to the next state to save.
+    """Tokens whose recurrent states are updated together: for each sequence, those up to the next state to save.
 
-    *tokens* int64 are their places in the step, single ones first. *rows* int32 and *lengths* are those of the
-    sequences. The states of *saved_rows* int64 go to *checkpoints* int64. With proposals, all S sequences have L
-    tokens, and the state after each token goes to a row of *trail* int64 [S, L]: after the last, to the sequence's own.
+    *tokens* int64 are their places in the step; sequences of one token come first. *rows* int32 are the rows of the
+    sequences' states, and *lengths* their numbers of tokens. The states in *saved_rows* int64 go to *checkpoints*
+    int64. With proposals, all S sequences have L tokens. The state after each token then goes to a row of *trail* int64
+    [S, L]; the last one's is the sequence's own row.
     """
 
     tokens: torch.Tensor
@@ -106,14 +107,15 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class PagedLayout:
-    """The layout of the step's tokens. Sequences with a single query token come first: *num_decodes* of them.
+    """The layout of the step's tokens. The *num_decodes* sequences with a single query token come first.
 
-    *slot_mapping* int64 [N] is each token's cache slot (block * block_size + offset); *block_tables* int64 [S, M] is
-    padded with any valid block; *context_lengths* int64 [S] counts cached tokens, including this step's.
-    *query_lengths* and *host_context_lengths* are the same numbers on the host, so that no backend waits for the
-    device. *rows* int32 [S] is the row of each sequence's recurrent states, which are updated in *turns* if there are
-    any. *horizons* int64 [N] are for layers that look ahead: a token sees its sequence up to this index, exclusive:
-    that after its image, or after itself. None if no token sees further than itself. Single tokens never do.
+    *slot_mapping* int64 [N] is each token's cache slot (block * block_size + offset). *block_tables* int64 [S, M] is
+    padded with any valid block. *context_lengths* int64 [S] counts cached tokens, including this step's.
+    *host_context_lengths* are the same numbers on the host, and *query_lengths* those of this step's tokens, so that no
+    backend waits for the device. *rows* int32 [S] is the row of each sequence's recurrent states, which are updated in
+    *turns* if there are any. *horizons* int64 [N] are for layers that look ahead: a token sees its sequence up to this
+    index, exclusive. It is the index after the token's image, or after the token itself. *horizons* is None if no token
+    sees further than itself. Single tokens never do.
     """
 
     slot_mapping: torch.Tensor
@@ -130,7 +132,7 @@ class PagedLayout:
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Sequences packed end to end without a cache, for the attention of vision towers: one sequence per frame.
+    """Sequences packed end to end without a cache, for the attention of vision towers: frames, views, clips or windows.
 
     *cu_seqlens* int32 [S + 1] are the borders, on the device; *max_seqlen* and *sequence_lengths* are host values.
     """
@@ -144,7 +146,8 @@ class AttentionBackend(Protocol):
     """An implementation of a decoder's attention over a paged cache. No method may make the host wait for the device.
 
     *metadata* names the fields of PagedLayout that the backend reads. *captures_decodes* is set if a CUDA graph can
-    repeat the work of decodes, after `replan` if it depends on lengths of the host.
+    repeat the work of decodes, after `replan` if it depends on lengths that the host knows. *copies_prefixes* is set if
+    a chunk attends to a copy of its cached prefix.
     """
 
     name: str
@@ -156,13 +159,13 @@ class AttentionBackend(Protocol):
         """Return data that all layers of one step share (masks, indices); layers get it as context.plan."""
 
     def plan_captured(self, layout: PagedLayout, dtype: torch.dtype) -> Any:
-        """Return the plan of decodes that a CUDA graph repeats; later tables have at most the blocks of *layout*."""
+        """Return a plan for decodes that a CUDA graph repeats; later tables have no more blocks than *layout*'s."""
         return self.plan(layout, dtype)
 
     def replan(self, plan: Any, layout: PagedLayout) -> None:
-        """Bring a *plan* of plan_captured to the lengths of *layout*, which has as many rows, before a replay.
+        """Before a replay, update a *plan* of plan_captured to the lengths of *layout*, which has as many rows.
 
-        A plan that depends on no length stays.
+        A plan that depends on no length stays as it is.
         """
         return
 
@@ -193,7 +196,7 @@ class AttentionBackend(Protocol):
     ) -> torch.Tensor:
         """Attend causally to *cache*, to which the step's keys and values were written; return [N, Q * W].
 
-        *own* are the step's keys [N, K, D] and values [N, K, W] as read from the cache, which several layers may share.
+        *own* are the step's keys [N, K, D] and values [N, K, W] as a read returns them. Layers may share a cache.
         """
 
     def latent(
@@ -218,7 +221,7 @@ class VisionAttentionBackend(Protocol):
     """An implementation of a vision tower's attention. No method may make the host wait for the device.
 
     *metadata* names the fields of PackedLayout that the backend reads. *captures_packed* is set if the work of a call
-    depends only on the number of sequences and the longest one; other lengths may be 0.
+    depends only on the number of sequences and on the longest one. Other lengths may be 0.
     """
 
     name: str
@@ -226,7 +229,7 @@ class VisionAttentionBackend(Protocol):
     captures_packed: bool
 
     def packed(self, heads_NQD: Heads, layout: PackedLayout, scale: float | None = None) -> torch.Tensor:
-        """Attend in both directions within each packed sequence; return [N, Q * D]. See `paged` for *scale*."""
+        """Attend in both directions within each packed sequence; return [N, Q * D]. See Scoring for *scale*."""
 
 
 def check_metadata(backend: AttentionBackend | VisionAttentionBackend, layout: PagedLayout | PackedLayout) -> None:
@@ -240,13 +243,13 @@ def check_metadata(backend: AttentionBackend | VisionAttentionBackend, layout: P
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """One step, as passed to every layer. *positions* int64 [3, N]: time, height and width of each token.
+    """One step, as passed to every layer. *positions* int64 [3, N] are each token's time, height and width.
 
-    *windowed* has the layout of layers with a window, if they have blocks of their own. There a sequence begins with
+    *windowed* is the context of layers with a window, if they have blocks of their own. In it, a sequence begins with
     the first block that a token of the step sees.
 
-    Raises ValueError for positions of another shape, which a gather along the axes would accept, and for a layout
-    without a field that the backend needs.
+    Raises ValueError for positions of another shape, which a gather along the axes would accept. Also raises it for a
+    layout without a field that the backend needs.
     """
 
     positions: torch.Tensor
@@ -264,7 +267,7 @@ class ForwardContext:
             raise ValueError(f"Positions of {num_tokens} tokens are [3, {num_tokens}], not {[*self.positions.shape]}.")
 
     def of_window(self, window: int | None) -> "ForwardContext":
-        """Return the context of a layer with this *window*."""
+        """Return the context for a layer with this *window*."""
         return self if window is None or self.windowed is None else self.windowed
 
     def cache(self, layer: int, kind: type[Cache]) -> Cache:

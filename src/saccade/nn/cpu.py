@@ -1,4 +1,4 @@
-"""Operations (saccade.nn.ops) in bfloat16 on a CPU: linear layers by oneDNN, and rotations of few tokens at a time."""
+"""Operations (saccade.nn.ops) in bfloat16 on a CPU: linear layers by oneDNN, rotations of a few tokens at a time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ ROWS = 128
 class OneDnnLinear(PackedLinear):
     """PackedLinear with the weight in oneDNN's blocked layout.
 
-    With a plain weight oneDNN makes that layout in every call, at a higher cost than multiplying a few rows. oneDNN
-    applies the activation, or adds the residual, before it rounds.
+    With a plain weight, oneDNN would make that layout in every call, which costs more than to multiply a few rows.
+    oneDNN applies the activation, or adds the residual, before it rounds.
     """
 
     packed: torch.Tensor
@@ -54,7 +54,7 @@ def multiplies_bfloat16() -> bool:
 
 
 def rotary_pairs(x_NHD: torch.Tensor, cos_sin_N1C: torch.Tensor) -> torch.Tensor | None:
-    """Rotate ROWS tokens at a time; return None if there are no more tokens."""
+    """Rotate ROWS tokens at a time; return None if there are no more tokens than that."""
     if len(x_NHD) <= ROWS:
         return None
     output_NHD = torch.empty_like(x_NHD, memory_format=torch.contiguous_format)

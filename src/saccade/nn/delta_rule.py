@@ -1,12 +1,12 @@
 """The gated delta rule and the short causal convolution in front of it, for the sequences of one step.
 
-Both keep a state for each sequence instead of all its tokens, so the cost of a token does not grow with its context.
+Both keep one state for each sequence instead of all its tokens, so the cost of a token does not grow with its context.
 Formulas: Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464 (the rule); Yang et al. 2024, arXiv:2406.06484, section 3
 (blocks of tokens at once, by the inverse of a triangular matrix).
 
-The tokens of a step are flat, sequence after sequence, those of a single token first; *lengths* are the sequences' and
-*rows* int32 or int64 [S] their states'. Shapes: N tokens, S sequences, R rows, T taps, C channels, K key heads, H value
-heads, D key width, W value width, L tokens of a sequence, B blocks of L tokens.
+The tokens of a step are flat, sequence after sequence; sequences of a single token come first. *lengths* counts each
+sequence's tokens, and *rows* int32 or int64 [S] has the row of its state. Shapes: N tokens, S sequences, R rows, T
+taps, C channels, K key heads, H value heads, D key width, W value width, L tokens of a sequence, B blocks of L tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ class RuleHeads(NamedTuple):
 
 
 class _Tokens(NamedTuple):
-    """The rule's input for some tokens, float32, with as many queries and keys as value heads."""
+    """The rule's float32 input for some tokens. There are as many heads of queries and of keys as of values."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -52,10 +52,10 @@ def causal_conv(
     activation: Callable[[torch.Tensor], torch.Tensor],
     trail: Trail = None,
 ) -> torch.Tensor:
-    """Return activation(sum over t of taps[t] * x[n - T + 1 + t]) [N, C], computed in float32, rounded once.
+    """Return activation(sum over t of taps[t] * x[n - T + 1 + t]) [N, C], computed in float32 and rounded once.
 
-    *taps_TC* is float32. *states* [R, T - 1, C] hold the last inputs of each sequence, zero before the first; they are
-    updated.
+    *taps_TC* is float32. *states* [R, T - 1, C] hold the last inputs of each sequence, which are zero before the first.
+    They are updated.
     """
     rows = rows.long()
     if trail is not None:
@@ -84,9 +84,9 @@ def causal_conv(
 
 
 class Gates(NamedTuple):
-    """A step's gates: of a layer *rate_log_H* and *bias_H* in float32, of its tokens *a_NH* and *b_NH*.
+    """A step's gates: the layer's *rate_log_H* and *bias_H* in float32, and its tokens' *a_NH* and *b_NH*.
 
-    A token's decay is exp(-exp(rate_log) * softplus(a + bias)), its update rate sigmoid(b).
+    A token's decay is exp(-exp(rate_log) * softplus(a + bias)), and its update rate is sigmoid(b).
     """
 
     rate_log_H: torch.Tensor
@@ -109,7 +109,7 @@ def gated_delta_rule(
     lengths: tuple[int, ...],
     trail: Trail = None,
 ) -> torch.Tensor:
-    """Return `delta_rule` by *gates*, for keys and queries of length 1, the latter times D ** -0.5.
+    """Return `delta_rule` with *gates*, after keys are scaled to length 1, and queries to length D ** -0.5.
 
     Faster versions may return the result in the dtype of the values.
     """
@@ -144,7 +144,7 @@ def delta_rule(
     """Return S_n^T q_n, float32 [N, H, W], with S_n = d S + k_n (beta_n (v_n - d S^T k_n))^T and S = S_(n-1).
 
     d is exp(log_decay_n), at most 1. H / K neighbouring value heads share a key head. *states* float32 [R, H, D, W]
-    hold S of each sequence, zero before its first token; they are updated.
+    hold each sequence's S, which is zero before its first token. They are updated.
     """
     rows = rows.long()
     num_singles, spans = split(lengths)
@@ -166,7 +166,7 @@ def delta_rule(
 
 
 def split(lengths: tuple[int, ...]) -> tuple[int, Iterator[tuple[int, slice]]]:
-    """Return the number of leading sequences of a single token, and the number and tokens of each one after them."""
+    """Return how many sequences of a single token come first, and the index and token slice of each later sequence."""
     num_singles = next((index for index, length in enumerate(lengths) if length > 1), len(lengths))
     return num_singles, _spans(lengths, num_singles)
 
@@ -191,7 +191,7 @@ def _single_tokens(tokens: _Tokens, state_SHDW: torch.Tensor) -> torch.Tensor:
 def _scan(tokens: _Tokens, state_HDW: torch.Tensor) -> torch.Tensor:
     """Apply the rule to one sequence, [H, L, ...], block by block; overwrite the state, and return [L, H, W].
 
-    With c the sum of log decays from the block's start, and S the state there, the corrections u of a block solve
+    Let c be the sum of log decays from the block's start, and S the state there. The corrections u of a block solve
     u_i + beta_i sum over j < i of exp(c_i - c_j) (k_i . k_j) u_j = beta_i (v_i - exp(c_i) S^T k_i).
     """
     length = tokens.q.shape[1]

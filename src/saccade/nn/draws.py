@@ -1,7 +1,7 @@
-"""Draw a token of each row from its logits, by a number between 0 and 1: plain PyTorch, or a kernel of Triton.
+"""Draws a token for each row from its logits and a number between 0 and 1: in plain PyTorch, or by a Triton kernel.
 
-The cumulative distribution in the order of the vocabulary maps the number to a token. So a draw depends on the row
-alone, which no library's sampling offers: those draw random numbers of their own. Shapes: R rows, V vocabulary, K the
+The cumulative distribution, in the order of the vocabulary, maps the number to a token. So a draw depends on its row
+alone. No library's sampling offers that: libraries draw their own random numbers. Shapes: R rows, V vocabulary, K the
 largest top_k of the rows.
 """
 
@@ -23,7 +23,7 @@ logger = structlog.get_logger(__name__)
 
 
 def fastest(device: torch.device) -> Draw:
-    """Return `draw` for *device*: the kernel on a GPU, if it can be imported."""
+    """Return `draw` for *device*: on a GPU the kernel, if it can be imported."""
     if device.type != "cuda":
         return draw
     try:
@@ -36,9 +36,9 @@ def fastest(device: torch.device) -> Draw:
 
 
 def draw(logits_RV: torch.Tensor, greedy_R: torch.Tensor, settings_5R: npt.NDArray[np.float64]) -> torch.Tensor:
-    """Return a token id int64 for each row; that of *greedy_R* for a row of temperature 0.
+    """Return a token id int64 for each row. A row with temperature 0 gets that of *greedy_R*.
 
-    *settings_5R* has the temperatures, top_p, limits of top_k (V without one), min_p, and the uniform numbers.
+    *settings_5R* has the temperatures, top_p, limits of top_k (V for none), min_p, and the uniform numbers.
     """
     vocab_size = logits_RV.shape[1]
     temperature_R, top_p_R, limit_R, min_p_R, uniform_R = to_device(settings_5R, logits_RV.device)

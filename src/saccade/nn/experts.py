@@ -1,7 +1,7 @@
 """Mixtures of experts: each token uses a few of many gated MLPs (Shazeer et al. 2017, arXiv:1701.06538).
 
-A family's router chooses the experts and their weights. Shapes: N tokens, H hidden size, I intermediate size, E experts
-of this rank, K experts of a token.
+Each family's router chooses the experts and their weights. Shapes: N tokens, H hidden size, I intermediate size, E
+experts of this rank, K experts of a token.
 """
 
 import torch
@@ -18,7 +18,7 @@ from saccade.nn.parallel import ALONE, Ranks, Sharding
 class Experts(Layer):
     """The experts of one layer. *gate_up_proj* is [E, 2I, H], *down_proj* [E, H, I].
 
-    Each of *ranks* holds whole experts if they can share them equally, else an equal part of every expert's width I.
+    Each of *ranks* holds whole experts if they can be shared equally, or else an equal part of every expert's width I.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Experts(Layer):
         self.quantised[name] = QuantisedExperts(parts, num_experts, getattr(self, name).dtype)
 
     def round_to_fp8(self) -> None:
-        """Replace the loaded matrices by FP8 in blocks."""
+        """Replace the loaded matrices with FP8 blocks."""
         for name, sharding in self.shardings.items():
             parts = getattr(self, name).data.split_with_sizes(sharding.lengths(), 1 + sharding.dim)
             self.hold(name, tuple(rounded(part) for part in parts))
@@ -80,7 +80,7 @@ class Experts(Layer):
         self.packed, self.quantised = packed, {}
 
     def compile_kernel(self, num_tokens: int) -> None:
-        """Compile the kernels for *num_tokens*, if they are not yet. Raises whatever their library raises."""
+        """Compile the kernels for *num_tokens*, unless they are compiled. Raises whatever their library raises."""
         if self.packed is not None:
             self._mix_zeros(self.packed, num_tokens)
 
@@ -91,12 +91,12 @@ class Experts(Layer):
     def forward(self, x_NH: torch.Tensor, expert_ids_NK: torch.Tensor, weights_NK: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum [N, H] of the chosen experts' results, over all ranks.
 
-        *expert_ids_NK* int64 count the experts of all ranks; the ids of a token differ. *weights_NK* is float32.
+        *expert_ids_NK* int64 number the experts of all ranks; a token's ids are distinct. *weights_NK* is float32.
         """
         return self.ranks.all_reduce(self.summand(x_NH, expert_ids_NK, weights_NK))
 
     def summand(self, x_NH: torch.Tensor, expert_ids_NK: torch.Tensor, weights_NK: torch.Tensor) -> torch.Tensor:
-        """Return what the ranks sum to `forward`."""
+        """Return this rank's part of the sum that `forward` returns."""
         if self.packed is not None:
             return self.packed.apply(x_NH, expert_ids_NK, weights_NK)
         own_ids_NK = expert_ids_NK - self.first if self.first else expert_ids_NK

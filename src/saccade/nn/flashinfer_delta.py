@@ -1,9 +1,9 @@
-"""The gated delta rule (saccade.nn.ops) on a GPU by FlashInfer: a kernel for decodes, for proposals and for chunks.
+"""The gated delta rule (saccade.nn.ops) on a GPU by FlashInfer: one kernel each for decodes, proposals and chunks.
 
-FlashInfer has a state as [values, keys], Saccade as [keys, values]. There are 128 of each here, and its kernels read
-and write the states' memory in their own way. So within a process all steps take them, or none does. Source of the
-arguments: flashinfer/gdn_prefill.py and gdn_decode.py, release 0.7.2. It has never run on a GPU: tests/real binds its
-calls to the releases' own signatures. Shapes as in saccade.nn.delta_rule.
+FlashInfer stores a state as [values, keys], Saccade as [keys, values]. Both have 128 channels here, so FlashInfer's
+kernels can use the states' memory in their own order. Within a process, either all steps use these kernels or none
+does. Source of the arguments: flashinfer/gdn_prefill.py and gdn_decode.py, release 0.7.2. It has never run on a GPU:
+tests/real binds its calls to the releases' own signatures. Shapes as in saccade.nn.delta_rule.
 """
 
 from functools import lru_cache
@@ -32,9 +32,9 @@ def gated_delta_rule(
     lengths: tuple[int, ...],
     trail: Trail = None,
 ) -> torch.Tensor | None:
-    """Compute ops.gated_delta_rule, in bfloat16. Return None for other widths, and on other GPUs.
+    """Compute ops.gated_delta_rule in bfloat16. Return None for widths other than WIDTH, and on GPUs not in MAJORS.
 
-    The kernel for decodes takes parts of wider rows, as the model has them.
+    The kernel for decodes takes slices of wider rows, as the model has them.
     """
     if states.shape[-2:] != (WIDTH, WIDTH) or torch.cuda.get_device_capability(states.device)[0] not in MAJORS:
         return None
@@ -85,5 +85,5 @@ def gated_delta_rule(
 
 @lru_cache(maxsize=4)
 def _borders(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Return the borders int32 of sequences, which all layers of a step share."""
+    """Return the sequences' borders int32, which all layers of a step share."""
     return to_device(np.array((0, *accumulate(lengths)), np.int32), device)

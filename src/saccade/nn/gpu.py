@@ -1,8 +1,8 @@
-"""Operations (saccade.nn.ops) in half precision on a GPU, in one launch each: by Triton, or within a product.
+"""Operations (saccade.nn.ops) in half precision on a GPU, most in one launch: by Triton, or within a product.
 
-Triton's kernels compute in float32 and round once. With TRITON_INTERPRET=1 they compute on a CPU: so tests run them,
-and they have never run on a GPU. Shapes: N tokens, H heads, Q of queries, K of keys or values, D head size, C rotated
-channel pairs, I inputs, O outputs.
+Triton's kernels compute in float32 and round once, or twice for a float8 cache. With TRITON_INTERPRET=1 they compute on
+a CPU. Tests run them in this way; they have never run on a GPU. Shapes: N tokens, H heads, Q query heads, K key/value
+heads, D head size, C rotated channel pairs, I inputs, O outputs.
 """
 
 import torch
@@ -44,8 +44,8 @@ def cached_heads(
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]] | None:
     """Compute ops.cached_heads.
 
-    Return None for a cache in another number format than the heads' or float8, which older GPUs do not have, or of
-    other sizes.
+    Return None if the cache is neither in the heads' dtype nor in float8, which older GPUs do not have. Also return
+    None if its values have another size, or if there are gaps between heads or channels.
     """
     num_tokens, num_heads, size = qkv_NHD.shape
     form = cache.keys.dtype
@@ -77,7 +77,7 @@ def cached_heads(
 
 
 def rotary_pairs(x_NHD: torch.Tensor, cos_sin_N1C: torch.Tensor) -> torch.Tensor | None:
-    """Compute ops.rotary_pairs. Return None for gaps between channels."""
+    """Compute ops.rotary_pairs. Return None for gaps between channels or angles."""
     if x_NHD.stride(2) != 1 or not cos_sin_N1C.is_contiguous():
         return None
     num_tokens, num_heads, size = x_NHD.shape
@@ -92,7 +92,7 @@ def rotary_pairs(x_NHD: torch.Tensor, cos_sin_N1C: torch.Tensor) -> torch.Tensor
 
 
 def rms_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor | None:
-    """Compute ops.rms_norm. Return None for a weight in the dtype of *x_NE*, which torch takes in one launch."""
+    """Compute ops.rms_norm. Return None for gaps, and if the dtypes are equal: torch then needs one launch, too."""
     if weight_E.dtype == x_NE.dtype or not x_NE.is_contiguous():
         return None
     output = torch.empty_like(x_NE)
@@ -125,7 +125,7 @@ def _norm(
 
 
 def softmax_top_k(logits_NE: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Compute ops.softmax_top_k; of equal experts the first is chosen. Return None for more than MOST_EXPERTS."""
+    """Compute ops.softmax_top_k; of equal experts, the first is chosen. Return None for gaps or over MOST_EXPERTS."""
     num_tokens, num_experts = logits_NE.shape
     if num_experts > MOST_EXPERTS or logits_NE.stride(1) != 1:
         return None
@@ -144,7 +144,7 @@ def softmax_top_k(logits_NE: torch.Tensor, top_k: int, renormalise: bool) -> tup
 
 
 def gated_activation(x_NI: torch.Tensor, activation: Activation) -> torch.Tensor | None:
-    """Compute ops.gated_activation. Return None for other activations than SiLU and GELU by tanh, and for gaps."""
+    """Compute ops.gated_activation. Return None for activations other than SiLU and GELU by tanh, and for gaps."""
     if (activation is not SILU and activation is not GELU_TANH) or not x_NI.is_contiguous():
         return None
     width = x_NI.shape[1] // 2
@@ -165,8 +165,8 @@ def causal_conv(
 ) -> torch.Tensor | None:
     """Compute ops.causal_conv: one launch for all single tokens, and one or two for each longer sequence.
 
-    Return None for states to keep, other activations than SiLU, more taps than a program has tokens, and states in
-    another format.
+    Return None if the state after each token is to be kept (*trail*), and for activations other than SiLU. Also return
+    None for more taps than a program has tokens, for states in another dtype, and for gaps between channels.
     """
     num_taps, num_channels = taps_TC.shape
     if (
@@ -195,7 +195,7 @@ def causal_conv(
 
 
 class AddingLinear(PlainLinear):
-    """PlainLinear whose product adds to the residual in place, in float32."""
+    """PlainLinear whose product adds to the residual in place, and accumulates in float32."""
 
     def add_to(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor:
         """Return residual + x W^T + b [N, O] in the residual's memory."""

@@ -1,7 +1,8 @@
 """Draws (saccade.nn.draws) on a GPU in one launch, by Triton.
 
-Numbers are float32, and the sums of tiles are added in float64. So a row's draw does not depend on other rows, and is
-that of a CPU unless its number lies within rounding of the border of two tokens. It has never run on a GPU.
+Numbers are float32, and the sums of tiles are added in float64. A row's draw does not depend on other rows. It is the
+same as on a CPU, unless the row's number lies within a rounding error of the border between two tokens. It has never
+run on a GPU.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 """Experts (saccade.nn.ops.experts) in bfloat16 on a GPU: two grouped products for all experts; the host does not wait.
 
 torch's grouped product takes rows that are sorted by group and the end of each group, on the device. Triton makes them,
-and adds up the results. Rows after the last group are not written, and hold anything. The product needs rows of
-multiples of 16 bytes. Shapes: N tokens, E width, K experts of a token, M = N * K.
+and adds up the results. Rows after the last group are not written, and may hold anything. The product needs rows whose
+size is a multiple of 16 bytes. Shapes: N tokens, E width, K experts of a token, M = N * K.
 """
 
 import torch
@@ -26,7 +26,7 @@ def experts(
     weights_NK: torch.Tensor,
     activation: Activation = SILU,
 ) -> torch.Tensor | None:
-    """Compute ops.experts. Return None for quantised matrices, and for rows that the grouped product refuses."""
+    """Compute ops.experts. Return None for quantised matrices, and for rows that the grouped product does not take."""
     if not isinstance(gate_up, torch.Tensor) or not isinstance(down, torch.Tensor):
         return None
     if x_NE.stride(1) != 1 or any(matrices.shape[-1] * matrices.itemsize % ROW_BYTES for matrices in (gate_up, down)):
@@ -53,7 +53,7 @@ def places_of(expert_ids_NK: torch.Tensor, num_experts: int) -> tuple[torch.Tens
 
 
 def rows_at(places_NK: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
-    """Return [M, E], the row of *x_NE* at the place of each of its token's choices."""
+    """Return [M, E]: each token's row of *x_NE*, at the places of the token's choices."""
     width = x_NE.shape[1]
     rows_ME = x_NE.new_empty(places_NK.numel(), width)
     grid = len(rows_ME), triton.cdiv(width, COLUMNS)
@@ -63,7 +63,7 @@ def rows_at(places_NK: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
 
 
 def sum_at(places_NK: torch.Tensor, results_ME: torch.Tensor, weights_NK: torch.Tensor) -> torch.Tensor:
-    """Return [N, E], the sum of each token's weighted results, in float32 and rounded once."""
+    """Return [N, E]: the sum of each token's weighted results, computed in float32 and rounded once."""
     num_tokens, num_choices = places_NK.shape
     width = results_ME.shape[1]
     output_NE = results_ME.new_empty(num_tokens, width)

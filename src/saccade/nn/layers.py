@@ -1,6 +1,6 @@
 """Layers with parameters, and the attention of a decoder layer.
 
-Parameters are made empty and filled by the loader; `use_operations` then sets the operations that the layers compute
+Parameters start empty, and the loader fills them. Then `use_operations` sets the operations that the layers compute
 with. Shapes: N tokens, Q query heads, K key/value heads, D head size.
 """
 
@@ -23,7 +23,7 @@ LEAST_ROUNDED = 128
 
 
 def finish(module: nn.Module) -> None:
-    """Compute the values derived from loaded weights: call `finish` of *module*'s parts, and then its own."""
+    """Compute the values that follow from loaded weights: call the `finish` of *module*'s parts, and then its own."""
     for part in module.children():
         finish(part)
     if callable(own := getattr(module, "finish", None)):
@@ -33,9 +33,9 @@ def finish(module: nn.Module) -> None:
 class Layer(nn.Module):
     """A module that computes with the operations in *ops*.
 
-    The loader reads *shardings*, the layout by name of parameters that consist of parts or are cut over ranks, and
-    *experts*, the cut of the first dimension of a parameter with one entry for each expert; the sharding of such a
-    parameter is that of one entry. The parameters in *float32* keep that dtype in any network.
+    The loader reads *shardings*: by name, the layout of parameters that consist of parts or are cut over ranks. It also
+    reads *experts*: the cut of the first dimension of parameters that have one entry for each expert. The sharding of
+    such a parameter is that of one entry. The parameters in *float32* keep that dtype in any network.
     """
 
     ops: Operations = PLAIN
@@ -44,10 +44,10 @@ class Layer(nn.Module):
     float32: tuple[str, ...] = ()
 
     def pack(self) -> None:
-        """Bring loaded weights into the layout of the operations."""
+        """Bring loaded weights into the layout that the operations take."""
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Move or convert the parameters."""
+        """Move or convert the parameters; those in *float32* stay in float32."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name in self.float32:
             parameter = self.get_parameter(name)
@@ -58,7 +58,7 @@ class Layer(nn.Module):
 class Linear(Layer):
     """y = x W^T + b. Layers that read the same input can be one layer; *partitions* are their output widths.
 
-    With *split* "outputs", each partition's rows are cut over *ranks*: units[i] heads of partition i, by default as
+    With *split* "outputs", each partition's rows are cut over *ranks*, as units[i] heads for partition i, by default as
     many as there are ranks. With "inputs", the columns are cut, and the results are summed over the ranks.
     """
 
@@ -104,7 +104,7 @@ class Linear(Layer):
         self.packed = QuantisedLinear(parts, None if self.summed_over else self.bias)
 
     def round_weight(self, rounded: Callable[[torch.Tensor], QuantisedWeight]) -> None:
-        """Replace the loaded weight by what *rounded* makes of it, unless a side is short."""
+        """Replace the loaded weight with what *rounded* makes of it, unless a side is under LEAST_ROUNDED."""
         if min(*self.partitions, self.weight.shape[1]) >= LEAST_ROUNDED:
             self.hold("weight", (rounded(self.weight.data),))
             self.weight = nn.Parameter(self.weight.new_empty(0, self.weight.shape[1]), requires_grad=False)
@@ -114,15 +114,15 @@ class Linear(Layer):
         return self.packed.dequantised(self.weight.dtype) if isinstance(self.packed, QuantisedLinear) else self.weight
 
     def make_plain(self) -> None:
-        """Replace a quantised weight by its values, for layers that change them."""
+        """Replace a quantised weight with its values, for layers that change them."""
         if isinstance(self.packed, QuantisedLinear):
             self.weight = nn.Parameter(self.dequantised(), requires_grad=False)
             self.packed = None
 
     def reorder_rows(self, order_O: torch.Tensor) -> None:
-        """Put the rows of the loaded weight and bias into *order_O* int64; scales of rows go along.
+        """Put the rows of the loaded weight and bias into *order_O* int64; the rows' scales move with them.
 
-        A quantised weight whose rows share words or scales becomes plain.
+        A quantised weight becomes plain if its rows share words or scales, or if its parts differ in format.
         """
         weight = self.packed.reordered(order_O) if isinstance(self.packed, QuantisedLinear) else None
         if weight is None:
@@ -136,7 +136,7 @@ class Linear(Layer):
     def pack(self) -> None:
         """Pack the loaded weight, and drop the plain one if the packed layout differs.
 
-        Raises Unavailable if no kernel takes a quantised weight, which then is dequantised at each use.
+        Raises Unavailable if no kernel takes a quantised weight, which is then dequantised at each use.
         """
         if isinstance(self.packed, QuantisedLinear):
             pack_linear = kernel("pack_linear", kinds_of(self.packed.parts), self.ops.kernels)
@@ -152,7 +152,7 @@ class Linear(Layer):
                 self.weight = nn.Parameter(self.weight.new_empty(0, self.weight.shape[1]), requires_grad=False)
 
     def compile_kernel(self, num_tokens: int) -> None:
-        """Compile the kernel for *num_tokens*, if it is not yet. Raises whatever its library raises."""
+        """Compile the kernel for *num_tokens*, unless it is compiled. Raises whatever its library raises."""
         if self.packed is not None:
             self._multiply_zeros(self.packed, num_tokens)
 
@@ -160,7 +160,7 @@ class Linear(Layer):
         packed.apply(self.weight.new_zeros(num_tokens, self.weight.shape[1]), None)
 
     def forward(self, x: torch.Tensor, activation: Activation | None = None) -> torch.Tensor:
-        """Map [N, in_features] to [N, out_features] and apply *activation*."""
+        """Map [N, in_features] to [N, out_features], and apply *activation*."""
         if self.summed_over is None:
             return (self.packed or self._plain()).apply(x, activation)
         output = self._sum(x)
@@ -173,7 +173,7 @@ class Linear(Layer):
         return self.add_summand(residual, x)
 
     def summand(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the ranks sum for *x*, without the bias that is added to the sum; of one rank, the whole."""
+        """Return this rank's part of the sum for *x*, without its bias; if nothing is summed, the whole output."""
         return (self.packed or self._plain()).apply(x, None)
 
     def add_summand(self, addend: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -191,7 +191,7 @@ class Linear(Layer):
 
 
 class Embedding(Layer):
-    """A vector for each token id. Each of *ranks* holds those of an equal part of the ids, or all if they cannot."""
+    """A vector for each token id. Each of *ranks* holds an equal part of them, or all if they do not divide equally."""
 
     def __init__(self, num_ids: int, width: int, ranks: Ranks = ALONE) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class FloatNorm(RMSNorm):
         self.scale = torch.empty(0)
 
     def finish(self) -> None:
-        """Convert the loaded weight."""
+        """Compute the scale from the loaded weight."""
         self.scale = self.offset + self.weight.float()
 
     def forward(self, x_NE: torch.Tensor) -> torch.Tensor:
@@ -242,7 +242,7 @@ class FloatNorm(RMSNorm):
 
 
 class OffsetNorm(FloatNorm):
-    """FloatNorm of 1 + weight, which has too many digits for bfloat16."""
+    """FloatNorm with the scale 1 + weight, a sum that has too many digits for bfloat16."""
 
     offset = 1
 
@@ -262,7 +262,7 @@ class LayerNorm(Layer):
 
 
 def head_scales(norms: Sequence[tuple[FloatNorm, int]]) -> torch.Tensor:
-    """Return the scales [H, D] of all heads, of each norm as many as it has: one call then normalises all heads."""
+    """Return the scales [H, D] of all heads, from each norm and its number of heads: one call then normalises all."""
     return torch.cat([norm.scale.expand(num_heads, -1) for norm, num_heads in norms])
 
 
@@ -277,7 +277,7 @@ class Attention(NamedTuple):
     def __call__(
         self, q_NQD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
-        """Write keys and values into the layer's cache, and attend; returns [N, Q * D]."""
+        """Write keys and values into the layer's cache, attend, and return [N, Q * D]."""
         return context.backend.paged(q_NQD, k_NKD, v_NKD, self.layer, context, self.scoring)
 
     def attend(
@@ -290,7 +290,7 @@ class Attention(NamedTuple):
 def use_operations(network: nn.Module, operations: Operations) -> list[str]:
     """Make the layers of a loaded *network* compute with *operations*, and pack their weights. Call it once.
 
-    Return the reasons why quantised weights stay as they are, and are dequantised at each use.
+    Return the reasons why some quantised weights stay as they are, and are dequantised at each use.
     """
     reasons = set()
     for layer in (module for module in network.modules() if isinstance(module, Layer)):

@@ -1,7 +1,7 @@
 """A computation that pauses after each layer, so that other work can run before it goes on.
 
-It is a generator, which holds what the next layer needs: the same operations run in the same order, however often it
-pauses, so the result has the same bits.
+It is a generator, which holds what the next layer needs. However often it pauses, the same operations run in the same
+order, so the result has the same bits.
 """
 
 from collections.abc import Generator
@@ -13,7 +13,7 @@ Layerwise = Generator[None, None, torch.Tensor]
 
 
 def advance(computation: Layerwise, num_layers: int) -> torch.Tensor | None:
-    """Run the next *num_layers* layers. Return the result if the computation has ended; None if it has paused."""
+    """Run the next *num_layers* layers. Return the result if the computation has ended, or None if it has paused."""
     for _ in range(num_layers):
         try:
             next(computation)
@@ -23,7 +23,7 @@ def advance(computation: Layerwise, num_layers: int) -> torch.Tensor | None:
 
 
 def complete(computation: Layerwise) -> torch.Tensor:
-    """Run the rest, and return the result."""
+    """Run the rest of the computation, and return its result."""
     while True:
         try:
             next(computation)

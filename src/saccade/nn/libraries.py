@@ -1,4 +1,4 @@
-"""What libraries for GPUs raise, which may be anything, as a reason for people."""
+"""Imports kernels, and turns whatever GPU libraries raise into reasons that people can read."""
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,7 @@ OTHER_TORCH = "undefined symbol"
 
 
 class Unavailable(Exception):
-    """A kernel cannot compute something. The *reason* is the rest of a sentence."""
+    """A kernel cannot compute something. The *reason* completes a sentence."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -37,7 +37,7 @@ def attempt() -> Iterator[None]:
 
 
 def kernel(operation: str, formats: set[str], kernels: Mapping[tuple[str, str], str]) -> Callable[..., Any]:
-    """Return the function *operation* for weights in *formats*, of a module in *kernels*. Raises Unavailable."""
+    """Return the function *operation* for weights in *formats* from its module in *kernels*. Raises Unavailable."""
     if len(formats) != 1:
         raise Unavailable(f"its parts have several formats: {', '.join(sorted(formats))}")
     (form,) = formats

@@ -1,7 +1,7 @@
-"""Operations other than attention: one plain PyTorch function each, and how faster versions take their place.
+"""Operations other than attention: a plain PyTorch function for each, and how faster versions take their place.
 
 The plain functions run anywhere and are the reference. `FASTER` names modules with faster versions by operation, device
-type and dtype; such a function has the operation's name and signature, and returns None for shapes that it declines.
+type and dtype. Such a function has the operation's name and signature, and returns None for shapes that it declines.
 `resolve` chooses once, when a model is loaded; layers call what it chose (saccade.nn.layers.Layer.ops).
 
 Shapes: N tokens, E width, H heads, D head size, C = D / 2 channel pairs, I inputs, O outputs, K experts of a token.
@@ -64,7 +64,7 @@ class PackedLinear(ABC):
     def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
         """Return the kernels that are compiled at the first product that needs them, for 1 to *most_tokens* tokens.
 
-        Each has a number of tokens that needs it. Other layers may share a kernel.
+        Each is mapped to a number of tokens that needs it. Other layers may share a kernel.
         """
         return {}
 
@@ -83,7 +83,7 @@ class PlainLinear(PackedLinear):
 
 
 class ExpertShare(NamedTuple):
-    """Rank number *rank* of *num_ranks* holds an equal part of *num_experts*."""
+    """The equal part of *num_experts* that rank *rank* of *num_ranks* holds."""
 
     num_experts: int
     rank: int
@@ -95,15 +95,15 @@ class PackedExperts(ABC):
 
     @abstractmethod
     def apply(self, x_NE: torch.Tensor, expert_ids_NK: torch.Tensor, weights_NK: torch.Tensor) -> torch.Tensor:
-        """Return `experts` of this rank [N, E]; the ids count the experts of all ranks."""
+        """Return the sum of `experts` for this rank's experts, [N, E]; the ids number the experts of all ranks."""
 
     def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
-        """As PackedLinear.kernels."""
+        """See PackedLinear.kernels."""
         return {}
 
 
 class ExpertMatrices(Protocol):
-    """The weight of each expert; a tensor [experts, O, I], or a format that unpacks only requested parts."""
+    """The weight of each expert: a tensor [experts, O, I], or an object that unpacks only requested experts."""
 
     def __len__(self) -> int: ...
 
@@ -119,7 +119,7 @@ def pack_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> PackedL
 def rms_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
     """Return x / sqrt(mean(x^2) + eps) * weight, row by row (Zhang & Sennrich 2019, arXiv:1910.07467).
 
-    With a weight in float32, all is computed in float32 and rounded once.
+    With a weight in float32, everything is computed in float32 and rounded once.
     """
     return functional.rms_norm(x_NE.to(weight_E.dtype), x_NE.shape[-1:], weight_E, eps).to(x_NE.dtype)
 
@@ -127,7 +127,7 @@ def rms_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Te
 def gated_norm(x_NHW: torch.Tensor, gate_NC: torch.Tensor, weight_W: torch.Tensor, eps: float) -> torch.Tensor:
     """Return `rms_norm` of each head times SiLU of its gates: [N, C], C = H * W, in the dtype of the gates.
 
-    All is computed in float32, which *weight_W* has, and rounded once. The heads may have the gates' dtype.
+    Everything is computed in float32, the dtype of *weight_W*, and rounded once. The heads may have the gates' dtype.
     """
     normed_NHW = rms_norm(x_NHW.float(), weight_W, eps)
     return (normed_NHW.flatten(1) * functional.silu(gate_NC.float())).to(gate_NC.dtype)
@@ -160,10 +160,10 @@ def cached_heads(
     cache: KvCache,
     slot_mapping: torch.Tensor,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """Rotate the queries and keys of *qkv_NHD*, with *weight_HD* after a norm; write keys and values to their slots.
+    """Rotate queries and keys, after a norm if there is *weight_HD*, and write keys and values to their slots.
 
-    *num_kv_heads* heads of keys come after those of queries, then as many of values. Return the queries, and keys and
-    values as a read of the cache returns them.
+    In *qkv_NHD*, *num_kv_heads* heads of keys follow those of queries, and then as many of values. Return the queries,
+    and the keys and values as a read of the cache returns them.
     """
     num_rotated = qkv_NHD.shape[1] - num_kv_heads
     qk_NHD, v_NKD = qkv_NHD.split_with_sizes((num_rotated, num_kv_heads), 1)
@@ -182,7 +182,7 @@ def rotary_pairs(x_NHD: torch.Tensor, cos_sin_N1C: torch.Tensor) -> torch.Tensor
 
 
 def gated_activation(x_NI: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Return activation(gate) * up [N, I / 2] of rows that hold I / 2 gates, then as many ups.
+    """Return activation(gate) * up [N, I / 2] for rows that hold I / 2 gates, and then as many ups.
 
     Source: Shazeer 2020, arXiv:2002.05202.
     """
@@ -199,9 +199,10 @@ def normalise_pixels(
 
 
 def softmax_top_k(logits_NE: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids int64 [N, K] and weights float32 [N, K] of the *top_k* experts, by the softmax of *logits_NE*.
+    """Return ids int64 [N, K] and weights float32 [N, K] of each token's *top_k* most probable experts.
 
-    With *renormalise* the weights of a token sum to 1. Source: transformers, modeling_qwen3_moe.py, Qwen3MoeTopKRouter.
+    Probabilities are the softmax of *logits_NE*. With *renormalise*, the weights of a token sum to 1. Source:
+    transformers, modeling_qwen3_moe.py, Qwen3MoeTopKRouter.
     """
     weights_NK, expert_ids_NK = logits_NE.float().softmax(-1).topk(top_k, -1)
     return expert_ids_NK, weights_NK / weights_NK.sum(-1, keepdim=True) if renormalise else weights_NK
@@ -218,8 +219,8 @@ def experts(
     """Return for each token the sum of its experts' down(activation(gate(x)) * up(x)), weighted in float32: [N, E].
 
     gate_up[i] holds the gates of expert i, then as many ups: [2I, E]; down[i] is [E, I]. Ids int64 below 0, or not
-    below the number of experts, belong to other ranks and add nothing; the ids of one token differ. The cost grows with
-    the chosen experts, not with all. The host waits for their number.
+    below the number of experts, belong to other ranks and add nothing. A token's ids are distinct. The cost grows with
+    the number of chosen experts, not of all experts. The host waits for that number.
     """
     num_choices = expert_ids_NK.shape[1]
     sorted_ids, order = expert_ids_NK.flatten().sort(stable=True)
@@ -306,7 +307,7 @@ KERNELS: Mapping[tuple[str, str, torch.dtype, str], str] = MappingProxyType(
 def resolve(
     device_type: str, dtype: torch.dtype, faster: Mapping[tuple[str, str, torch.dtype], str] = FASTER
 ) -> Operations:
-    """Return the operations for a device type and dtype. Those whose module cannot be imported are the plain ones."""
+    """Return the operations for a device type and dtype. Those whose module cannot be imported stay plain."""
     operations = {}
     for (operation, *place), module in faster.items():
         if place == [device_type, dtype]:

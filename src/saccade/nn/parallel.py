@@ -1,7 +1,7 @@
-"""Share the parameters of one network among the processes that compute it together.
+"""Shares the parameters of one network among the processes that compute it together.
 
 Tensor parallelism as in Shoeybi et al. 2019 (Megatron-LM, arXiv:1909.08053): a matrix is cut by its outputs or by its
-inputs, and the results of a matrix that is cut by its inputs are summed over the ranks.
+inputs. If it is cut by its inputs, the results are summed over the ranks.
 """
 
 import socket
@@ -20,7 +20,7 @@ Split = Literal["outputs", "inputs"]
 
 
 class Group:
-    """A group of processes that communicate; None is all of them. `join` sets *handle*."""
+    """A group of processes that communicate. `join` sets *handle*, which is None for all processes."""
 
     handle: distributed.ProcessGroup | None = None
 
@@ -43,7 +43,7 @@ class Ranks:
     def sharing_attention(self, size: int) -> "Ranks":
         """Return the same ranks with attention cut into *size* parts; several ranks may hold copies of one part.
 
-        Ranks with equal parts are neighbours, as for Sharding. *size* divides the number of ranks.
+        Ranks with the same part are neighbours, as for Sharding. *size* divides the number of ranks.
         """
         if size == self.size:
             return self
@@ -52,16 +52,16 @@ class Ranks:
 
     @property
     def attention(self) -> "Ranks":
-        """The ranks that the attention of the text decoder, and the delta net in its place, is cut over."""
+        """The ranks over which the text decoder's attention is cut, or the delta net that replaces it."""
         return self.attention_ranks or self
 
     @property
     def encoder(self) -> "Ranks":
-        """The ranks that the layers of the vision encoder are cut over."""
+        """The ranks over which the layers of the vision encoder are cut."""
         return self.attention if self.cuts_encoder else ALONE
 
     def share(self, count: int, what: str = "heads") -> int:
-        """Return how many of *count* units one rank holds; with fewer units than ranks, neighbours hold copies of one.
+        """Return how many of *count* units one rank holds; if there are fewer units than ranks, neighbours hold copies.
 
         Raises StartupError if neither number divides the other.
         """
@@ -79,7 +79,7 @@ class Ranks:
         return count // self.size
 
     def sharing(self, count: int) -> "Ranks":
-        """Return the ranks that hold an equal part of *count* units each; one rank if they cannot."""
+        """Return these ranks if each can hold an equal part of *count* units; otherwise a single rank."""
         return ALONE if count % self.size else self
 
     def _cannot_share(self, count: int, what: str) -> StartupError:
@@ -95,13 +95,13 @@ class Ranks:
         return x
 
     def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
-        """Overwrite *x* with that of rank *source* of all ranks, and return it. Shapes and dtypes must be equal."""
+        """Overwrite *x* with the *x* of rank *source*, and return it. Shapes and dtypes must be equal."""
         if self.size > 1:
             distributed.broadcast(x, source)
         return x
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the columns of *x* [N, C] of all ranks side by side, on rank 0 alone; other ranks get *x*."""
+        """On rank 0, return the columns of all ranks' *x* [N, C] side by side; on other ranks, return *x*."""
         if self.size == 1:
             return x
         parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else None
@@ -109,7 +109,7 @@ class Ranks:
         return x if parts is None else torch.cat(parts, 1)
 
     def any_of(self, flags: Sequence[bool]) -> list[bool]:
-        """Return for each flag whether it is set on any rank. The host waits until every rank has called."""
+        """Return for each flag whether it is set on any rank. The host waits until every rank has made this call."""
         if self.size == 1:
             return list(flags)
         maxima = torch.tensor(flags, dtype=torch.int64)
@@ -121,10 +121,10 @@ ALONE = Ranks()
 
 
 def join(ranks: Ranks, rendezvous: str, device: torch.device) -> None:
-    """Connect this process with the other ranks; returns when all of them have called. Raises RuntimeError.
+    """Connect this process with the other ranks; return when all of them have called. Raises RuntimeError.
 
-    *rendezvous* is the path of an empty file that all ranks can write to, and no other user. Tensors of the host go
-    over gloo, those of a GPU over NCCL, only on sockets of the loopback interface.
+    *rendezvous* is the path of an empty file that all ranks can write to, and no other user can. Host tensors go over
+    gloo and GPU tensors over NCCL; both use only the sockets of the loopback interface.
     """
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
     environ["GLOO_SOCKET_IFNAME"] = environ["NCCL_SOCKET_IFNAME"] = loopback
@@ -144,7 +144,7 @@ def join(ranks: Ranks, rendezvous: str, device: torch.device) -> None:
 
 
 def _join_attention(ranks: Ranks) -> None:
-    """Connect the ranks that share attention, if they are not all ranks and not one. Every rank makes all groups."""
+    """Connect the ranks that share attention, unless that is every rank or a single one. All ranks make all groups."""
     if not 1 < ranks.attention.size < ranks.size:
         return
     copies = ranks.size // ranks.attention.size
@@ -171,10 +171,10 @@ class PartSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class Sharding:
-    """The cut of dimension *dim* of a full tensor over ranks.
+    """How the dimension *dim* of a full tensor is cut over ranks.
 
     The dimension consists of consecutive *parts*, in entries. Part i is cut into shards[i] equal shards; with fewer
-    shards than ranks, neighbouring ranks hold copies. Without *shards* every rank holds everything.
+    shards than ranks, neighbouring ranks hold copies. Without *shards*, every rank holds everything.
     """
 
     parts: tuple[int, ...]
@@ -205,6 +205,6 @@ class Sharding:
 
 
 def shards_of(units: int, ranks: Ranks) -> int:
-    """Return the number of shards of *units* heads. Raises StartupError if the ranks cannot share them equally."""
+    """Return the number of shards for *units* heads. Raises StartupError if the ranks cannot share them equally."""
     ranks.share(units)
     return min(units, ranks.size)

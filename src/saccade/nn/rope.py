@@ -19,7 +19,7 @@ def inverse_frequencies(
 
 
 def interleaved_axes(section: Sequence[int]) -> list[int]:
-    """Return the axis (0 time, 1 height, 2 width) that rotates each channel, T H W T H W ... and T for the rest.
+    """Return the axis (0 time, 1 height, 2 width) that rotates each channel: T H W T H W ..., and T for the rest.
 
     *section* counts the channels of each axis; the caller has checked that they sum to half the head size.
     """
@@ -31,15 +31,15 @@ def interleaved_axes(section: Sequence[int]) -> list[int]:
 
 
 def chunked_axes(section: Sequence[int]) -> list[int]:
-    """Return the axis that rotates each channel: the channels of one axis are neighbours. See interleaved_axes."""
+    """Return the axis that rotates each channel; the channels of an axis are neighbours. See interleaved_axes."""
     return [axis for axis, count in enumerate(section) for _ in range(count)]
 
 
 def cos_sin(angles: torch.Tensor, dtype: torch.dtype, magnitude: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cosine and sine [N, 1, D] for `ops.rotary`, from float32 angles [N, D / 2]; half of sine is negated.
 
-    Both are multiplied by *magnitude*, for some ways to lengthen contexts. Raises ValueError for angles of another
-    shape: three axes must already be one angle a channel.
+    Both are multiplied by *magnitude*, which some ways to lengthen contexts need. Raises ValueError for angles of
+    another shape: the caller must already have reduced three axes to one angle per channel.
     """
     if angles.ndim != 2:
         raise ValueError(f"A rotation takes one angle for each token and channel, [N, D / 2], not {[*angles.shape]}.")

@@ -1,7 +1,7 @@
-"""Copy arrays of the host to the device in one transfer, without waiting.
+"""Copies host arrays to the device in one transfer, without waiting.
 
-A GPU copies asynchronously only from pinned memory. Any other source is copied to pinned memory first, while the host
-waits; some GPUs read it themselves, when its memory may already have another use.
+A GPU copies asynchronously only from pinned memory. CUDA copies any other source to pinned memory first, while the host
+waits. Some GPUs read the source themselves instead, at a time when its memory may already have another use.
 """
 
 from collections.abc import Sequence as Ordered

@@ -39,7 +39,7 @@ def grid_list(grids: Iterable[Sequence[int] | torch.Tensor]) -> list[Grid]:
 
 
 def patch_coordinates(grid: Grid, merge: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return row and column of every patch of one frame, in merge-block order, each [rows * columns]."""
+    """Return the row and the column of every patch of one frame, in merge-block order, each [rows * columns]."""
     _, height, width = grid
     row, column = np.mgrid[0:height, 0:width].reshape(2, height // merge, merge, width // merge, merge).swapaxes(2, 3)
     return row.ravel(), column.ravel()
@@ -58,7 +58,7 @@ def aligned_taps(position: npt.NDArray[np.int64], size: int, side: int) -> Taps:
 
 
 def centred_taps(position: npt.NDArray[np.int64], size: int, side: int) -> Taps:
-    """Return the same, with the outer edges aligned. Entries outside of the table are those at its border."""
+    """Return the same as aligned_taps, with outer edges aligned. Entries beyond the table are those at its border."""
     place = _centres(position, size, side)
     low = np.floor(place)
     share = (place - low).astype(np.float32)
@@ -69,8 +69,8 @@ def centred_taps(position: npt.NDArray[np.int64], size: int, side: int) -> Taps:
 def bicubic_taps(position: npt.NDArray[np.int64], size: int, side: int) -> Taps:
     """Return the four entries [P, 4] and their weights that resample *side* entries to *size*.
 
-    The rule is that of functional.interpolate with bicubic, without aligned corners and antialiasing. Entries outside
-    of the table are those at its border. If *size* is *side*, the weights are exactly 0, 1, 0, 0.
+    The rule is that of functional.interpolate in bicubic mode, without aligned corners or antialiasing. Entries beyond
+    the table are those at its border. If *size* is *side*, the weights are exactly 0, 1, 0, 0.
     """
     place = _centres(position, size, side)
     low = np.floor(place)
@@ -90,7 +90,7 @@ def _centres(position: npt.NDArray[np.int64], size: int, side: int) -> npt.NDArr
 def frame_coordinates(grid: Grid, merge: int) -> npt.NDArray[np.float32]:
     """Return row and column [rows * columns, 2] of the patches of one frame, in merge-block order. Do not write to it.
 
-    Successive images often have one size.
+    It is cached because successive images often have the same size.
     """
     return np.stack(patch_coordinates(grid, merge), 1).astype(np.float32)
 
@@ -118,7 +118,8 @@ def packed_layout(grids: Sequence[Grid], device: torch.device, backend: VisionAt
 def packed_sequences(lengths: tuple[int, ...], device: torch.device, backend: VisionAttentionBackend) -> PackedLayout:
     """Return the attention layout of concatenated sequences, copied to *device* without a sync.
 
-    Raises ValueError for a layout that lacks what *backend* reads: before the launch, once for all blocks.
+    Raises ValueError for a layout that lacks what *backend* reads. So this is checked before the launch, once for all
+    blocks.
     """
     borders = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=borders[1:])
@@ -128,10 +129,10 @@ def packed_sequences(lengths: tuple[int, ...], device: torch.device, backend: Vi
 
 
 class PatchEmbedding(nn.Module):
-    """A convolution whose kernel equals its stride, over patches, as one matrix.
+    """A convolution over patches whose stride is the size of its kernel, as one matrix.
 
-    Some checkpoints' kernels span two frames; an image shows the same frame twice, so the kernel summed over time
-    gives the same result from half the multiplications. Patches of videos have both frames, and take the whole kernel.
+    Some checkpoints' kernels span two frames. An image shows the same frame twice, so the kernel summed over time gives
+    the same result with half the multiplications. Patches of videos have both frames, and use the whole kernel.
     """
 
     def __init__(self, hidden_size: int, kernel: tuple[int, ...], bias: bool = True) -> None:
@@ -143,7 +144,7 @@ class PatchEmbedding(nn.Module):
         self.whole: Linear | None = None
 
     def finish(self) -> None:
-        """Make the matrices from the loaded kernel; patches of one frame take its sum over time, in float32."""
+        """Make the matrices from the loaded kernel. Patches of one frame use its sum over time, computed in float32."""
         kernel = self.weight.float().sum(2).to(self.weight.dtype) if self.weight.ndim == 5 else self.weight
         self.folded = self._linear(kernel.flatten(1))
         self.whole = self._linear(self.weight.flatten(1)) if self.weight.ndim == 5 else None
@@ -161,7 +162,7 @@ class PatchEmbedding(nn.Module):
 
 
 class PackedSelfAttention(Layer):
-    """Bidirectional attention within each packed sequence, with rotary positions; heads cut over *ranks*.
+    """Bidirectional attention within each packed sequence, with rotary positions; the heads are cut over *ranks*.
 
     Channels that are rotated together are neighbours. *qkv_bias* and *bias* say whether the two matrices have biases.
     """
@@ -197,12 +198,12 @@ class PackedSelfAttention(Layer):
 
 
 class PairedSelfAttention(PackedSelfAttention):
-    """Of checkpoints in which the channels i and i + D / 2 are rotated together."""
+    """PackedSelfAttention for checkpoints in which the channels i and i + D / 2 are rotated together."""
 
     def finish(self) -> None:
         """Put these channels next to each other.
 
-        The order of queries and keys stays equal, so their products do not change.
+        Queries and keys are reordered alike, so their products do not change.
         """
         num_rows = sum(self.qkv.partitions)
         queries_and_keys, values = torch.arange(num_rows).tensor_split((2 * num_rows // 3,))

@@ -1,7 +1,8 @@
 """Start a process, end it within a limit, and keep one running with back-off.
 
-It serves the programs of `saccade serve` and a worker's engine. It does not start the gateway's fork server: several
-threads start that, and the parent-death signal follows the thread, so it ends with its control socket instead.
+It is used for the programs of `saccade serve` and for a worker's engine. It does not start the gateway's fork server.
+Several threads start that, and the parent-death signal is tied to the thread, so the fork server ends with its control
+socket instead.
 """
 
 import asyncio
@@ -26,7 +27,8 @@ async def start_process(
 ) -> Process:
     """Start *command* with empty standard input, in its own process group. Raises OSError.
 
-    The process gets *signal_at_parents_death* when this one dies. *environment* None means ours.
+    The process gets *signal_at_parents_death* when this one dies. If *environment* is None, it inherits this process's
+    own.
     """
     return await asyncio.create_subprocess_exec(
         *tied(command, signal_at_parents_death), stdin=DEVNULL, pass_fds=tuple(pass_fds), env=environment
@@ -41,7 +43,7 @@ def send_signal(process: Process, number: signal.Signals) -> None:
 
 
 async def end_process(process: Process, seconds: float) -> None:
-    """Wait at most *seconds* for a process to end after its signal, then kill it; cancelled, kill it at once."""
+    """Wait at most *seconds* for a process to end after its signal, then kill it. If cancelled, kill it at once."""
     try:
         async with asyncio.timeout(seconds):
             await process.wait()

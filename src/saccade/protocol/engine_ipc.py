@@ -1,4 +1,4 @@
-"""Messages between a worker's front and its engine: fixed structs, one message per step each way."""
+"""Messages between a worker's front and its engine, as fixed structs."""
 
 import msgspec
 
@@ -46,13 +46,13 @@ FrontMessage = Forward | Hangup | Watch | Unwatch | Drain | Shutdown
 
 
 class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The model is loaded and warm."""
+    """The model is loaded and warmed up."""
 
     description: Description
 
 
 class EngineProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
-    """Loading progress: *done* of *total* units in the *stage*, a phrase; 0 of 0 if it cannot be counted."""
+    """Progress while loading: *done* of *total* units in *stage*, a phrase; 0 of 0 if units cannot be counted."""
 
     stage: str
     done: int = 0
@@ -68,7 +68,7 @@ class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 class EngineStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """A step's encoded StepFrames, by connection. The engine sends one at least once a second, even when idle.
 
-    *iteration* counts the loop's iterations, including idle ones. If it stops growing, the engine hangs.
+    *iteration* counts the loop's iterations, including idle ones. If it stops growing, the engine has hung.
     """
 
     iteration: int
@@ -77,7 +77,7 @@ class EngineStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
 
 
 class CacheEvents(msgspec.Struct, frozen=True, array_like=True, tag="events"):
-    """One encoded KvEvents for *watchers*."""
+    """One encoded KvEvents message for *watchers*."""
 
     watchers: list[int]
     payload: bytes

@@ -1,6 +1,6 @@
-"""Load: how busy an engine is, and its work so far; sent with deltas, at most a few times a second.
+"""Load: how busy an engine is, and its work so far. It is sent with deltas, at most a few times a second.
 
-Each field declares, once, the metrics that show it.
+If metrics show a field, its annotation has them.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ class EngineMetric(NamedTuple):
 class Sums(msgspec.Struct, kw_only=True):
     """Sums of an engine's work since its start.
 
-    Names end in _total; *_seconds_total* are wall-clock sums. A step's wall time = schedule + batch + network +
-    postprocess; *encode* is the vision part of network.
+    Names end in _total; those in _seconds_total are sums of wall-clock time. A step's time is the sum of schedule,
+    batch, network and postprocess; *encode* is the vision encoder's part of network.
     """
 
     prompt_tokens_total: Annotated[
@@ -80,7 +80,7 @@ class Load(Sums, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec fr
 
     *draining*: the worker finishes its requests and takes no new ones. *evicted_blocks_total* counts cached KV blocks
     that made room for others. Prompt tokens in cached blocks are recomputed if they lie between two recurrent states
-    (*between_states_tokens_total*). They also are if a state or a window's block was evicted or had no room
+    (*between_states_tokens_total*). They are also recomputed if a state or a window's block was evicted or had no room
     (*evicted_state_tokens_total*, *evicted_window_tokens_total*). *steps_by_tokens* is a histogram of steps by tokens:
     one count for each of STEP_TOKEN_BOUNDS, and one for more.
     """

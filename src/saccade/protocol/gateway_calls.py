@@ -58,7 +58,7 @@ class ShowMetrics(msgspec.Struct, frozen=True, array_like=True, tag="show-metric
 
 
 class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
-    """A metric with its *samples*: name, labels and value of each."""
+    """A metric with its *samples*: the name, labels and value of each."""
 
     name: str
     documentation: str
@@ -84,7 +84,7 @@ class Booked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def total(kind: type[S], values: Sequence[S]) -> S:
-    """Return a *kind*, whose fields are numbers, that is the sum of *values*."""
+    """Return the sum of *values*, field by field, as a *kind*, whose fields are all numbers."""
     return kind(**{name: sum(getattr(value, name) for value in values) for name in kind.__struct_fields__})
 
 
@@ -123,11 +123,11 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class ForgetMedia(msgspec.Struct, frozen=True, array_like=True, tag="forget-media"):
-    """Empty the caches of images and URLs. The answer is empty."""
+    """Empty the caches of images and URLs. Answered by None."""
 
 
 class ShowUsage(msgspec.Struct, frozen=True, array_like=True, tag="show-usage"):
-    """Report the tenants' usage. Answered by TenantUsage by the tenant's name."""
+    """Report the tenants' usage. Answered by a dictionary of TenantUsage by tenant's name."""
 
 
 class TenantUsage(msgspec.Struct, kw_only=True):

@@ -1,6 +1,6 @@
 """A worker's cache contents, as a snapshot and numbered increments: KV blocks, states and encoded images.
 
-The garbage collector does not track events: a message has about a thousand, and they refer to nothing in a cycle.
+The garbage collector does not track events: a message has about a thousand, and they are never part of a cycle.
 """
 
 from typing import Annotated
@@ -12,7 +12,10 @@ Digest = Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
 class MediaPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The part of a block that shows an image: *length* tokens from *start*, from the image's token *offset* on."""
+    """The part of a block that shows an image: *length* tokens from the block's position *start*.
+
+    They stand for the image's tokens from *offset* on.
+    """
 
     content_hash: Digest
     start: int
@@ -43,7 +46,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
 
 
 class StateStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="state-stored"):
-    """The worker holds what a prompt needs, besides its blocks, to resume after block *key*.
+    """The worker holds what a prompt needs, in addition to its blocks, to resume after block *key*.
 
     In a model with recurrent layers (Description.resumes_at_states), it is their states after the block; a prompt can
     resume only at such a key. In a model with sliding-window layers (Description.window), it is those layers' block; a
@@ -62,7 +65,7 @@ class StateRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
 
 # The tags are the first ones: workers and gateways of neighbouring releases must understand each other.
 class ImageStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="picture-stored"):
-    """An image's encoder output is held: for requests of this *salt* its pixels need not be sent."""
+    """An image's encoder output is held, so that requests with this *salt* need not send its pixels."""
 
     salt: Digest
     content_hash: Digest
@@ -81,8 +84,8 @@ KvEvent = BlockStored | BlockRemoved | StateStored | StateRemoved | ImageStored 
 class KvEvents(msgspec.Struct, frozen=True, array_like=True):
     """One message of the feed. The first is a snapshot, parents before children; each next *number* is one more.
 
-    A gap in the numbers means that events were lost, so watch again. Several snapshots' messages may share one number;
-    *last* is set on the final one.
+    A gap in the numbers means that events were lost, so the reader must watch again. A snapshot's messages may share
+    one number; *last* is set on the final one.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""KV transfers from a prefill worker to a decode worker: the fields of requests, and the messages between both workers.
+"""KV transfers from a prefill worker to a decode worker: the fields of requests, and the messages between the workers.
 
 The gateway makes a *key* of 32 random bytes for every transfer and hands it to both workers with their requests. The
 decode worker connects to the prefill worker. Both prove that they know the key, and every message has an authentication
@@ -20,7 +20,7 @@ class SendKv(msgspec.Struct, frozen=True, array_like=True, tag="send"):
 
 
 class ReceiveKv(msgspec.Struct, frozen=True, array_like=True, tag="receive"):
-    """The state of the request's prompt, and its first tokens, are received from the worker at *source*, host:port."""
+    """Receive the state of the request's prompt, and its first tokens, from the worker at *source*, host:port."""
 
     key: bytes
     source: str
@@ -29,7 +29,7 @@ class ReceiveKv(msgspec.Struct, frozen=True, array_like=True, tag="receive"):
 class KvForm(msgspec.Struct, frozen=True, array_like=True):
     """The model and its cache layout, which must be equal at both ends.
 
-    A block has *window_nbytes* more in sliding-window layers, for which only the end of a prompt is sent.
+    A block has another *window_nbytes* in sliding-window layers, for which only the end of a prompt is sent.
     """
 
     fingerprint: bytes
@@ -88,8 +88,8 @@ class Prefilled(msgspec.Struct, frozen=True, array_like=True, tag="prefilled"):
 class Piece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
     """Blocks [start, stop) of the prompt, or with *is_state* the recurrent states at its end.
 
-    With *has_window*, the content has these blocks of layers with a window, too. It follows the message, or is in the
-    shared-memory *slot*.
+    With *has_window*, the content also has these blocks of the sliding-window layers. It follows the message, or is in
+    the shared-memory *slot*.
     """
 
     start: int

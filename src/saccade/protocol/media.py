@@ -1,4 +1,4 @@
-"""MediaItem: an image for the engine, and the values that describe it."""
+"""MediaItem: an image or video for the engine, and the values that describe it."""
 
 import math
 
@@ -17,7 +17,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """The shape of one image or video for the model, computed from its header."""
+    """The shape in which the model sees an image or video, computed from its header."""
 
     resized_height: int
     """Pixels."""
@@ -61,7 +61,7 @@ class VideoHeader(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SlotRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Where pixels are in shared memory."""
+    """Where data such as pixels is in shared memory."""
 
     name: str
     """The segment's."""

@@ -1,4 +1,4 @@
-"""Names and limits for a checkpoint's small files, and checks that a folder is a whole model."""
+"""Names and limits for a checkpoint's small files, and a check that a folder has a whole model."""
 
 from pathlib import Path
 
@@ -49,5 +49,5 @@ def check_config(folder: Path, name: str) -> None:
 
 
 def adapter_in(folder: Path) -> str | None:
-    """Return the name of a file of a PEFT adapter in *folder*, None if there is none."""
+    """Return the name of a PEFT adapter's file in *folder*, or None if there is none."""
     return next((name for name in ADAPTER_FILES if (folder / name).is_file()), None)

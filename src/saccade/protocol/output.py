@@ -8,7 +8,10 @@ from saccade.protocol.engine_load import Load
 
 
 class FinishReason(enum.StrEnum):
-    """Why a sequence ended: STOP for stop ids, LENGTH for max_tokens and the context, ABORT if the client left."""
+    """Why a sequence ended.
+
+    It is STOP for stop ids, LENGTH for max_tokens and the context, ABORT if the client left, and ERROR if it failed.
+    """
 
     STOP = "stop"
     LENGTH = "length"
@@ -92,7 +95,7 @@ class PixelsWanted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepFrame(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """One step's frame to one gateway."""
+    """What one step sends to one gateway."""
 
     deltas: list[TokenDelta]
     released: list[str] = []

@@ -18,7 +18,7 @@ MAX_PRIORITY = 2**63 - 1
 class Grammar(msgspec.Struct, frozen=True):
     """A grammar that the whole answer must match.
 
-    An answer that max_tokens or the client's stop ids cut off is the beginning of a match.
+    An answer that max_tokens or the client's stop ids cut short is the beginning of a match.
     """
 
     kind: Literal["json_schema", "regex", "lark", "structural_tag"]
@@ -124,14 +124,14 @@ class SupplyPixels(msgspec.Struct, frozen=True, kw_only=True, tag="pixels"):
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
-    """Stop working on a request, or on one of its samples; an unknown id is no error."""
+    """Stop working on a request, or on one of its samples; an unknown id is ignored."""
 
     request_id: str
     index: int | None = None
 
 
 class ResetCaches(msgspec.Struct, frozen=True, kw_only=True, tag="reset"):
-    """Drop reusable KV blocks and encoded images that no request uses.
+    """Drop the reusable KV blocks (*prefix*) or encoded images (*media*) that no request uses.
 
     Send it only to workers whose Description has *takes_resets*; another worker would end the stream.
     """

@@ -8,7 +8,7 @@ from saccade.protocol.request import EngineRequest, SamplingParams
 
 
 class Need(IntFlag):
-    """What a request asks of a worker that not every worker serves."""
+    """What a request may need that not every worker offers."""
 
     SEVERAL_ANSWERS = 1
     ALLOWED_TOKENS = 2
@@ -38,7 +38,7 @@ class RequestTraits:
 
     @property
     def needs(self) -> Need:
-        """What the request asks for. Besides these, its length and its salt decide, and nothing else does."""
+        """What the request needs. Apart from that, only its length and its salt decide which workers can serve it."""
         needs, sampling = Need(0), self.sampling
         if self.num_samples > 1:
             needs |= Need.SEVERAL_ANSWERS

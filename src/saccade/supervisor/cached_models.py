@@ -1,4 +1,4 @@
-"""The models in the hub's cache."""
+"""Lists the models in the hub's cache."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -21,7 +21,8 @@ def resolve_model(
 
     *revision* is another way to give the revision, and *download_dir* replaces the hub's cache. A name that is a local
     path is never looked up on the hub. HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN are honoured. Code and pickled weights
-    are never fetched, other weights only with *weights*. Raises StartupError that names repository, file and cause.
+    are never fetched, other weights only with *weights*. Raises a StartupError that names the folder or repository, and
+    the cause.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -42,7 +43,7 @@ def resolve_model(
 
 
 def fetch(name: str, *, weights: bool = True, download_dir: str | None = None) -> Path:
-    """Return the folder in the hub's cache of the hub id *name*, as resolve_model does. Raises StartupError."""
+    """Fetch the hub id *name* as resolve_model does, and return its folder in the cache. Raises StartupError."""
     from httpx2 import HTTPError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import EntryNotFoundError
@@ -71,7 +72,7 @@ def _repository(name: str) -> tuple[str, str | None]:
 
 
 def _cause(error: Exception, revision: str | None) -> str:
-    """Return a sentence of ours for an error of the hub's client."""
+    """Return a sentence that explains an error of the hub's client."""
     import httpx2
     from huggingface_hub import constants, errors
 

@@ -1,7 +1,7 @@
 """Runs workers on the nodes of a Ray cluster. Ray places and restarts them; requests and images never go through Ray.
 
-A replica is an actor in its own placement group. The actor runs `saccade worker` as a child process and ends with it,
-and Ray starts the actor again, on another node if its node is gone. Only strings pass between the nodes.
+A replica is an actor in its own placement group. The actor runs `saccade worker` as a child process and ends with it.
+Ray then starts the actor again, on another node if its node is gone. Only strings pass between the nodes.
 """
 
 import ipaddress
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 class ReplicaSpec:
     """A replica: the arguments of `saccade worker` without an address, and the resources that it needs on its node.
 
-    It is killed *stop_seconds* after SIGTERM.
+    After SIGTERM it has *stop_seconds* to exit before it is killed.
     """
 
     arguments: tuple[str, ...]
@@ -70,7 +70,7 @@ class WorkerActor:
         return self._url
 
     def stop(self, seconds: float) -> None:
-        """Let the worker drain, and kill it after *seconds*."""
+        """Let the worker drain, and kill it if it still runs after *seconds*."""
         self._stopping = True
         self._process.terminate()
         try:
@@ -124,7 +124,7 @@ class _Replica:
         self._asked_at = 0.0
 
     def look(self) -> None:
-        """Look up the url; None while the replica has no node, or Ray restarts its actor."""
+        """Update the url, which is None while the replica has no node, or while Ray restarts its actor."""
         if self._question is None:
             self._question = self.actor.url.remote()
             self._asked_at = time.monotonic()
@@ -155,7 +155,7 @@ class RayFleet:
         return tuple(replica.url for replica in self._replicas if replica.url is not None)
 
     def close(self) -> None:
-        """Let all workers drain, and give their places back."""
+        """Let all workers drain, and release their resources."""
         seconds = self._spec.stop_seconds
         stopping = [replica.actor.stop.remote(seconds) for replica in self._replicas if replica.url is not None]
         try:

@@ -31,7 +31,7 @@ EXIT_NOT_STARTED = 126
 class ChildSpec:
     """A program to start, and how long it may take to end after SIGTERM.
 
-    - environment: None for ours.
+    - environment: None stands for this process's own.
     - error_codes: exit codes with which the program has printed its own error.
     - ends_with_previous: whether it gets SIGTERM together with the program before it, or when that has ended.
     - beats_at: a socket at which the program runs a local_calls.CallServer, on the event loop that does its work.
@@ -49,8 +49,8 @@ class ChildSpec:
 class Child:
     """Keeps the program of *spec* running until stop().
 
-    *may_restart* is called whenever the program ends: False ends run() instead. The program gets SIGTERM when this
-    process dies, so that it can still clean up.
+    *may_restart* is called whenever the program ends; if it returns False, run() ends. The program gets SIGTERM when
+    this process dies, so that it can still clean up.
     """
 
     def __init__(self, spec: ChildSpec, may_restart: Callable[[], bool] = lambda: True) -> None:
@@ -67,12 +67,12 @@ class Child:
         return self._process.pid if self._process is not None and running else None
 
     async def run(self) -> int:
-        """Start the program again whenever it ends; return its last exit code (negative: a signal)."""
+        """Run the program, and start it again whenever it ends. Return its last exit code (negative: a signal)."""
         await supervision.keep_running(self._live)
         return self._code
 
     async def _live(self) -> str | None:
-        """Run the program once; return how it ended, None if it is not to be started again."""
+        """Run the program once; return how it ended, or None if it is not to be started again."""
         if self._stopping:
             return None
         try:
@@ -122,7 +122,7 @@ class Child:
             supervision.send_signal(process, signal.SIGKILL)
 
     async def stop(self) -> None:
-        """Ask the program to end, and kill it when it takes too long."""
+        """Ask the program to end, and kill it if it takes too long."""
         self._stopping = True
         if self._process is not None:
             supervision.send_signal(self._process, signal.SIGTERM)
@@ -151,7 +151,7 @@ class Tree:
     async def run(self) -> int:
         """Run until a signal and return 0.
 
-        If a program ends before all are ready: return its exit code if it has printed its own error, else raise
+        If a program ends before all are ready, return its exit code if it has printed its own error. Otherwise raise
         StartupError.
         """
         loop = asyncio.get_running_loop()

@@ -16,7 +16,7 @@ def worker_child(
     shutdown_timeout_seconds: float = 0.0,
     error_codes: Collection[int] = (),
 ) -> ChildSpec:
-    """Return the ChildSpec of a worker for *model*, None for the bundled one, that listens on *socket*.
+    """Return the ChildSpec of a worker that serves *model*, or the bundled one if that is None, on *socket*.
 
     It drains by itself for *shutdown_timeout_seconds* if a signal reaches all processes; after the end of its gateway
     it has no open requests.

@@ -14,7 +14,7 @@ TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
 def declared_tokens(tokenizer_config: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
-    """Return `added_tokens_decoder` of tokenizer_config.json by id. Raises StartupError if it is malformed."""
+    """Return tokenizer_config.json's `added_tokens_decoder` by id. Raises StartupError if it is malformed."""
     declared = tokenizer_config.get("added_tokens_decoder") or {}
     if not isinstance(declared, dict):
         raise StartupError("tokenizer_config.json: `added_tokens_decoder` must be an object.")

@@ -101,8 +101,8 @@ class ChatTemplate:
         """Return the prompt in segments; image tags count as special.
 
         If the prompt *continues* the last message, it ends after that message's text. *switches* are additional
-        variables that the family declares: numbers, strings, true, false or null. *tools* are passed on unchanged.
-        Raises InvalidValue if the template refuses the messages.
+        variables that the family declares: numbers, strings, true, false or null. *tools* reach the template through
+        *tool_variables*. Raises InvalidValue if the template refuses the messages, or if a switch has another type.
         """
         user_variables = switches or {}
         for name, value in user_variables.items():
@@ -130,7 +130,7 @@ class ChatTemplate:
     def tagged(self, messages: Sequence[Message]) -> list[Message]:
         """Return *messages* with one text each, in which tags stand for the images; the image parts follow the text.
 
-        A server that renders this chat keeps the order of images and text. Without an *image_tag* the messages are
+        A server that renders this chat keeps the order of images and text. Without an *image_tag*, the messages are
         returned unchanged.
         """
         if self._tag is None:
@@ -167,7 +167,7 @@ class ChatTemplate:
         return not all(probe in text for probe in probes)
 
     def _special_texts(self, result: Message) -> list[str]:
-        """Return the special tokens that the template writes for a call and its *result*, [] if it refuses them."""
+        """Return the special tokens that the template writes for a call and its *result*, or [] if it refuses them."""
         try:
             segments = self.render([*calling("a"), result])
         except InvalidValue:
@@ -175,7 +175,7 @@ class ChatTemplate:
         return [segment.text for segment in segments if segment.is_special]
 
     def _rewrite(self, messages: Sequence[Message], encode: Callable[[str], str]) -> list[dict[str, Any]]:
-        """Return a new copy of the messages for each rendering, because a template may keep its input."""
+        """Return a new copy of *messages*, with users' text encoded, because a template may keep its input."""
         copies = []
         numbers = count(1)
         for message in messages:
@@ -219,7 +219,8 @@ def _last_text(messages: Sequence[Message]) -> str:
 def _cut(prompt: str, mark: str, text: str) -> str:
     """Return *prompt* up to the *mark* after *text*; the rule is that of transformers (chat_template_utils.py).
 
-    The mark ends in a space. If the template removed the space, it strips white space at the end of the message.
+    The mark ends in a space. If the template removed the space, it strips trailing white space, so the prompt's is
+    removed too.
     """
     place = prompt.rfind(mark.strip())
     if place < 0 or text.strip() not in prompt:
@@ -233,11 +234,11 @@ def _cut(prompt: str, mark: str, text: str) -> str:
 def find_source(
     jinja: bytes | None, template_json: bytes | None, tokenizer_config: Mapping[str, Any], default: str | None = None
 ) -> str:
-    """Return a checkpoint's template: chat_template.jinja, else chat_template.json, else tokenizer_config.json's.
+    """Return a checkpoint's template: chat_template.jinja, or else chat_template.json, or else tokenizer_config.json's.
 
-    *default* is used if the checkpoint has none.
+    If the checkpoint has none, *default* is used.
 
-    Raises StartupError if there is none.
+    Raises StartupError if there is no default either.
     """
     if jinja is not None:
         return jinja.decode(errors="replace")
@@ -269,7 +270,7 @@ def _read_json(content: bytes) -> object:
 def _map_strings(value: Any, encode: Callable[[str], str], known: Collection[str], levels: int = 2) -> Any:
     """Return a copy of the JSON *value* with its strings passed through *encode*.
 
-    The *known* keys at outer levels stay.
+    Keys among *known* stay as they are in the outermost *levels* of objects.
     """
     match value:
         case str():

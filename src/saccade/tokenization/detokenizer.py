@@ -22,7 +22,10 @@ class StopString:
         self._lengths: list[int] = []
 
     def fallback(self, num_matched: int) -> int:
-        """Return the length of the longest proper prefix of the first *num_matched* characters that also ends there."""
+        """Return the length of the longest border of the first *num_matched* characters.
+
+        A border is a proper prefix that is also a suffix.
+        """
         while self.num_prepared < num_matched:
             self._lengths.append(self._next_length())
             self.num_prepared += 1
@@ -83,10 +86,10 @@ PLAIN = TextRules()
 
 
 class Detokenizer:
-    """The growing text of one answer. It ends at the first stop string that is complete, in a tie at the longest.
+    """The growing text of one answer. It ends at the first complete stop string or, in a tie, at the longest.
 
-    *num_tokens* counts this text's tokens, *num_others* the answer's tokens that do not belong to the text. The text
-    may *continue* the prompt's text.
+    *num_tokens* counts this text's tokens, and *num_others* the answer's tokens that do not belong to the text. The
+    text may *continue* the prompt's text.
     """
 
     def __init__(self, tokenizer: Tokenizer, rules: TextRules = PLAIN, *, continues: bool = False) -> None:
@@ -114,7 +117,7 @@ class Detokenizer:
         return text
 
     def push_text(self, text: str) -> str:
-        """As push_tokens(), for text of a part of a token, which does not count."""
+        """Like push_tokens(), but for the text of part of a token, which does not count."""
         return "" if self.stop is not None else self._release(self._stream.finish_text() + text)
 
     def finish_text(self) -> str:

@@ -21,7 +21,7 @@ class ImageTag:
 
     @property
     def fixed(self) -> str:
-        """The tag's start, before the number: a text without it contains no tag."""
+        """The tag without the number and the white space around it; every tag contains these characters."""
         return self.form.strip().replace(NUMBER, "")
 
     @cached_property

@@ -1,6 +1,6 @@
 """Tokenises every stretch of text between two images separately, as in Phi-3-vision's training.
 
-Source of the rules: the release's processing_phi3_v.py; for chats over vLLM _apply_prompt_updates in
+Source of the rules: the release's processing_phi3_v.py; for chats that vLLM serves, _apply_prompt_updates in
 model_executor/models/phi3v.py of vLLM 0.32.
 """
 
@@ -17,7 +17,7 @@ from saccade.tokenization.tokenizer_json import JsonTokenizer
 
 
 class ImagewiseTokenizer(JsonTokenizer):
-    """A tokenizer.json that puts a BOS before every stretch of text, even an empty one. Each image is one token.
+    """Reads a tokenizer.json, and puts a BOS before every stretch of text, even an empty one. Each image is one token.
 
     The gateway writes *tag* for images, as special segments. A tag becomes the token *placeholder*, an id or content,
     or no token if the vocabulary lacks it. Raises StartupError if a file is wrong.
@@ -38,7 +38,7 @@ class ImagewiseTokenizer(JsonTokenizer):
         self._config = tokenizer_config
 
     def encode(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
-        """Return the ids of the release's own processor, each image as one placeholder.
+        """Return the ids that the release's own processor gives, with each image as one placeholder.
 
         Raises InvalidValue as JsonTokenizer.encode does.
         """
@@ -53,7 +53,7 @@ class ImagewiseTokenizer(JsonTokenizer):
         return token_ids + super().encode(stretch, pieces)
 
     def encode_as_vllm_chat(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
-        """Return vLLM's ids for a chat with images, each image as one placeholder.
+        """Return vLLM's ids for a chat with images, with each image as one placeholder.
 
         vLLM encodes the prompt as a whole and decodes it, which loses white space next to special tokens, and only then
         encodes the text between images. Without images it adds no BOS. It treats special tokens in users' text as the

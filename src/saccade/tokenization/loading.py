@@ -15,7 +15,7 @@ from saccade.tokenization.tokenizer_json import JsonTokenizer
 
 @dataclass(frozen=True)
 class TokenizerNeeds:
-    """A family's requirements on its tokenizer.
+    """What a family requires of its tokenizer.
 
     - placeholder_token_id, placeholder: the token for images, by its id, or by its text if the id is None. It is
           special even if the files do not say so. A model that reads only text has none.
@@ -42,7 +42,7 @@ def load_tokenizer(files: Mapping[str, bytes], tokenizer_config: Mapping[str, An
     """Return the tokenizer of a checkpoint with *files* by name. Raises StartupError.
 
     A tiktoken.model takes precedence over a tokenizer.json, which is a conversion, if the family has a
-    tiktoken_pattern. *tokenizer_config* is the parsed tokenizer_config.json, {} if there is none.
+    tiktoken_pattern. *tokenizer_config* is the parsed tokenizer_config.json, or {} if there is none.
     """
     if TIKTOKEN in files and needs.tiktoken_pattern is not None:
         pattern = needs.tiktoken_pattern

@@ -34,7 +34,7 @@ WITH_ATTRIBUTES: Final[Mapping[str, int]] = MappingProxyType({"call": CALL, "arg
 
 
 class Markup(NamedTuple):
-    """The token ids that tags consist of."""
+    """The ids of the tokens that begin and end tags."""
 
     open_id: int
     close_id: int
@@ -42,7 +42,7 @@ class Markup(NamedTuple):
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Tokenizer) -> "Markup | None":
-        """Return the ids in a vocabulary, None if it lacks one of them."""
+        """Return the ids in a vocabulary, or None if it lacks one of them."""
         ids = [tokenizer.special_tokens.get(tag) for tag in ("<|open|>", "<|close|>", "<|sep|>")]
         return None if None in ids else cls(*ids)  # type: ignore[arg-type]
 
@@ -50,7 +50,7 @@ class Markup(NamedTuple):
 class MarkupReader:
     """Reads the tags of one answer.
 
-    *num_tokens* is how many more tokens have come so far than ids were returned for them.
+    *num_tokens* is how many more tokens have come so far than ids have been returned.
     """
 
     def __init__(self, markup: Markup, tokenizer: Tokenizer) -> None:
@@ -71,7 +71,8 @@ class MarkupReader:
     def take_tokens(self, token_ids: Sequence[int], is_last: bool = False) -> list[int]:
         """Return new tokens with an id for each tag.
 
-        The tokens of an incomplete tag wait for the next call. At the end of the answer they are dropped, and count.
+        The tokens of an incomplete tag wait for the next call. At the end of the answer they are dropped, but
+        *num_tokens* counts them.
         """
         read: list[int] = []
         for token_id in token_ids:

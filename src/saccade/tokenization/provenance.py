@@ -1,16 +1,16 @@
 """Separates a chat template's text in a rendered prompt from the users' text.
 
-A template is a program, so the positions of users' text cannot be computed. Instead the chat is rendered twice, once
-unchanged and once in disguise. The disguise replaces characters of special tokens in users' text, one for one, by
+A template is a program, so the positions of users' text cannot be computed. Instead, the chat is rendered twice, once
+unchanged and once in disguise. The disguise replaces characters of special tokens in users' text, one for one, with
 letters of an extinct script. If the second rendering equals the first after the replacement is undone, the template
-treated both texts alike, and every such character that is not disguised comes from the template. No text operation
+treated both texts alike. Every such character that is not disguised then comes from the template. No text operation
 (trim, split, concatenate, replace) can turn disguised characters into a special token. Tags that a template searches
 for in text are disguised too (template_program.py).
 
 The words that a template looks for, such as a schema's `enum`, are not disguised unless they may be part of a token in
-the prompt. If a template looks for anything else in the text, a special token must survive two weaker disguises: a few
-characters of it in all texts, and all its characters in the texts that may be a part of it, such as the key `think` of
-a schema if the template writes keys as tags.
+the prompt. If a template looks for anything else in the text, a special token must survive two weaker disguises. One
+disguises a few of its characters in all texts. The other disguises all its characters, but only in texts that may be
+part of it. If the template writes keys as tags, a schema's key `think` is such a text.
 """
 
 import re
@@ -119,7 +119,7 @@ class Provenance:
         self._words = words
 
     def split(self, render: Render) -> list[Segment]:
-        """Return the prompt in segments. Raises InvalidValue if template and text cannot be distinguished."""
+        """Return the prompt in segments. Raises InvalidValue if the template's text cannot be told from the users'."""
         plain = render(Disguise())
         tokens = self._tokens_in(plain) or self._tokens
         characters = _in_both_cases(tokens)
@@ -139,7 +139,7 @@ class Provenance:
         return _segments(plain, spans)
 
     def _tokens_in(self, text: str) -> set[str]:
-        """Return the special tokens in *text*; they may overlap, if a user's text begins one."""
+        """Return the special tokens in *text*; they may overlap if a user's text begins one."""
         tokens: set[str] = set()
         position = 0
         while match := self._special.search(text, position):
@@ -150,7 +150,7 @@ class Provenance:
     def _survivors(
         self, render: Render, plain: str, characters: str, leaves: Leaves = _nothing, leaves_searched: bool = False
     ) -> Spans | None:
-        """Return the special tokens that survive a disguise, None if the template does not render it like *plain*."""
+        """Return the places of special tokens that survive a disguise, or None if it does not render like *plain*."""
         disguise = Disguise(characters, leaves, leaves_searched, plain)
         try:
             disguised = render(disguise)
@@ -162,7 +162,7 @@ class Provenance:
 
 
 def _in_both_cases(tokens: Collection[str]) -> str:
-    """Return the characters of *tokens* except white space."""
+    """Return the characters of *tokens* in both cases, and OTHER_CASES, without white space."""
     characters = {c for token in tokens for c in token + token.upper() + token.lower() if not c.isspace()}
     return "".join(sorted({*characters, *OTHER_CASES}))
 

@@ -5,8 +5,8 @@ larger value goes through the meter. Such steps are loop iterations, calls, filt
 slices and outputs. The meter counts processor time and the bytes of all values made. If one step can multiply a value
 (`'x' * 10**9`, `center`, `replace`, a format's width), the meter computes the size before the value is made.
 
-The meter reads the clock every STEPS_BETWEEN_LOOKS steps, and at once after a step that may have read a long value:
-a comparison of two such values takes a hundredth of a second, and a template of 64 KiB has room for 20,000.
+The meter reads the clock every STEPS_BETWEEN_LOOKS steps, and at once after a step that may have read a long value: a
+comparison of two such values takes a hundredth of a second, and a template of 64 KiB has room for 20,000 of them.
 
 A template's value has at most MAX_VALUE_BYTES, with every part counted as often as it is reached. So nested lists that
 share parts cannot make a single comparison or str() last for hours.
@@ -92,7 +92,7 @@ class Meter:
             self.look()
 
     def look(self) -> None:
-        """Check the time since the first look. A short rendering never looks, since that is a system call."""
+        """Check the time since the first look. A short rendering never does this, since it is a system call."""
         now = time.thread_time()
         self._end = self._end or now + MAX_SECONDS
         if now > self._end:
@@ -125,14 +125,14 @@ class Meter:
 
 
 def _is_short(value: Any) -> bool:
-    """Return whether *value* is quick to read: a number or a short text."""
+    """Return whether *value* is quick to read, such as a number or a short text."""
     if isinstance(value, str | bytes):
         return len(value) <= LONG_BYTES
     return value is None or isinstance(value, int | float | jinja2.Undefined)
 
 
 def weight(value: Any) -> int:
-    """Return the bytes that *value* takes, shared parts counted as often as they are reached. Raises TooCostly."""
+    """Return the bytes that *value* takes, with shared parts counted each time they are reached. Raises TooCostly."""
     total, waiting = 0, [value]
     while waiting:
         part = waiting.pop()
@@ -173,7 +173,7 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             del self.filters[name]
 
     def close_filters(self) -> None:
-        """Wrap all filters in the meter; called once, after the last filter was added."""
+        """Wrap all filters in the meter. Call this once, after the last filter has been added."""
         for name, function in self.filters.items():
             self.filters[name] = self._metered(name, function)
         counting = {ITERATION: self._count_iteration, VALUE: self._count_value, SLICE: self._count_slice}
@@ -269,7 +269,7 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def _product(left: Any, right: Any) -> int:
-    """Return the bytes of left * right."""
+    """Return how many bytes left * right takes, or 0 if it cannot grow large."""
     for value, times in ((left, right), (right, left)):
         if isinstance(value, str | bytes | list | tuple) and isinstance(times, int):
             return weight(value) * max(times, 0)
@@ -314,7 +314,7 @@ def _printf_options(meter: Meter, form: str) -> Iterator[str]:
 
 
 def _behind_key(meter: Meter, form: str, place: int) -> int:
-    """Return the end of the key that begins at *place* with a parenthesis, and may contain others."""
+    """Return the end of the key that begins with a parenthesis at *place*, and may contain further ones."""
     depth = 0
     for parenthesis in _PARENTHESIS.finditer(form, place):
         meter.step()

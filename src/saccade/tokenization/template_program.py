@@ -7,7 +7,8 @@ Templates search for tags in text, as in `'</think>' in content`, and write the 
 search for become variables, so that a rendering with disguised text (provenance.py) can disguise these tags too; the
 tags that they write do not change. Filters that sort texts or change their case ignore the disguise.
 
-A rendering is metered (template_limits): a template that loops forever or builds a huge value fails a single request.
+Renderings are metered (template_limits), so a template that loops forever or builds a huge value fails only one
+request.
 """
 
 import json
@@ -67,7 +68,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class TemplateProgram:
-    """One compiled chat template, which may search its text for *special_tokens* and for strings with a `<`.
+    """One compiled chat template, which may search text for *special_tokens* and for strings with a `<`.
 
     *words* are the names and strings in its code, such as the keys and types of a schema that it looks for. Raises
     StartupError if the source is not a template.

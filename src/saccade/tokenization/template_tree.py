@@ -70,7 +70,7 @@ class _Metering(jinja2.visitor.NodeTransformer):
 
 
 def _is_constant(node: jinja2.nodes.Expr) -> bool:
-    """Return whether *node* is written out in the template."""
+    """Return whether *node* is written out in full in the template."""
     if isinstance(node, jinja2.nodes.Literal):
         return next(node.find_all((jinja2.nodes.Name, jinja2.nodes.Call, jinja2.nodes.Filter)), None) is None
     return False

@@ -1,9 +1,10 @@
-"""Computes a lower bound on a text's tokens from its bytes, so that no text that cannot fit is tokenised.
+"""Computes a lower bound on the number of a text's tokens from its bytes, so that no text that cannot fit is tokenised.
 
-A text has at least as many tokens as its bytes divided by the bytes of the longest token, if every byte of the text
-belongs to some token. A tokenizer.json can violate this in three ways. Its normalizer can shorten the text: the bound
-accounts for NFC, and files with other normalizers have no bound. Added tokens can strip the white space next to them;
-white space then does not count. Unknown text can be dropped or become a single token; such files have no bound.
+If every byte of a text belongs to some token, the text has at least as many tokens as its bytes divided by the longest
+token's bytes. A tokenizer.json can violate this in three ways. Its normalizer can shorten the text: the bound accounts
+for NFC, and files with a normalizer that may shorten it otherwise have no bound. Added tokens can strip the white space
+next to them; white space then does not count. Unknown text can be dropped or become a single token; such files have no
+bound.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -37,7 +38,7 @@ def read_bound(
 
 
 def _shrinks(normalizer: Mapping[str, Any] | None) -> int:
-    """Return the largest factor by which *normalizer* shortens a text's bytes, 0 if it is unknown."""
+    """Return the largest factor by which *normalizer* shortens a text's bytes, or 0 if it is unknown."""
     match normalizer:
         case None | {"type": "Prepend"}:
             return 1

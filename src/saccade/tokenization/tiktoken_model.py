@@ -41,7 +41,7 @@ _NEXT_LONG_RUN = re.compile(rf"{_SHORT}(\s+|\S+)?")
 
 
 class TiktokenTokenizer(Tokenizer):
-    """Text to token ids and back, for one tiktoken.model.
+    """Turns text into token ids and back, for one tiktoken.model.
 
     *model* is the file's content, one line per token with its base64 and its rank; *pattern* splits text before it is
     encoded; *tokenizer_config* names the reserved ids. All reserved ids are special tokens for templates and users;

@@ -21,7 +21,7 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class ByteStream:
-    """Decodes byte-level vocabularies: the text is all tokens' bytes joined; incomplete characters wait."""
+    """Decodes byte-level vocabularies: the text is all tokens' bytes joined. Incomplete characters are held back."""
 
     def __init__(self, bytes_of: Mapping[int, bytes]) -> None:
         self._bytes_of = bytes_of
@@ -31,16 +31,17 @@ class ByteStream:
         return self._decoder.decode(self._bytes_of[token_id])
 
     def finish_text(self) -> str:
-        """Return the replacement of a character that stayed incomplete."""
+        """Return the replacement for a character that stayed incomplete."""
         return self._decoder.decode(b"", final=True)
 
 
 class ByteFallbackStream:
-    """Decodes vocabularies of text that encode other characters as one token per byte (SentencePiece).
+    """Decodes vocabularies of text in which other characters are one token per byte (SentencePiece).
 
-    Consecutive byte tokens are decoded together if they are valid UTF-8, else each becomes U+FFFD; so they are held
-    back until another token follows. The first *num_stripped* spaces of the text are omitted, because the tokenizer
-    added them. The rules are those of the `tokenizers` library (decoders/byte_fallback.rs, decoders/strip.rs).
+    Consecutive byte tokens are decoded together if they are valid UTF-8; otherwise each becomes U+FFFD. So they are
+    held back until another token follows. The first *num_stripped* spaces of the text are omitted, because the
+    tokenizer added them. The rules are those of the `tokenizers` library (decoders/byte_fallback.rs,
+    decoders/strip.rs).
     """
 
     def __init__(self, bytes_of: Mapping[int, bytes], byte_token_ids: Collection[int], num_stripped: int = 0) -> None:
@@ -87,7 +88,7 @@ class TokenBytes(Protocol):
         """Return a decoder of ids, from the bytes of each id; the ids may *continue* a text."""
 
     def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
-        """Return how many bytes a token of *vocab* represents at most, 0 if *vocab* cannot represent all text."""
+        """Return the most bytes that a token of *vocab* represents, or 0 if *vocab* cannot represent all text."""
 
 
 class ByteLevel:
@@ -104,7 +105,7 @@ class ByteLevel:
         return ByteStream(bytes_of)
 
     def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
-        """Return how many bytes a token of *vocab* represents at most, 0 if a byte has no token."""
+        """Return the most bytes that a token of *vocab* represents, or 0 if a byte has no token."""
         return max(map(len, vocab)) if all(character in vocab for character in _BYTE_OF) else 0
 
 
@@ -123,9 +124,9 @@ class ByteFallback:
         return ByteFallbackStream(bytes_of, self._byte_token_ids, 0 if continues else self._num_stripped)
 
     def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
-        """Return how many bytes a token of *vocab* represents at most.
+        """Return the most bytes that a token of *vocab* represents, or 0 if a byte has no token.
 
-        Users may also type the character that stands for spaces.
+        The character that stands for spaces counts with its own bytes, since users may also type it.
         """
         if not byte_fallback or not all(f"<0x{byte:02X}>" in vocab for byte in range(0x100)):
             return 0

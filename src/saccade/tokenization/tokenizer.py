@@ -36,7 +36,8 @@ class TextStream(Protocol):
 class TextBound:
     """A token covers at most *bytes_per_token* bytes of the normalised text; 0 means no bound.
 
-    Normalisation shortens a text that is not ASCII at most by the factor *shrinks*.
+    Normalisation shortens a text that is not ASCII at most by the factor *shrinks*. With *swallows_space*, white space
+    does not count.
     """
 
     bytes_per_token: int
@@ -78,8 +79,8 @@ class Tokenizer(ABC):
     """Turns text into token ids and back, for one checkpoint.
 
     *special_tokens* are the strings that become single ids if a template writes them, and only then; answers omit the
-    *hidden_ids*. *num_tokens* is one more than the highest id; *text_bound* is a lower bound on a text's tokens. A
-    character may need several tokens of *bytes_of*.
+    *hidden_ids*. *num_tokens* is one more than the highest id; *text_bound* is a lower bound on a text's tokens.
+    *bytes_of* has the bytes of each token; a character may need several tokens.
     """
 
     special_tokens: Mapping[str, int]
@@ -102,7 +103,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def token_id(self, content: str) -> int | None:
-        """Return the id of the token *content*, None if there is none."""
+        """Return the id of the token *content*, or None if there is none."""
 
     def is_special(self, token_id: int) -> bool:
         """Return whether *token_id* is omitted from answers or is not a token of this model."""

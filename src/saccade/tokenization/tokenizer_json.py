@@ -3,8 +3,8 @@
 Users cannot write special tokens: the library treats special tokens as text. Every special token gets a random alias,
 an added token that users cannot guess. The template's special tokens are passed to the library as aliases; all other
 text is passed unchanged. Tags (TAG) that are added tokens are treated likewise, but answers show them, as the reference
-does. One call encodes the whole prompt, so pre-tokenisation is the same as in the reference (`transformers`,
-AutoTokenizer.apply_chat_template).
+does. One call encodes the whole prompt, or each of several pieces that have the same ids apart as together. So
+pre-tokenisation is the same as in the reference (`transformers`, AutoTokenizer.apply_chat_template).
 """
 
 import json
@@ -36,11 +36,11 @@ TAG = re.compile(r"</?[^\s<>/]+>")
 
 
 class JsonTokenizer(Tokenizer):
-    """Text to token ids and back, for one tokenizer.json.
+    """Turns text into token ids and back, for one tokenizer.json.
 
-    *tokenizer_json* is the file's content, *tokenizer_config* the parsed tokenizer_config.json ({} if there is none).
-    *protected* are tokens, by id or content, that represent images; if they exist, they are special even if the files
-    do not say so. Raises StartupError if a file is wrong.
+    *tokenizer_json* is the file's content, and *tokenizer_config* the parsed tokenizer_config.json, or {} if there is
+    none. *protected* are tokens, by id or content, that represent images; if they exist, they are special even if the
+    files do not say so. Raises StartupError if a file is wrong.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class JsonTokenizer(Tokenizer):
     def encode(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
         """Return the ids of a rendered prompt, with the BOS of the file's post-processor before the text.
 
-        `add_bos_token: false` of tokenizer_config.json turns the BOS off; if the template writes one, none is added.
+        `add_bos_token: false` in tokenizer_config.json turns the BOS off; if the template writes one, none is added.
         Raises InvalidValue for more than MAX_TEXT_BYTES, and if users' text would become a special token.
         """
         prompt = list(segments)
@@ -79,7 +79,7 @@ class JsonTokenizer(Tokenizer):
     def encode_as_vllm_chat(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
         """Like encode(), but without a BOS that the template did not write, since vLLM adds none to a chat.
 
-        Raises the InvalidValue of encode().
+        Raises InvalidValue as encode() does.
         """
         return self._without_bos(segments, pieces)
 
@@ -92,8 +92,8 @@ class JsonTokenizer(Tokenizer):
     def _cut(self, segments: Iterable[Segment]) -> list[str]:
         """Return the prompt in pieces of PIECE_CHARACTERS or more that have the same ids apart as together.
 
-        The library splits a text at special tokens first, so each piece begins with one. That token must not strip
-        white space before it; other neighbours do not matter.
+        The library splits a text at special tokens first, so each piece after the first begins with one. That token
+        must not strip white space before it; other neighbours do not matter.
         """
         pieces: list[list[str]] = [[]]
         num_characters = 0
@@ -115,7 +115,7 @@ class JsonTokenizer(Tokenizer):
         return [self._special_of.get(token_id, token_id) for token_id in ids]
 
     def token_id(self, content: str) -> int | None:
-        """Return the id of the token *content* of tokenizer.json, None if there is none."""
+        """Return the id of the token *content* of tokenizer.json, or None if there is none."""
         token_id: int | None = self._tokenizer.token_to_id(content)
         return token_id
 
@@ -161,7 +161,7 @@ class JsonTokenizer(Tokenizer):
         return dressed[: len(dressed) - len(bare)]
 
     def _add_aliases(self) -> dict[str, str]:
-        """Add for every special token a token with the same flags and a name that cannot be guessed."""
+        """For every special token, add a token with the same flags and a name that cannot be guessed."""
         added = self._tokenizer.get_added_tokens_decoder()
         aliases = {content: secrets.token_hex(16) for content in self.special_tokens}
         self._joined = {

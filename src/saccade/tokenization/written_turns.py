@@ -33,7 +33,7 @@ NAMED_ROLES: Final = ("system", "user", "assistant")
 
 
 def calling(*arguments: str, content: str = "") -> list[Message]:
-    """Return messages whose last one, with *content*, calls a function for each of *arguments*."""
+    """Return messages, the last of which has *content* and calls a function for each of *arguments*."""
     calls = [
         {"id": f"functions.f:{number}", "type": "function", "function": {"name": "f", "arguments": {"a": argument}}}
         for number, argument in enumerate(arguments)
@@ -65,12 +65,12 @@ _OF_ROLES: Final[Mapping[str, tuple[Sequence[Message], Message, Sequence[Message
 
 @dataclass(frozen=True)
 class WrittenTurns:
-    """Which of its turns a template writes, and in what form.
+    """Which turns a template writes, and in what form.
 
     *systems*: a system turn at the beginning. *leading_systems*: more than one. *late_systems*: the places of those
     later in a chat. A turn of the *joined* roles is written whole only if its content is one string. *results_first*:
-    the results of tools stand before the text of the turn with their calls. *argument_texts*: arguments of a call may
-    be a text instead of an object. *names*: the roles of turns whose `name` is written.
+    tool results stand before the text of the turn with their calls. *argument_texts*: a call's arguments may be text
+    instead of an object. *names*: the roles of turns whose `name` is written.
     """
 
     systems: bool = True
@@ -124,7 +124,7 @@ def _writes(renders: Sequence[Render], chat: Sequence[Message], *texts: str) -> 
 
 
 def has_texts(prompt: str, *texts: str) -> bool:
-    """Return whether *prompt* has all of *texts* in this order, and not in Python's or JSON's notation for a list."""
+    """Return whether *prompt* has all of *texts* in this order, but not as a list in Python's or JSON's notation."""
     in_order = re.search(".*".join(texts), prompt, re.DOTALL)
     return in_order is not None and not re.search(f"['\"]text['\"]: *['\"](?:{'|'.join(texts)})", prompt)
 

@@ -60,13 +60,13 @@ class SpanSender:
         request.end(trace.now())
 
     def close(self) -> None:
-        """Send the queued spans; after a first failure the rest is dropped."""
+        """Send the queued spans; after the first failure, drop the rest."""
         self._exporter.is_closing = True
         self._provider.shutdown()
 
 
 class _Ids(RandomIdGenerator):
-    """Gives the next span the ids that its request has had since it began."""
+    """Gives a request's span the ids that the request has had since it began, and all other spans new ids."""
 
     next_trace_id = next_span_id = 0
 
@@ -79,7 +79,7 @@ class _Ids(RandomIdGenerator):
 
 
 class _Exporter(SpanExporter):
-    """Exports to *endpoint*, by gRPC or, if it has a path, by HTTP; an outage is logged once, when it begins."""
+    """Exports to *endpoint* over gRPC, or over HTTP if it has a path. An outage is logged once, when it begins."""
 
     def __init__(self, endpoint: str) -> None:
         self.is_closing = False

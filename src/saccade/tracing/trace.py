@@ -1,4 +1,4 @@
-"""The trace of one request: its ids, and the stages noted while it runs. Spans are made of them when it ends."""
+"""The trace of one request: its ids, and the stages that are noted while it runs. They become spans when it ends."""
 
 import random
 import re
@@ -13,10 +13,10 @@ _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})
 
 
 class Trace:
-    """A request's part of the trace *trace_id*, below the client's span *parent_id*, 0 without one.
+    """A request's part of the trace *trace_id*, below the client's span *parent_id*, which is 0 if there is none.
 
-    *stages* has the name, start and end of each stage, *first_tokens* when an answer's first token came: nanoseconds
-    since the epoch. Nothing is noted unless the trace *is_sampled*.
+    *stages* has each stage's name, start and end, and *first_tokens* the time of each answer's first token, all in
+    nanoseconds since the epoch. Nothing is noted unless the trace *is_sampled*.
     """
 
     def __init__(self, trace_id: int, parent_id: int, *, is_sampled: bool) -> None:
@@ -33,7 +33,7 @@ class Trace:
     def of_headers(cls, headers: Iterable[tuple[bytes, bytes]], sample: float) -> Self:
         """Return a trace that continues the client's `traceparent`, if there is one, and follows its sampled flag.
 
-        Without one, the part *sample* of all traces is sampled.
+        Without one, the trace is sampled with probability *sample*.
         """
         header = next((value for name, value in headers if name == b"traceparent"), b"")
         if (parent := _TRACEPARENT.fullmatch(header)) is not None:
@@ -43,15 +43,15 @@ class Trace:
 
     @property
     def traceparent(self) -> str:
-        """The header that names this request as the parent of what a worker does for it."""
+        """The `traceparent` header for a worker. It makes this request the parent of the worker's spans."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.is_sampled:02x}"
 
     def now(self) -> int:
-        """Return the time in nanoseconds since 1970, by a clock that has not been set since the request began."""
+        """Return the time in nanoseconds since 1970, unaffected if the clock has been set since the request began."""
         return self._since_1970 + time.perf_counter_ns()
 
     def add_stages(self, seconds: dict[str, float]) -> None:
-        """Note how many *seconds* each of some stages took; they followed one another, and the last ends now."""
+        """Note how many *seconds* each stage took. The stages are in order, and the last one ends now."""
         if not self.is_sampled:
             return
         end = self.now()
@@ -61,7 +61,7 @@ class Trace:
             end = start
 
     def add_engine(self, seconds: Mapping[str, float]) -> None:
-        """Note how many *seconds* a sample, which ends now, spent in each of the engine's stages."""
+        """Note how many *seconds* a sample, which ends now, spent in each stage of the engine."""
         self.add_stages({f"engine.{stage}": seconds[stage] for stage in ("queue", "prefill", "decode")})
         if self.is_sampled and seconds["encode"]:
             # The sample waits for its images at the beginning of the prefill, which was added before the queue.
@@ -75,7 +75,7 @@ class Trace:
 
 
 def _nanoseconds(seconds: float) -> int:
-    """Return *seconds*, which a worker may have sent, in nanoseconds; 0 for what no clock measures, such as NaN."""
+    """Return *seconds*, which a worker may have sent, in nanoseconds, or 0 for an impossible value, such as NaN."""
     return round(seconds * NANOSECONDS) if 0 <= seconds < NANOSECONDS else 0
 
 

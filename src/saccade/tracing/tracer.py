@@ -1,4 +1,4 @@
-"""Decides which requests have a trace, and where their spans go: the settings, and a Tracer."""
+"""Traces requests: the settings, and the Tracer that begins and ends their traces."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class TraceSettings:
     "The part of the requests that have a trace; if a client sends a `traceparent`, its flag decides."
 
     def __post_init__(self) -> None:
-        """Raise StartupError for an endpoint that is no address."""
+        """Raise StartupError for an endpoint that is not an http, https or grpc URL with a host and a port."""
         if self.endpoint is None:
             return
         try:
@@ -58,23 +58,23 @@ class Tracer:
 
     @classmethod
     def of_settings(cls, settings: TraceSettings) -> Self | None:
-        """Return a tracer, None without an endpoint. Raises StartupError if OpenTelemetry is not installed."""
+        """Return a tracer, or None without an endpoint. Raises StartupError if OpenTelemetry is not installed."""
         return None if settings.endpoint is None else cls(_sender(settings.endpoint), settings.sample)
 
     def begin_trace(self, headers: Iterable[tuple[bytes, bytes]]) -> Trace:
-        """Return the trace of the request with *headers*, which this task serves."""
+        """Begin and return the trace of the request with *headers*, which this task serves."""
         trace = Trace.of_headers(headers, self._sample)
         TRACE.set(trace)
         return trace
 
     def end_trace(self, trace: Trace, name: str, attributes: Attributes, *, has_failed: bool) -> None:
-        """Queue the spans of a request that has ended: *name* with *attributes*, and its stages. Never waits."""
+        """Queue the span of an ended request, *name* with *attributes*, and the spans of its stages. Never waits."""
         if trace.is_sampled:
             self._sender.send_spans(trace, name, attributes, has_failed=has_failed)
             trace.is_sampled = False  # what ends later, such as a fetch that others share, is too late
 
     def close(self) -> None:
-        """Send the queued spans; waits some seconds at most."""
+        """Send the queued spans; waits a few seconds at most."""
         self._sender.close()
 
 

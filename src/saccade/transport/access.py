@@ -1,4 +1,4 @@
-"""Decides who may call a worker: local users over a Unix socket, gateways with a token or a certificate over TCP."""
+"""Decides who may call a worker: by user over a Unix socket, and by token or client certificate over TCP."""
 
 import hmac
 import ipaddress
@@ -24,7 +24,8 @@ REFUSAL = "The worker requires a token: give the gateway the worker's --worker-t
 class Access:
     """What a worker requires of its callers.
 
-    Over TCP: the *token*, TLS with the worker's *identity*, and client certificates from *client_authorities* (PEM).
+    Over TCP, it requires each of these that is set: the *token*, TLS with the worker's *identity*, and client
+    certificates from *client_authorities* (PEM).
     Over a Unix socket, the caller must run as *own_uid*, root or one of *allowed_uids*.
     """
 
@@ -67,11 +68,11 @@ class Access:
             yield f"the token and all prompts travel unencrypted to and from {bind}: --tls-cert and --tls-key hide them"
 
     def admits(self, uid: int) -> bool:
-        """Whether a process that runs as *uid* may open a stream over a Unix socket."""
+        """Return whether a process that runs as *uid* may open a stream over a Unix socket."""
         return uid in (self.own_uid, ROOT, *self.allowed_uids)
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        """Return gRPC's TLS credentials, None without TLS."""
+        """Return gRPC's TLS credentials, or None without TLS."""
         if self.identity is None:
             return None
         pair = (self.identity.key, self.identity.certificate)
@@ -85,7 +86,7 @@ OWNER_ONLY = Access()
 
 
 def is_loopback(bind: str) -> bool:
-    """Whether only this machine can reach `host:port`."""
+    """Return whether only this machine can reach `host:port`."""
     host = bind.rpartition(":")[0].strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -94,7 +95,7 @@ def is_loopback(bind: str) -> bool:
 
 
 class _TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses every call without the token before gRPC looks up the method, even if the method is unknown."""
+    """Refuses calls without the token, except those of OPEN_METHODS, before gRPC looks up the method."""
 
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()

@@ -4,7 +4,7 @@ import time
 
 
 class Backoff:
-    """Waits that double from *first_seconds* to *limit_seconds*; an attempt of *healthy_seconds* resets them."""
+    """Doubles the wait from *first_seconds* to *limit_seconds*; an attempt that lasts *healthy_seconds* resets it."""
 
     def __init__(self, first_seconds: float = 0.5, limit_seconds: float = 30.0, healthy_seconds: float = 60.0) -> None:
         self._first = first_seconds

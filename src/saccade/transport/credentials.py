@@ -32,7 +32,7 @@ class Identity:
 class WorkerCredentials:
     """The credentials that a gateway shows its workers, and the *authorities* (PEM) that vouch for workers with TLS.
 
-    Without *authorities*, the public ones count: those that gRPC bundles, and the system's.
+    Without *authorities*, gRPC's library trusts the public ones that it bundles, and other connections the system's.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -49,7 +49,7 @@ class WorkerCredentials:
         return grpc.aio.secure_channel(target(url), secrets, options=CLIENT_OPTIONS)
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return the TLS settings for connections other than gRPC's."""
+        """Return the TLS settings for connections that gRPC's own library does not make."""
         authorities = self.authorities.decode("ascii", errors="replace") if self.authorities is not None else None
         context = ssl.create_default_context(cadata=authorities)
         if self.identity is not None:
@@ -62,7 +62,7 @@ class WorkerCredentials:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The metadata of a call, which carries the token."""
+        """The metadata of a call, which has the token if there is one."""
         return (("authorization", f"Bearer {self.token}"),) if self.token is not None else ()
 
     def calls(self, channel: grpc.aio.Channel) -> SimpleNamespace:
@@ -74,7 +74,7 @@ class WorkerCredentials:
         return calls
 
     def streams(self, url: str, max_message_bytes: Callable[[], int]) -> GrpcCalls:
-        """Return calls of Stream to the worker at *url*, over separate connections."""
+        """Return an object that makes Stream calls to the worker at *url*, over connections of its own."""
         tls = self.tls_context() if url.startswith(TLS_SCHEME) else None
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
@@ -85,7 +85,10 @@ NO_CREDENTIALS = WorkerCredentials()
 
 
 def read_token(path: Path) -> str:
-    """Return the token in the file *path*. Raises StartupError if others may read it or it is easily guessed."""
+    """Return the token in the file *path*.
+
+    Raises StartupError if the file cannot be read, if others may read it, or if the token is easily guessed.
+    """
     token = _read(path, "--worker-token-file").strip()
     _check_private(path)
     if len(token) < MIN_TOKEN_CHARACTERS or not all(0x21 <= byte < 0x7F for byte in token):
@@ -97,9 +100,9 @@ def read_token(path: Path) -> str:
 
 
 def read_identity(certificate: Path | None, key: Path | None, prefix: str = "--tls") -> Identity | None:
-    """Read the files that the flags *prefix*-cert and *prefix*-key name; None if neither is set.
+    """Read the files that the flags *prefix*-cert and *prefix*-key name, or return None if neither is set.
 
-    Raises StartupError.
+    Raises StartupError if only one is set, or if the files are not a certificate and its private, unencrypted key.
     """
     if certificate is None and key is None:
         return None
@@ -118,7 +121,10 @@ def read_identity(certificate: Path | None, key: Path | None, prefix: str = "--t
 
 
 def read_authorities(path: Path | None, flag: str) -> bytes | None:
-    """Read the authorities' certificates that *flag* names; None if the flag is not set. Raises StartupError."""
+    """Read the authorities' certificates from *path*, the value of *flag*, or return None if it is not set.
+
+    Raises StartupError if the file cannot be read or has no certificates.
+    """
     if path is None:
         return None
     content = _read(path, flag)

@@ -1,7 +1,7 @@
-"""The framed queue between a worker's front and its engine: one message per step, each way.
+"""The message queue between a worker's front and its engine.
 
-It is a Unix stream socket pair. A frame's payload is one msgpack struct of saccade.protocol.engine_ipc. The engine's
-end blocks, with a time limit; the front's end uses asyncio.
+It is a pair of Unix stream sockets. A frame's payload is one msgpack struct of saccade.protocol.engine_ipc. The
+engine's end blocks; the front's end uses asyncio.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ RECEIVE_BYTES = 1 << 20
 
 
 class EngineChannel:
-    """The engine's end."""
+    """The engine's end of the queue."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -38,7 +38,7 @@ class EngineChannel:
     def receive(self, timeout: float, wake_fds: Sequence[int] = ()) -> list[FrontMessage]:
         """Return all messages that have arrived, in order; wait up to *timeout* seconds if there are none.
 
-        The wait ends early if one of *wake_fds* becomes readable. Raises ChannelClosed when the front is gone.
+        The wait ends early if one of *wake_fds* becomes readable. Raises ChannelClosed if the front is gone.
         """
         messages: list[FrontMessage] = []
         descriptor = self._socket.fileno()
@@ -59,7 +59,7 @@ class EngineChannel:
 
 
 class FrontChannel:
-    """The front's end. Once it is open, it calls *on_message* with each of the engine's messages."""
+    """The front's end of the queue. Once it is open, it calls *on_message* with each of the engine's messages."""
 
     def __init__(self, on_message: Callable[[EngineMessage], None]) -> None:
         decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)

@@ -1,4 +1,4 @@
-"""Frames on a byte stream: a little-endian u32 length, then that many bytes."""
+"""Frames on a byte stream. Each is a little-endian u32 length, followed by that many bytes."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class ChannelClosed(Exception):
-    """The other end is gone, or has sent bytes that are not a frame."""
+    """The other end is gone, or has sent a frame that exceeds the limit."""
 
 
 def prefix(payload: bytes) -> bytes:
@@ -65,12 +65,12 @@ def take_payloads(buffer: bytearray, limit: int) -> Iterator[bytes]:
 
 
 class Frames(asyncio.Protocol):
-    """One end of a stream; it calls *on_payload* within the read that completes a frame.
+    """One end of a stream, which calls *on_payload* as part of the read that completes a frame.
 
-    There is no task in between, since it would have to be scheduled for every step of the engine. If one read brings
-    frames that take longer than arrivals.TURN_SECONDS, no more is read until they have been taken in turns. No frame is
-    taken after one that exceeds limit() bytes or for which *on_payload* raises UNREADABLE, because answers would have a
-    gap.
+    No task is in between, since it would have to be scheduled for every step of the engine. If the frames of one read
+    take longer than arrivals.TURN_SECONDS, reading pauses, and other tasks run before the rest are taken. No frame is
+    taken after one that exceeds limit() bytes or for which *on_payload* raises UNREADABLE. Otherwise answers would have
+    gaps.
     """
 
     def __init__(self, on_payload: Callable[[bytes], None], limit: Callable[[], int]) -> None:
@@ -141,7 +141,7 @@ class Frames(asyncio.Protocol):
         await self._ended
 
     def send(self, payload: bytes) -> None:
-        """Queue one frame without an await, so that frames keep their order. An ended stream drops the frame."""
+        """Queue one frame without an await, so that frames keep their order. It is dropped if the stream has ended."""
         # uvloop raises an error; asyncio only logs one.
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(framed(payload))

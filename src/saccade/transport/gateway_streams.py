@@ -1,7 +1,7 @@
 """The worker's end of its streams to gateways: the front's view of each, and the streams over a Unix socket.
 
-saccade.transport.server serves the streams over gRPC. On one host a gateway opens its stream at a Unix socket next to
-gRPC's, with the same frames (docs/decisions/010-unix-stream.md). Either side ends a stream by closing it.
+saccade.transport.server serves the streams over gRPC. On the same host, a gateway opens its stream at a Unix socket
+next to gRPC's, with the same frames (docs/decisions/010-unix-stream.md). Either side ends a stream by closing it.
 """
 
 import asyncio
@@ -66,7 +66,10 @@ class GatewayStream:
         return self._frames.num_unsent_bytes > MAX_UNSENT_BYTES
 
     def end(self, reason: Refused | None = None) -> None:
-        """End the stream after the sent frames. next() raises *reason*, which a Unix socket cannot carry."""
+        """End the stream after the frames that were sent, or at once if a Unix socket's gateway reads too slowly.
+
+        next() raises *reason*, which a Unix socket cannot carry.
+        """
         if self._ended:
             return
         self._ended = True
@@ -78,7 +81,7 @@ class GatewayStream:
             self._frames.close()
 
     async def next(self) -> bytes | None:
-        """Return the next frame, None at the end. Raises Refused."""
+        """Return the next frame, or None at the end. Raises Refused if the stream was ended with a reason."""
         frame = await self._waiting.get()
         if isinstance(frame, Refused):
             raise frame
@@ -89,7 +92,7 @@ class Front(Protocol):
     """Answers gateways' calls; implemented by saccade.worker.service.Relay. No method blocks or awaits."""
 
     def describe(self) -> bytes:
-        """Return the encoded Description. Raises Refused until there is one."""
+        """Return the encoded Description. Raises Refused while no engine is ready."""
 
     def open(self, frames: Frames | None = None) -> GatewayStream:
         """Return a new connection, which writes to *frames*. Raises Refused while no engine is ready."""
@@ -115,7 +118,7 @@ class _UnixStream(Frames):
         self._connection: GatewayStream | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Let the front accept the stream, or close it."""
+        """Close the stream unless its user is admitted and the front accepts it."""
         super().connection_made(transport)
         self._opened.add(self)
         try:
@@ -157,7 +160,7 @@ class UnixStreams:
         self._refused: set[int] = set()
 
     async def start(self) -> None:
-        """Listen. Raises OSError if the path is not available, StartupError if the access cannot be granted."""
+        """Listen. Raises OSError if the path is not available, and StartupError if access cannot be granted."""
         with contextlib.suppress(FileNotFoundError):
             if self._path.is_socket():  # A worker that was killed left it.
                 self._path.unlink()

@@ -1,4 +1,4 @@
-"""One streaming gRPC call: the messages that it sends and receives. Source of the wire: gRPC's PROTOCOL-HTTP2.md."""
+"""One streaming gRPC call, with the messages that it sends and receives. Source: gRPC's PROTOCOL-HTTP2.md."""
 
 import logging
 from collections import deque
@@ -30,14 +30,14 @@ class Carrier(Protocol):
     """A call's connection."""
 
     def send(self, call: "Call") -> None:
-        """Send the rest of *call*'s messages once the call has begun."""
+        """Send the rest of *call*'s messages if the call has begun."""
 
     def cancel(self, call: "Call") -> None:
-        """Reset *call*'s stream if one is open."""
+        """Forget *call*, and reset its stream if one is open."""
 
 
 class Call:
-    """A call of the method *path* in progress."""
+    """A call to the method *path*, in progress."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Call:
         self._connection.cancel(self)
 
     def read_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Note the status in *headers*, which are the trailers, or the headers of an answer without messages."""
+        """Note the status if *headers* has one, as trailers do, and the headers of an answer without messages."""
         values = dict(headers)
         if (http := values.get(b":status", b"200")) != b"200":
             code = grpc.StatusCode.UNAVAILABLE if http in BUSY else grpc.StatusCode.UNKNOWN
@@ -86,7 +86,7 @@ class Call:
 
     @property
     def num_unfinished_bytes(self) -> int:
-        """Number of bytes of a message that is still incomplete."""
+        """How many bytes have arrived of a message that is still incomplete."""
         return len(self._partial)
 
     def messages(self, data: bytes, max_bytes: Callable[[], int]) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
-"""Streaming gRPC calls with pushed messages: a single read callback serves all calls to a server.
+"""Makes streaming gRPC calls that push their messages: a single read callback serves all calls on a connection.
 
-grpc.aio passes every message through a thread and a task, which takes 30 to 50 µs of CPU. Source of the wire:
-PROTOCOL-HTTP2.md in gRPC's documentation.
+grpc.aio passes every message through a thread and a task, which takes 30 to 50 µs of CPU. Source: PROTOCOL-HTTP2.md in
+gRPC's documentation.
 """
 
 import asyncio
@@ -81,11 +81,11 @@ logger = logging.getLogger(__name__)
 
 
 class GrpcCalls:
-    """Calls to the server at *target*, `host:port`, with TLS if *tls* is set.
+    """Makes calls to the server at *target*, `host:port`, with TLS if *tls* is set.
 
     A connection is made when a call needs one. *quiet_seconds* replaces QUIET_SECONDS and STILL_QUIET_SECONDS for a
     server that allows more pings. *max_unfinished_bytes* returns how many bytes a connection's incomplete messages may
-    have together.
+    have in total.
 
     call = await calls.begin("/echo.Echo/Say", request.SerializeToString(), receiver)
     ...
@@ -109,11 +109,11 @@ class GrpcCalls:
     async def begin(
         self, path: str, message: bytes | None, receiver: Receiver, metadata: Iterable[tuple[bytes, bytes]] = ()
     ) -> "Call":
-        """Send *message* with *metadata* to the method *path*.
+        """Begin a call to the method *path* with *message* and *metadata*, and return the call.
 
-        If *message* is None, the call's send() sends the messages.
+        If *message* is None, send messages with the call's send().
 
-        Raises OSError, such as TimeoutError, if the server does not accept the call.
+        Raises OSError, such as TimeoutError, if a connection is needed and cannot be made.
         """
         async with self._lock:
             connection = next((one for one in self._connections if one.takes_calls), None)
@@ -140,7 +140,7 @@ class GrpcCalls:
 
 
 class _Data(NamedTuple):
-    """A DATA frame's content, without flags."""
+    """The content of a DATA frame that has no flags."""
 
     stream_id: int
     payload: bytes
@@ -149,7 +149,7 @@ class _Data(NamedTuple):
 class _Connection(asyncio.Protocol):
     """A connection to *authority*.
 
-    After the server's GOAWAY, it takes no further calls, and closes when the present ones have ended.
+    After the server's GOAWAY, it takes no further calls, and closes when its current ones have ended.
     """
 
     stream_id = 0
@@ -206,12 +206,12 @@ class _Connection(asyncio.Protocol):
             self._watch(self._quiet_seconds)
 
     def send(self, call: Call) -> None:
-        """Send what is left of the messages of *call*, once it has begun."""
+        """Send what is left of *call*'s messages, if it has begun."""
         if call.stream_id in self._calls:
             self._send(call)
 
     def cancel(self, call: Call) -> None:
-        """Reset the stream of *call* if one is open."""
+        """Forget *call*, and reset its stream if one is open."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(call)
         if self._calls.pop(call.stream_id, None) is not None:
@@ -221,7 +221,7 @@ class _Connection(asyncio.Protocol):
             self._ended()
 
     def lose(self, status: grpc.StatusCode, details: str) -> None:
-        """End the connection, and every call with *status*. Data that has arrived but is unread is dropped."""
+        """End the connection, and end every call with *status*. Unread data that has arrived is dropped."""
         self._is_draining = True
         self._unread, self._num_read = b"", 0
         calls = [*self._calls.values(), *self._waiting]
@@ -301,10 +301,11 @@ class _Connection(asyncio.Protocol):
         self._flush()
 
     def _next_events(self) -> Sequence[Event | _Data] | None:
-        """Return the events in the next few frames; None if no whole frame is unread.
+        """Return the events in the next few frames, or None if there is no whole unread frame.
 
-        h2 gets no GOAWAY, after which it would take no frame of any call. Nor does it get DATA without flags, since it
-        takes longer over that than everything else here. Raises ProtocolError, also for too many idle frames.
+        h2 gets no GOAWAY frames, after which it would accept no frames of any call. Nor does it get an open call's DATA
+        frames without flags, because it takes longer over them than everything else here. Raises ProtocolError,
+        including for too many frames without content.
         """
         unread, first, num_frames, num_useful = self._unread, self._num_read, 0, 0
         data: list[_Data] = []
@@ -334,7 +335,7 @@ class _Connection(asyncio.Protocol):
         return self._http.receive_data(unread[first : self._num_read]) if num_frames else data or None
 
     def _drain(self, last_stream_id: int) -> None:
-        """Take no further calls. The server has not begun calls after *last_stream_id*."""
+        """Take no further calls, and end those that the server has not begun, which come after *last_stream_id*."""
         self._is_draining = True
         refused = [call for number, call in self._calls.items() if number > last_stream_id]
         for call in (*refused, *self._waiting):
@@ -395,7 +396,7 @@ class _Connection(asyncio.Protocol):
             call.end(grpc.StatusCode.INTERNAL, "its message met an unforeseen error")
 
     def _credit(self, window: "Call | _Connection", num_bytes: int) -> None:
-        """Let the server send as much again as it has sent in *window*."""
+        """Count what the server has sent in *window*. From half of WINDOW_BYTES on, let it send as much again."""
         window.num_uncredited_bytes += num_bytes
         if window.num_uncredited_bytes > WINDOW_BYTES // 2 and self._transport is not None:
             header = FRAME_HEADER.pack(0, 4, WINDOW_UPDATE, 0, window.stream_id)
@@ -403,7 +404,7 @@ class _Connection(asyncio.Protocol):
             window.num_uncredited_bytes = 0
 
     def _ended(self) -> None:
-        """Begin a waiting call, since another has ended; or close, if no call may begin and none is open."""
+        """Begin waiting calls, since another call has ended. Close the connection if it takes none and has none."""
         self._begin_waiting()
         self._flush()
         if self._is_draining and not self._calls and self._transport is not None:
@@ -440,7 +441,7 @@ class _Connection(asyncio.Protocol):
         self._begin_waiting()
 
     def _send(self, call: Call) -> None:
-        """Send the rest of the call's messages as far as the server and the connection accept it."""
+        """Send as much of the rest of the call's messages as the server and the connection accept."""
         # If the server has just reset the stream, that event may not have been handed over.
         with contextlib.suppress(StreamClosedError):
             while call.unsent and not self._is_paused:

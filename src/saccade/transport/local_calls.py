@@ -35,7 +35,7 @@ class NotReached(Exception):
 
 
 class _Answering(Frames):
-    """One caller's stream."""
+    """The server's end of one caller's stream."""
 
     def __init__(self, answer: Handler, opened: set["_Answering"]) -> None:
         super().__init__(self._take, lambda: MAX_BYTES)
@@ -65,7 +65,7 @@ class _Answering(Frames):
 
 
 class CallServer:
-    """Answers calls at the Unix socket *path*, whose folder must belong only to this user."""
+    """Answers calls at the Unix socket *path*, in a folder that only this user may enter."""
 
     def __init__(self, path: Path, answer: Handler) -> None:
         self._path = path
@@ -107,7 +107,7 @@ class CallClient:
         await lasting_task.end(self._task)
 
     async def call(self, request: bytes, seconds: float) -> bytes:
-        """Return the answer to *request*. Raises NotReached after *seconds* at the latest."""
+        """Return the answer to *request*. Raises NotReached if there is none within *seconds*."""
         if self._frames is None:
             raise NotReached
         number = (next(self._numbers) % (1 << 8 * NUMBER_BYTES)).to_bytes(NUMBER_BYTES, "little")

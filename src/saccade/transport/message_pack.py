@@ -9,7 +9,7 @@ _BYTES_OF_COUNT: Final = {ARRAY16: 2, MAP16: 2, ARRAY32: 4, MAP32: 4}
 
 
 def num_items(data: bytes | memoryview, start: int = 0) -> int:
-    """Return how many items the array or map at *start* declares; 0 for anything else."""
+    """Return how many items the array or map at *start* declares, or 0 for anything else."""
     if start >= len(data):
         return 0
     first = data[start]
@@ -20,5 +20,5 @@ def num_items(data: bytes | memoryview, start: int = 0) -> int:
 
 
 def is_short_array(data: bytes) -> bool:
-    """Whether *data* is an array of at most 15 items, whose first item is at data[1]."""
+    """Return whether *data* begins with an array of at most 15 items, so that the first item is at data[1]."""
     return data[:1] >= b"\x90" and data[:1] <= b"\x9f"

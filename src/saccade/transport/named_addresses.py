@@ -1,4 +1,4 @@
-"""Restricts the addresses that a worker may name, by the address that the operator gave for the worker.
+"""Restricts the addresses that a worker may name, based on the address that the operator gave for the worker.
 
 Otherwise a worker could make its gateway, or another worker, connect to any service within their reach. Examples are a
 container daemon's socket, and the credentials that a cloud serves at a link-local address.
@@ -13,7 +13,7 @@ WILDCARDS = ("*", "[::]", "::", "0.0.0.0")  # noqa: S104 - read, not bound
 
 
 def on_host_of_worker(endpoint: str, host: str) -> str | None:
-    """Return the `tcp://host:port` that *endpoint* means for a worker on *host*; None if it is on another host.
+    """Return the `tcp://host:port` that *endpoint* means for a worker on *host*, or None if that is on another host.
 
     A wildcard stands for every address of the worker's host. All loopback names count as one host.
     """
@@ -28,11 +28,11 @@ def on_host_of_worker(endpoint: str, host: str) -> str | None:
 
 
 def may_be_of_worker(address: str, url: str) -> bool:
-    """Whether the worker at *url* may claim that others reach it at *address*, `host:port`.
+    """Return whether the worker at *url* may claim that others reach it at *address*, `host:port`.
 
-    Another host is allowed, but only as an IP address, since the worker may have a separate network for transfers. A
-    loopback address is allowed for a worker on loopback or on a Unix socket. A link-local address, or one that is not a
-    single machine's, is never allowed.
+    The host in *url* is allowed. Another host is too, but only as an IP address, since the worker may have a separate
+    network for transfers. A loopback address is allowed for a worker on loopback or on a Unix socket. A link-local
+    address, or one that is not a single machine's, is not allowed unless *url* has it.
     """
     name, _, port = address.rpartition(":")
     host = "localhost" if url.startswith("unix:") else urlsplit(url).hostname or ""

@@ -10,14 +10,14 @@ from saccade.transport.framing import UNREADABLE
 
 @dataclass(frozen=True)
 class PartialCommand:
-    """The recovered parts; *request_id* is None if even that is missing."""
+    """The recovered parts of a command; *request_id* is None if not even that is readable."""
 
     request_id: str | None = None
     slots: tuple[str, ...] = ()
 
 
 def salvage(command: bytes) -> PartialCommand:
-    """Return the readable parts of *command*, which the decoder of GatewayCommand has refused."""
+    """Return the readable parts of *command*, which the decoder of GatewayCommand refused."""
     try:
         decoded = msgspec.msgpack.decode(command)
     except UNREADABLE:

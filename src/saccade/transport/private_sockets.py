@@ -1,8 +1,8 @@
 """Unix sockets that only chosen users can reach: where they may be, their mode, and a peer's uid.
 
 A socket has mode 0600 from the moment it exists. If the operator allows users in addition to the owner, the socket's
-access control list names them. So the kernel refuses everyone else, also at gRPC's socket, as gRPC does not report a
-peer's uid.
+access control list names them. So the kernel refuses everyone else, even at gRPC's socket, although gRPC does not
+report a peer's uid.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def default_path() -> Path:
-    """Return where a worker listens without --uds, --host and --port. Raises StartupError.
+    """Return where a worker listens without --uds, --host and --port. Raises StartupError if its folder is not safe.
 
     The folder is $XDG_RUNTIME_DIR/saccade, or saccade-UID in the folder for temporary files; it is made with mode 0700.
     """
@@ -62,9 +62,9 @@ def _default_folder() -> Path:
 
 
 def prepare_folder(path: Path, allowed_uids: Collection[int]) -> None:
-    """Make the folder of the socket *path*, and check that it is safe.
+    """Make the folder for the socket at *path* if it is missing, and check that it is safe.
 
-    Raises StartupError if another user could put a socket there, or if a socket there is in use.
+    Raises StartupError if *path* is too long, if any user could replace the socket, or if a process listens there.
     """
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise StartupError(f"The path of a socket takes at most {MAX_PATH_BYTES} bytes; {path} is longer.")
@@ -87,7 +87,10 @@ def _make(folder: Path, mode: int) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a folder in which any user could replace the socket; warn if a group or a parent folder allows it."""
+    """Raise StartupError if *folder* belongs to another user, or if any user could replace the socket in it.
+
+    Warn if other users may write to *folder*, or could replace it.
+    """
     status = folder.stat()
     if status.st_uid not in (os.geteuid(), 0):
         raise StartupError(
@@ -128,7 +131,10 @@ def owner_only() -> Iterator[None]:
 
 
 def bound(path: Path, uids: Collection[int]) -> socket.socket:
-    """Return a socket at *path* for its owner and *uids* that does not listen yet. Raises OSError and StartupError."""
+    """Return a socket that is bound to *path* for its owner and *uids*, and does not listen yet.
+
+    Raises OSError if the path is not available, and StartupError if *uids* cannot be admitted.
+    """
     with contextlib.ExitStack() as undo:
         listener = undo.enter_context(socket.socket(socket.AF_UNIX))
         with owner_only():
@@ -139,7 +145,7 @@ def bound(path: Path, uids: Collection[int]) -> socket.socket:
 
 
 def admit(path: Path, uids: Collection[int]) -> None:
-    """Let the kernel admit these users to the socket at *path*, besides its owner and root."""
+    """Let the kernel admit *uids* to the socket at *path*, in addition to its owner and root. Raises StartupError."""
     if not uids:
         return
     users = [(_USER, _READ_WRITE, uid) for uid in sorted(set(uids))]
@@ -156,6 +162,6 @@ def admit(path: Path, uids: Collection[int]) -> None:
 
 
 def peer_uid(connected: socket.socket) -> int:
-    """Return the uid of the process that connected to a Unix socket, as the kernel recorded it at that time."""
+    """Return the uid of the process that connected to a Unix socket, as the kernel recorded it on connection."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(credentials)[1])

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Servicer:
-    """Translates gRPC's calls for a Front; it has one method for each of CALLS."""
+    """Translates gRPC calls into calls of a Front; it has one method for each of CALLS."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -77,7 +77,7 @@ class _Servicer:
             self._front.hang_up(watcher)
 
     async def _read(self, commands: Any, connection: GatewayStream) -> None:
-        """Pass every command to the front, and end the connection when the gateway has ended its side."""
+        """Pass every command to the front. End the connection when the gateway's side ends or a command is refused."""
         reason = None
         try:
             async for frame in commands:
@@ -89,10 +89,10 @@ class _Servicer:
 
 
 class _Health:
-    """grpc.health.v1, open to clients without credentials, who can neither fill the worker's memory nor block it.
+    """Serves grpc.health.v1 to everyone. Clients without credentials can neither fill the worker's memory nor block it.
 
-    The worker and its only service have the same state, so the name in a request is not read. A message may take
-    MAX_MESSAGE_BYTES on this port, and unread data stays within gRPC's flow control.
+    The worker and its only service have the same state, so the name in a request is not read. Although a message may
+    have MAX_MESSAGE_BYTES on this port, unread data stays within gRPC's flow control.
     """
 
     def __init__(self) -> None:
@@ -137,13 +137,13 @@ class _Health:
 
 
 class WorkerServer:
-    """The gRPC server of one worker, with grpc.health.v1 and reflection; NOT_SERVING until set_ready().
+    """The gRPC server of one worker, with grpc.health.v1 and reflection. It reports NOT_SERVING until set_ready(True).
 
-    At a Unix socket it also accepts streams without gRPC, at the path that ends in `.stream`.
+    If it binds to a Unix socket, it also accepts streams without gRPC, at the same path with `.stream` added.
     """
 
     def __init__(self, front: Front, bind: str, access: Access = OWNER_ONLY) -> None:
-        """*bind* is `host:port` (port 0: any free one) or `unix:/path`; *access* decides who may call."""
+        """*bind* is `host:port` or `unix:/path`, and port 0 takes any free port; *access* decides who may call."""
         self.bind = bind
         self.port = 0
         self._access = access
@@ -196,7 +196,7 @@ class WorkerServer:
         self._health.set_ready(ready)
 
     async def stop(self) -> None:
-        """Stop listening and cancel the remaining calls."""
+        """Stop listening, and cancel calls that have not ended after half a second."""
         with contextlib.suppress(asyncio.CancelledError):
             self._health.set_ready(False)
             if self._streams is not None:

@@ -1,10 +1,10 @@
-"""Passes pixels between processes on one machine: pooled segments in /dev/shm.
+"""Passes pixels and KV state between processes on one machine, in pooled segments in /dev/shm.
 
-The gateway owns a SlotPool and hands out slots; a decode process fills one by its descriptor (write_slot); the engine
-copies it out (read_slot); the gateway takes it back (SlotPool.release). A segment is a file: a header of 64 bytes, then
-the data. Every use of a slot has its own generation number, written after the data. So a reader never mistakes another
-image's pixels, or half an image, for the image that it expects. Segments are outside Python's resource tracker; sweep()
-removes segments that a crash left behind.
+For pixels, the gateway owns a SlotPool and hands out slots. A decode process fills one through its descriptor
+(write_slot), the engine copies it out (read_slot), and the gateway takes it back (SlotPool.release). A segment is a
+file: a header of 64 bytes, then the data. Every use of a segment has its own generation number, which is written after
+the data. So a reader never mistakes another image's pixels, or half an image, for the image that it expects. Python's
+resource tracker does not know the segments; sweep() removes those that a crash left behind.
 """
 
 import mmap
@@ -33,7 +33,7 @@ OPEN_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class SlotError(Exception):
-    """A slot cannot be read or written as its SlotRef says.
+    """A slot does not exist, or does not match its SlotRef.
 
     The message gives the reason, and may be shown to clients.
     """
@@ -41,26 +41,26 @@ class SlotError(Exception):
 
 @dataclass(frozen=True)
 class Slot:
-    """One use of a segment: the reference for writer and reader, and how many data bytes the segment can hold."""
+    """One use of a segment: the reference for its writer and readers, and how many bytes of data the segment holds."""
 
     ref: SlotRef
     capacity_bytes: int
 
 
 def namespace() -> str:
-    """Return the name of this machine's /dev/shm. Two processes share segments exactly if these names are equal."""
+    """Return a name for this process's /dev/shm. Two processes see the same segments if their names are equal."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot_id}:{FOLDER.stat().st_dev}"
 
 
 def readers() -> str:
-    """Return a name for the machine and user. Two processes can share pixels exactly if these names are equal."""
+    """Return a name for this process's /dev/shm and user. Two processes can share slots if their names are equal."""
     return f"{namespace()}:{os.geteuid()}"
 
 
 @dataclass
 class _PooledSegment:
-    """One of the pool's files. *generation* counts its uses; *holders* counts the users of its present content."""
+    """One of the pool's files. *generation* counts its uses; *holders* counts the users of its current content."""
 
     name: str
     capacity_bytes: int
@@ -71,9 +71,9 @@ class _PooledSegment:
 
 @dataclass
 class SlotPool:
-    """The gateway's segments: at most *budget_bytes* of them, kept and reused until close().
+    """A process's segments, which take at most *budget_bytes* in total, and are reused.
 
-    It is about ten times faster to write to a used segment than to a fresh one, whose pages must be created. Not
+    Writing to a used segment is about ten times faster than to a fresh one, whose pages must be created. Not
     thread-safe.
     """
 
@@ -115,10 +115,10 @@ class SlotPool:
         return self._used[name].holders if name in self._used else 0
 
     def release(self, name: str, *, reusable: bool = True) -> None:
-        """End one holder's use of a slot. A name that is not in use is no error.
+        """End one holder's use of a slot. Does nothing if the name is not in use.
 
-        Without *reusable*, another process may still read the segment, so it is removed after its last holder's
-        release.
+        Without *reusable*, the segment is removed after its last holder's release, because another process may still
+        read it.
         """
         segment = self._used.get(name)
         if segment is None:
@@ -133,7 +133,7 @@ class SlotPool:
                 unlink(name)
 
     def close(self) -> None:
-        """Unlink every segment. Readers that have a segment open may finish."""
+        """Unlink every segment. Readers that have a segment open can finish."""
         for segment in (*self._used.values(), *self._free):
             unlink(segment.name)
         self._used.clear()
@@ -176,7 +176,10 @@ def _allocate(segment: _PooledSegment) -> bool:
 
 @contextmanager
 def open_slot(ref: SlotRef) -> Iterator[memoryview]:
-    """Provide the slot's ref.nbytes for writing, like write_slot. Raises SlotError if there is no such segment."""
+    """Open the slot's segment and provide its ref.nbytes bytes for writing, as write_slot does.
+
+    Raises the same errors, and SlotError if there is no such segment.
+    """
     descriptor = open_descriptor(ref)
     try:
         with write_slot(descriptor, ref) as data:
@@ -192,9 +195,9 @@ def open_descriptor(ref: SlotRef) -> int:
 
 @contextmanager
 def write_slot(descriptor: int, ref: SlotRef) -> Iterator[memoryview]:
-    """Provide the slot's ref.nbytes for writing. They count as written if the block ends without an exception.
+    """Provide the slot's ref.nbytes bytes for writing. They count as written if the block ends without an exception.
 
-    Raises SlotError if the segment is not ours or is too short, MemoryError if the process may not map it.
+    Raises SlotError if the segment is not Saccade's or is too short, and MemoryError if it cannot be mapped.
     """
     owner = _header(descriptor, ref)[2]
     # The header goes through the mapping too: a decode process may not write to files.
@@ -258,7 +261,7 @@ def _size_class(nbytes: int) -> int:
 
 
 def start_time(pid: int) -> int:
-    """Return the process's start in clock ticks since boot (proc(5), stat, field 22); 0 if it is not alive."""
+    """Return the process's start time in clock ticks since boot (proc(5), stat, field 22), or 0 if it is not alive."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -285,9 +288,9 @@ def _open(name: str, flags: int) -> int:
 
 
 def _header(descriptor: int, ref: SlotRef) -> tuple[int, int, int]:
-    """Return the generation, size in bytes and owner's namespace of the segment.
+    """Return the generation, the size of the data in bytes, and the owner's PID namespace from the segment's header.
 
-    Raises SlotError unless they match *ref*.
+    Raises SlotError if the segment has no such header, or is too short for *ref*.
     """
     header = os.pread(descriptor, HEADER.size, 0)
     if len(header) < HEADER.size or not header.startswith(MAGIC):
@@ -308,7 +311,7 @@ def _check_complete(descriptor: int, ref: SlotRef) -> None:
 
 
 def exists(name: str) -> bool:
-    """Whether the segment still exists; another program may have cleaned up /dev/shm."""
+    """Return whether the segment still exists; another program may have cleaned up /dev/shm."""
     return os.path.lexists(FOLDER / name)
 
 

@@ -68,7 +68,7 @@ TLS_SCHEME = "grpcs://"
 def target(url: str) -> str:
     """Return gRPC's form of the address in *url*, which is `grpc(s)://host:port` or `unix:/path`.
 
-    Raises StartupError.
+    Raises StartupError if *url* does not name a host and a port, or a socket.
     """
     if url.startswith("unix:"):
         return url
@@ -80,5 +80,5 @@ def target(url: str) -> str:
 
 
 def stream_path(url: str) -> str | None:
-    """Return the path of the stream socket next to gRPC's socket; None unless *url* is a Unix socket."""
+    """Return the path of the stream socket next to gRPC's socket, or None unless *url* is a Unix socket."""
     return f"{url.removeprefix('unix:')}.stream" if url.startswith("unix:") else None

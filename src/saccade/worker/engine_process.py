@@ -43,7 +43,7 @@ pages, since each step on a CPU reads all weights, and looks up the address of e
 
 @dataclasses.dataclass(frozen=True)
 class Timeouts:
-    """How long an engine may take between two iterations, to load, and to exit."""
+    """How long an engine may take between two iterations, between two reports while it loads, and to exit."""
 
     silence_seconds: float = 30.0
     loading_seconds: float = 3600.0
@@ -57,8 +57,8 @@ class EngineProcess:
     """Keeps one engine running: *command* and `--fd N`, where N is its end of the channel to the front.
 
     An engine that dies, or makes no iteration for longer than *timeouts* allows, is replaced. *on_message* gets every
-    message from an engine except EngineFailed. *on_lost* gets a sentence when a ready engine has ended, and all its
-    requests with it. Neither callback may block.
+    message from an engine except EngineFailed. *on_lost* gets a sentence when a ready engine has ended, which also ends
+    all its requests. Neither callback may block.
     """
 
     def __init__(
@@ -90,7 +90,10 @@ class EngineProcess:
             self._channel.send(message)
 
     async def _live(self) -> str:
-        """Start one engine and pass on its messages until it ends. Return the reason as a sentence."""
+        """Start one engine and pass on its messages until it ends.
+
+        Return the reason as a sentence. Raises StartupError with it if no engine has been ready yet.
+        """
         front, engine = socket.socketpair()
         with engine:
             process = await supervision.start_process(
@@ -145,7 +148,7 @@ class EngineProcess:
             await asyncio.sleep(min(remaining, 1.0))
 
     async def _end(self, process: asyncio.subprocess.Process, channel: FrontChannel) -> None:
-        """Ask the engine to exit, wait, and kill it after timeouts.exit_seconds."""
+        """Ask the engine to exit, and kill it if it still runs after timeouts.exit_seconds."""
         with contextlib.suppress(OSError):
             channel.send(Shutdown())
         try:

@@ -96,7 +96,7 @@ class LocalClient:
     async def block_events(self) -> AsyncGenerator[KvEvents, None]:
         """Yield the engine's KV cache contents until the engine ends: a snapshot's messages, then increments.
 
-        Raises WorkerUnavailable while no engine is ready, WorkerFailed if a slow reader has lost messages.
+        Raises WorkerUnavailable while no engine is ready, and WorkerFailed if a slow reader has lost messages.
         """
         try:
             watcher = self._front.watch(True, False)

@@ -43,7 +43,7 @@ SHUTTING_DOWN = "The worker is shutting down; send the request again, to another
 
 @dataclasses.dataclass(frozen=True)
 class WorkerConfig:
-    """*bind* is `host:port` or `unix:/path`; *engine_command* starts the engine, `--fd N` is added to it.
+    """*bind* is `host:port` or `unix:/path`; *engine_command* starts the engine, with `--fd N` added.
 
     After stop(), open requests have *shutdown_timeout_seconds* to finish. *tokenspeed* is the port of TokenSpeed's
     wire, if it is served too.
@@ -91,7 +91,7 @@ class Relay:
         return self._encoder.encode(self.described())
 
     def open(self, frames: Frames | None = None) -> GatewayStream:
-        """Return a new connection to *frames*. Raises the Refused of described()."""
+        """Return a new connection for *frames*. Raises Refused as described() does."""
         self.described()
         connection = GatewayStream(next(self._numbers), frames)
         self._connections[connection.number] = connection
@@ -107,7 +107,10 @@ class Relay:
             self.idle.set()
 
     def receive(self, connection: GatewayStream, command: bytes) -> None:
-        """Pass a command to the engine, or answer it here if it is malformed. Raises Refused if it has no id."""
+        """Pass a command to the engine, or refuse it here if it is malformed or too late.
+
+        Raises Refused if it is malformed and has no request id.
+        """
         try:
             decoded = self._commands.decode(command)
         except UNREADABLE:
@@ -119,7 +122,7 @@ class Relay:
             self.engine.send(Forward(connection.number, command))
 
     def _refusal(self, connection: GatewayStream, command: bytes) -> StepFrame:
-        """Return the answer to a malformed command. Its slots go back, and its request ends if the engine has it."""
+        """Return the answer to a malformed command. It returns the slots, and ends the request if the engine has it."""
         remains = partial_decode.salvage(command)
         if remains.request_id is None:
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "A frame is not a command of saccade.worker.v1.")
@@ -130,7 +133,7 @@ class Relay:
         return StepFrame([delta], list(remains.slots))
 
     def watch(self, blocks: bool, images: bool) -> GatewayStream:
-        """Return a connection with the engine's cache events. Raises the Refused of open()."""
+        """Return a connection with the engine's cache events. Raises Refused as open() does."""
         watcher = self.open()
         del self._connections[watcher.number]
         self._watchers[watcher.number] = watcher
@@ -215,7 +218,7 @@ class WorkerFront:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Drain; then run() ends the streams and the engine, and returns. A second call ends the wait."""
+        """Drain; then run() ends the streams and the engine, and returns. A second call cuts the drain short."""
         if self._stopping.is_set():
             self.relay.idle.set()
         self._stopping.set()
@@ -228,7 +231,7 @@ class WorkerFront:
         return self.relay.description
 
     async def run(self) -> None:
-        """Serve. Raises StartupError if the address is not available or the engine cannot start."""
+        """Serve until stop(). Raises StartupError if the address is not available or the engine cannot start."""
         await self.server.start()
         tasks: list[asyncio.Future[None]] = []
         try:

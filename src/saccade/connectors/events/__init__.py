@@ -1,1 +1,1 @@
-"""Cache events of other engines, in our keys."""
+"""Translates the cache events of other engines to our keys."""

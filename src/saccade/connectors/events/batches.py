@@ -1,4 +1,4 @@
-"""The cache events of vLLM as they are sent over ZeroMQ: batches of events, in all four encodings that releases had.
+"""vLLM's cache events, which it sends over ZeroMQ in batches, in all four encodings that its releases have used.
 
 A batch is a msgpack array or map, and so is each of its events. Other fields are ignored.
 """
@@ -31,10 +31,10 @@ Hash = int | bytes
 class Stored(msgspec.Struct, frozen=True, tag="BlockStored"):
     """Blocks became reusable, each the parent of the next; *parent_block_hash* is None if the first has none.
 
-    *token_ids* are those of all blocks. *extra_keys* has an entry per block: None, or a list of those that apply, in
-    this order: the LoRA adapter's name, [identifier of an image, its start relative to the block's], the cache salt
-    (first block of a prompt only), a digest of prompt embeddings. SGLang has *cache_salt* instead. The block's hash
-    also depends on the *lookahead_token_ids* after it.
+    *token_ids* are those of all blocks. *extra_keys* has an entry per block: None, or a list of those that apply. They
+    are, in this order, the LoRA adapter's name, [an image's identifier, its start relative to the block's], the cache
+    salt (only in a prompt's first block), and a digest of prompt embeddings. SGLang has *cache_salt* instead. The
+    block's hash also depends on the *lookahead_token_ids* after it.
     """
 
     block_hashes: list[Hash]
@@ -73,36 +73,39 @@ class Unknown(msgspec.Struct, frozen=True):
 
 
 class _UnknownArray(Unknown, frozen=True, array_like=True):
-    """An event as an array, whose first value alone is read."""
+    """An event as an array, of which only the first value is read."""
 
 
 class _StoredArray(Stored, frozen=True, array_like=True, tag="BlockStored"):
-    """The form of releases up to 0.23: the tag, then the fields in their order, of which older releases have fewer."""
+    """A Stored in the form of releases up to 0.23: the tag, then the fields in order. Older releases have fewer."""
 
 
 class _RemovedArray(Removed, frozen=True, array_like=True, tag="BlockRemoved"):
-    """The same form."""
+    """A Removed in the same form."""
 
 
 class _ClearedArray(Cleared, frozen=True, array_like=True, tag="AllBlocksCleared"):
-    """The same form, the tag alone."""
+    """A Cleared in the same form: only the tag."""
 
 
 class _BatchArray(msgspec.Struct, frozen=True, array_like=True):
-    """*ts* is a Unix time; a data-parallel rank may follow, but every rank publishes at its own endpoint."""
+    """A batch as an array. *ts* is a Unix time.
+
+    A data-parallel rank may follow, but is not read, since every rank publishes at its own endpoint.
+    """
 
     ts: float
     events: msgspec.Raw
 
 
 class _BatchMap(msgspec.Struct, frozen=True):
-    """The form of a few releases in between."""
+    """A batch as a map, as a few releases in between sent it."""
 
     events: msgspec.Raw
 
 
 class _Lists(msgspec.Struct):
-    """The lists of an event, which are not decoded yet."""
+    """The lists of an event, before they are decoded."""
 
     block_hashes: msgspec.Raw = EMPTY
     token_ids: msgspec.Raw = EMPTY
@@ -111,7 +114,7 @@ class _Lists(msgspec.Struct):
 
 
 class _ListsOfArray(msgspec.Struct, array_like=True):
-    """The same in the order of an array."""
+    """The same lists in an event that is an array."""
 
     tag: msgspec.Raw
     block_hashes: msgspec.Raw = EMPTY
@@ -135,7 +138,7 @@ Event = Stored | Removed | Cleared | Unknown
 
 
 class BatchDecoder:
-    """Decodes batches. Its methods raise msgspec.DecodeError or RecursionError for other bytes."""
+    """Decodes batches. For other bytes, its methods raise one of the errors in saccade.transport.framing.UNREADABLE."""
 
     def __init__(self) -> None:
         self._batch_array = msgspec.msgpack.Decoder(_BatchArray)

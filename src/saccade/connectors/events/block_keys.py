@@ -1,6 +1,6 @@
-"""Between vLLM's names of cached blocks and our keys: salts, image identifiers and the hashes of its events.
+"""Translates between vLLM's names for cached blocks and our keys: salts, image identifiers and hashes in its events.
 
-vLLM names a block by a hash that only vLLM can compute. Its events contain the hash's inputs, so our key of the block
+vLLM names a block by a hash that only vLLM can compute. Its events contain the hash's inputs, so our key for the block
 is computed from them. If any part of a block is not certain, neither it nor the blocks after it are reported.
 """
 
@@ -40,7 +40,7 @@ TEXT_IN_IMAGES = "what stands for an image of this model is more than one run of
 
 
 def cache_salt(salt: bytes) -> str | None:
-    """Return `cache_salt` of a request for the tenant of *salt*; None for the empty salt, which vLLM refuses."""
+    """Return a request's `cache_salt` for the tenant with *salt*, or None for the empty salt, which vLLM refuses."""
     return salt.hex() or None
 
 
@@ -50,16 +50,16 @@ def salt_of(cache_salt: str) -> bytes | None:
 
 
 def media_identifier(salt: bytes, content_hash: bytes) -> str:
-    """Return the identifier of an image in requests to vLLM: `mm_hashes` of tokens-in, `uuid` of a chat.
+    """Return an image's identifier in requests to vLLM: its `mm_hashes` for token ids, its `uuid` in a chat.
 
-    vLLM uses the string as it is, both in the hashes of blocks and as the key of its processor cache, which knows no
+    vLLM uses the string as it is, both in the hashes of blocks and as the key of its processor cache, which ignores the
     salt. So the string names the tenant too, and two tenants never share an entry.
     """
     return f"{content_hash.hex()}.{_tag(salt)}"
 
 
 def content_hash_of(salt: bytes, identifier: str) -> bytes | None:
-    """Return the content hash (32 bytes) in *identifier*, or None for one that this *salt* does not have."""
+    """Return the content hash (32 bytes) in *identifier*, or None if it is not an identifier for this *salt*."""
     digits, _, tag = identifier.partition(".")
     content_hash = _bytes_of(digits)
     return content_hash if tag == _tag(salt) and content_hash is not None and len(content_hash) == HASH_BYTES else None
@@ -83,7 +83,7 @@ class KeyContext:
     """What the keys of a worker's blocks depend on in addition to its events. Sizes count tokens.
 
     *fingerprint* is that of the worker's Description; *placeholder_ids* are the token ids that stand for images.
-    A worker of more than *max_blocks* blocks is not followed; a block takes about 180 bytes here.
+    A worker with more than *max_blocks* blocks is not followed; a block takes about 180 bytes here.
     """
 
     fingerprint: bytes
@@ -97,8 +97,8 @@ class KeyContext:
 class Coverage:
     """How much of a worker's cache its events have reported.
 
-    *earlier* is why the worker may hold blocks that no event has reported, "" if it cannot. *num_refused* counts the
-    events that were not reported, by reason.
+    *earlier* says why the worker may hold blocks that no event has reported, or is "" if it cannot. *num_refused*
+    counts, by reason, what could not be reported exactly.
     """
 
     earlier: str = ""
@@ -107,7 +107,7 @@ class Coverage:
 
     @property
     def exactness(self) -> Exactness:
-        """How exactly the worker can be known."""
+        """How exactly the worker's cache can be known."""
         levels: tuple[Level, ...] = ("NONE", "TEXT_PREFIX", "DEGRADED")
         for level in levels:
             if level in self.limits:
@@ -120,11 +120,11 @@ class Coverage:
         self.limits.clear()
 
     def note_missing(self, reason: str) -> None:
-        """Note why the worker may hold blocks stored before the first event, "" if there are none."""
+        """Note why the worker may hold blocks that were stored before the first event; "" means that it cannot."""
         self.earlier = reason
 
     def limit(self, level: Level, reason: str) -> None:
-        """Note that the worker can be known no better than *level*; the first reason stays."""
+        """Note that the worker's cache can be known no better than *level*; the first reason stays."""
         # Counted under that one too: a reason may quote the worker, whose words have no bound.
         self.num_refused[self.limits.setdefault(level, reason)] += 1
 
@@ -144,10 +144,10 @@ class _Contents(NamedTuple):
 
 
 class ReportedBlocks:
-    """The blocks that a worker reports to hold, by vLLM's hash of each.
+    """The blocks that a worker reports, by vLLM's hash of each.
 
-    vLLM may hold a block twice and reports each copy by the same hash. A block counts as removed with the first copy.
-    Counting copies would report blocks that are gone, since vLLM can be asked to report blocks again that it reuses.
+    vLLM may hold a block twice and reports each copy by the same hash. A block counts as removed when one copy is.
+    Counting copies would report blocks that are gone, since vLLM can be set to report blocks that it reuses again.
     """
 
     def __init__(self, context: KeyContext, coverage: Coverage) -> None:
@@ -173,7 +173,7 @@ class ReportedBlocks:
                 self._coverage.limit("DEGRADED", OTHER_EVENTS.format(kind=event.type[:MAX_QUOTED]))
 
     def _is_followed(self, event: Stored) -> bool:
-        """Whether *event* is of the one group of layers that is followed: one that needs every block of a prefix."""
+        """Return whether *event* is about the group of layers that is followed, which needs every block of a prefix."""
         if not _is_local(event.medium, event.locality):
             return False
         kind, window = event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window
@@ -191,7 +191,7 @@ class ReportedBlocks:
         return False
 
     def _can_be_sliced(self, event: Stored) -> bool:
-        """Whether token ids and extra keys can be divided by block."""
+        """Return whether token ids and extra keys can be divided by block."""
         count, size = len(event.block_hashes), self._context.block_size
         if event.lookahead_token_ids:
             self._coverage.limit("DEGRADED", LOOKAHEAD)
@@ -288,7 +288,7 @@ class ReportedBlocks:
         return runs
 
     def _content_hash_of(self, salt: bytes, identifier: str) -> bytes | None:
-        """Do the same as content_hash_of(), once for the blocks of one image."""
+        """Return the same as content_hash_of(), but compute it only once for an image's consecutive blocks."""
         if self._image[:2] != (salt, identifier):
             self._image = (salt, identifier, content_hash_of(salt, identifier))
         return self._image[2]

@@ -1,7 +1,7 @@
-"""The pages of an engine's KV cache in our keys, from events with the engine's own hashes and the token ids.
+"""Translates events about an engine's KV cache, which have the engine's own hashes and token ids, to our keys.
 
-Our key of a block follows from its parent's key and its tokens. A page that is not known for certain is left out, with
-all that follows it: a page whose parent is not known, or with a pad that stands for no image of this gateway.
+Our key for a block follows from its parent's key and its tokens. A page that is not known for certain is left out, with
+everything after it. Such a page has an unknown parent, or a pad that stands for no image of this gateway.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,8 +43,8 @@ class Chain(NamedTuple):
 class Pages:
     """The pages that a worker holds, by its own hashes, in our keys: blocks of *block_size* tokens.
 
-    A page has *page_size* tokens; a block is one page or several. *earlier* is why events before the first one are not
-    known, "" if there are none.
+    A page has *page_size* tokens; a block is one page or several. *earlier* says why events before the first one are
+    not known, or is "" if there were none.
     """
 
     def __init__(self, fingerprint: bytes, page_size: int, block_size: int, sent: SentImages) -> None:
@@ -68,7 +68,7 @@ class Pages:
         return LATE_TENANT if self._chains and not self._salts.issuperset(self._sent.salts) else ""
 
     def store(self, parent: Hash | None, pages: Iterable[tuple[Hash, Sequence[int]]]) -> Iterator[KvEvent]:
-        """Yield what follows from *pages*, by name with their token ids, stored in a row after *parent*.
+        """Yield our events for *pages*, each a name and token ids, that were stored in a row after *parent*.
 
         Raises WorkerUnavailable if the worker cannot be followed.
         """
@@ -101,14 +101,14 @@ class Pages:
         self._refused = self._refused or reason
 
     def remove(self, names: Iterable[Hash]) -> Iterator[KvEvent]:
-        """Yield what follows from the removal of pages."""
+        """Yield our events for the removal of pages."""
         for name in names:
             chain = self._chains.pop(name, None)
             if chain is not None and not chain.token_ids:
                 yield from (BlockRemoved(key) for _, key in chain.keys)
 
     def clear(self) -> Iterator[KvEvent]:
-        """Yield what follows from the removal of all pages."""
+        """Yield our events for the removal of all pages."""
         yield from self.remove(list(self._chains))
         self.earlier = self._refused = ""
 
@@ -123,7 +123,7 @@ def _closed(chain: Chain) -> Chain:
 
 
 def _grown(chain: Chain, token_ids: Sequence[int], sent: SentImages) -> Chain | None:
-    """Return *chain* with a page of *token_ids*; None if it is not certain what the page shows."""
+    """Return *chain* with a page of *token_ids*, or None if it is not certain what the page shows."""
     grown = chain
     for pad, group in groupby(token_ids, lambda token_id: token_id if token_id >= FIRST_PAD else 0):
         tokens = tuple(group)
@@ -162,7 +162,7 @@ def _with_image(chain: Chain, image: SentImage | None, num_tokens: int) -> Chain
 
 
 def _place(image: SentImage, num_shown: int) -> tuple[int, int]:
-    """Return how many tokens of the span of an image's token *num_shown* come before it, and how many remain."""
+    """Return how many tokens of an image's current span were shown, and how many are left, after *num_shown* in all."""
     stop = 0
     for length in image.spans:
         stop += length

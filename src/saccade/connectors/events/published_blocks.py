@@ -1,4 +1,4 @@
-"""Follow the KV cache events of a vLLM worker, in our block keys.
+"""Follows the KV cache events of a vLLM worker, in our block keys.
 
 The replayed batches are our snapshot, which is complete only if the replay begins with batch 0. The event loop decodes
 batches and computes keys, at most MAX_EVENTS at a time.
@@ -49,8 +49,8 @@ def _reachable(endpoint: str, host: str) -> str:
 def follow(source: EventSource, context: KeyContext, coverage: Coverage) -> AsyncGenerator[KvEvents, None]:
     """Yield what the worker's cache holds in our keys: a snapshot's messages, then increments.
 
-    While this runs, *coverage* knows how exactly the events describe the worker. Raises WorkerUnavailable if the feed
-    is not available, ends, or loses a batch for good: what it reported is void then; ask again.
+    While this runs, *coverage* says how exactly the events describe the worker. Raises WorkerUnavailable if the feed is
+    not available, ends, or loses a batch for good. Then discard what it reported, and call again.
     """
     coverage.begin()
     return translated(source, ReportedBlocks(context, coverage).take, coverage.note_missing)
@@ -61,7 +61,7 @@ async def translated(
 ) -> AsyncGenerator[KvEvents, None]:
     """Yield what an engine publishes as a snapshot's messages, then increments; *take* yields what an event means.
 
-    It calls *on_missing* with the reason why what was stored before is not known, "" if nothing was. Raises
+    It calls *on_missing* with the reason why earlier contents are not known, or with "" if there were none. Raises
     WorkerUnavailable as follow() does.
     """
     parts = partial(_parts, BatchDecoder(), take)
@@ -84,7 +84,7 @@ def _parts(
 ) -> Iterator[list[KvEvent]]:
     """Yield what the events of a batch mean, at most MAX_EVENTS at a time.
 
-    Raises WorkerUnavailable for other bytes, and for numbers that no token id and no place of an image can be.
+    Raises WorkerUnavailable for other bytes, and for numbers that cannot be a token id or an image's place.
     """
     events: list[KvEvent] = []
     try:

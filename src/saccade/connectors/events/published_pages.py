@@ -1,4 +1,4 @@
-"""Cache events of TokenSpeed and SGLang from the engine's own publisher, over ZeroMQ, in our keys.
+"""Follows the cache events of TokenSpeed and SGLang from the engine's own publisher, over ZeroMQ, in our keys.
 
 The publisher keeps its latest batches for replay, which may cover what the worker stored before the gateway listened.
 Unlike those of SMG's wire, its token ids may exceed 32 bits: SGLang's pads (since 0.5.23) do.
@@ -25,10 +25,10 @@ ON_DEVICE = (None, "GPU")
 
 
 def source_of(server: Any, host: str, rank: int | None = None) -> EventSource | None:
-    """Return where a worker on *host* publishes, from its GetServerInfo; None if that is not certain.
+    """Return where a worker on *host* publishes, from its GetServerInfo, or None if that is not certain.
 
-    Its `--kv-events-config` may name an address that means another machine here, so it must be a wildcard or *host*.
-    Both engines publish the events of each data-parallel *rank* on a port of its own: the named one plus the rank.
+    Its `--kv-events-config` may have an address that means another machine here, so that must be a wildcard or *host*.
+    Both engines publish the events of each data-parallel *rank* on its own port: the configured one plus the rank.
     """
     try:
         config = msgspec.json.decode(server.server_args.fields["kv_events_config"].string_value, type=dict[str, Any])
@@ -54,7 +54,10 @@ def _of_rank(endpoint: str, rank: int) -> str:
 
 
 def follow(source: EventSource, pages: Pages) -> AsyncGenerator[KvEvents, None]:
-    """Yield what the worker holds: a snapshot's messages, then increments. Raises WorkerUnavailable at the end."""
+    """Yield what the worker holds: a snapshot's messages, then increments.
+
+    Raises WorkerUnavailable when the feed ends, or if it cannot be followed.
+    """
 
     def note(reason: str) -> None:
         pages.earlier = reason

@@ -1,7 +1,7 @@
-"""Batches of cache events as vLLM and SGLang publish them over ZeroMQ: subscribe, replay, fill gaps.
+"""Receives the batches of cache events that vLLM and SGLang publish over ZeroMQ: subscribes, replays and fills gaps.
 
-An engine numbers its batches from 0 in each process and keeps the latest of them for replay (`buffer_steps`, 10,000 by
-default); it sends no snapshot.
+An engine numbers its batches from 0 in each process, and keeps the latest ones for replay (`buffer_steps`, 10,000 by
+default). It sends no snapshot.
 """
 
 import asyncio
@@ -64,8 +64,8 @@ class _PublishedBatch(NamedTuple):
 class PublishedBatches:
     """The batches of one engine, each once and in order: first replayed(), then published().
 
-    It calls *on_missing* with the reason why batches before the first one are not known, "" if there are none. Use it
-    as a context manager; entering connects, and raises WorkerUnavailable if nobody answers.
+    It calls *on_missing* with the reason why batches before the first one are not known, or with "" if there are none.
+    Use it as a context manager; entering connects, and raises WorkerUnavailable if nobody answers.
     """
 
     def __init__(self, source: EventSource, on_missing: Callable[[str], None]) -> None:
@@ -132,7 +132,7 @@ class PublishedBatches:
     async def _caught_up(self, first: int) -> AsyncGenerator[_PublishedBatch, None]:
         """Yield the batches since *first* that the worker still has; only the first one may have a later number.
 
-        A publisher drops what a subscriber does not read fast enough, so a replay may have gaps: ask for the rest.
+        A publisher drops what a subscriber does not read fast enough, so after a gap this asks for the rest again.
         """
         next_number, has_begun = first, False
         while True:
@@ -151,7 +151,7 @@ class PublishedBatches:
 
 
 class _Sockets:
-    """The connections to one publisher. A lost connection is not made again: it may be another process's."""
+    """The connections to one publisher. A lost connection is not made again: another process may answer."""
 
     def __init__(self, source: EventSource) -> None:
         self.can_replay = source.replay_endpoint is not None

@@ -1,4 +1,4 @@
-"""What this gateway has sent to a worker, so that the worker's events about it can be read.
+"""Remembers what this gateway has sent to a worker, so that the worker's events about it can be read.
 
 Engines such as TokenSpeed write a number derived from an image's hash, its pad, over the image's placeholders. Their
 events carry these numbers as token ids. Only the sender of the image knows what a pad stands for.
@@ -37,7 +37,7 @@ AMBIGUOUS = SentImage(b"", b"", -1, ())
 class SentImages:
     """The newest MAX_IMAGES images and MAX_SALTS salts that were sent. *pad* returns an image's pad.
 
-    Without *pad* no pad is known: for engines that derive pads from what this gateway does not know.
+    Without *pad*, no pad is known. This is for engines that derive pads from data that the gateway does not have.
     """
 
     def __init__(self, pad: Callable[[MediaItem, bytes], int] | None = None) -> None:
@@ -48,7 +48,7 @@ class SentImages:
 
     @property
     def salts(self) -> tuple[bytes, ...]:
-        """The salts of the tenants whose prompts were sent; the empty one if none was."""
+        """The salts of the tenants whose prompts were sent, or the empty salt if none was."""
         return tuple(self._salts) or NO_TENANT
 
     def add(self, request: EngineRequest) -> None:
@@ -68,7 +68,7 @@ class SentImages:
                 del self._images[next(iter(self._images))]
 
     def image(self, pad: int) -> SentImage | None:
-        """Return the image that *pad* stands for; None if none was sent, or more than one."""
+        """Return the image that *pad* stands for, or None if no such image was sent, or more than one."""
         image = self._images.get(pad)
         return None if image is AMBIGUOUS else image
 

@@ -1,1 +1,1 @@
-"""Saccade's own workers."""
+"""The client for Saccade's own workers."""

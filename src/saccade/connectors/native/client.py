@@ -1,7 +1,7 @@
 """The gateway's end of the native wire: one stream to one worker carries many requests.
 
-The stream goes over gRPC, or, on one host, over a Unix socket next to gRPC's, with the same frames. Neither uses gRPC's
-asyncio, which passes every message through threads of its own, and waking each of them costs time
+The stream goes over gRPC or, on the same host, over a Unix socket next to gRPC's, with the same frames. Neither uses
+gRPC's asyncio, which passes every message through threads of its own, and waking each of them costs time
 (docs/decisions/010-unix-stream.md, 039-grpc-over-h2.md).
 """
 
@@ -65,7 +65,7 @@ def _ignore(_: object) -> None:
 
 
 class _SentRequest:
-    """A request that the worker has: the stream of *sink*. Its answer is bounded, since workers may be faulty."""
+    """A request that the worker has. Its answer goes to *sink*, and is limited, since workers may be faulty."""
 
     def __init__(self, session: "_NativeSession", request: EngineRequest, sink: Sink) -> None:
         self._session = session
@@ -79,7 +79,7 @@ class _SentRequest:
 
     @property
     def num_left(self) -> int:
-        """The most deltas that are on the way."""
+        """The most deltas that may still be on the way."""
         return self._bounds.num_left if self._num_open else 0
 
     def take(self, message: TokenDelta | PixelsWanted) -> None:
@@ -113,7 +113,7 @@ class _SentRequest:
 
 
 class _NativeSession:
-    """One stream to the worker at *url*: open requests, and slots that the worker may read.
+    """One stream to the worker at *url*, with its open requests and the slots that the worker may read.
 
     Commands go to *write*, which is set before the stream opens.
     """
@@ -131,7 +131,7 @@ class _NativeSession:
         self.frames = StepFrames(self._max_delta_bytes)
 
     def submit(self, request: EngineRequest, sink: Sink) -> Stream:
-        """Send *request*, whose deltas go to *sink*. Raises ImageTooLarge if it fits no message."""
+        """Send *request*, whose deltas go to *sink*. Raises ImageTooLarge if it does not fit a message."""
         if request.request_id in self._open:
             self._on_released(slots_of(request))
             raise InternalError(f"The request id {request.request_id} is in use already.")
@@ -149,7 +149,7 @@ class _NativeSession:
             self._on_released(slots)
 
     def _send(self, command: EngineRequest | SupplyPixels, slots: Sequence[str]) -> None:
-        """Send a command that lends *slots*. Raises ImageTooLarge if it fits no message; the slots are back then."""
+        """Send a command that lends *slots*. If it does not fit a message, give them back and raise ImageTooLarge."""
         encoded = self._encoder.encode(command)
         if len(encoded) > MAX_COMMAND_BYTES:
             # gRPC would end the stream over it, and with it all other requests.
@@ -182,8 +182,8 @@ class _NativeSession:
     def deliver(self, frame: StepFrame) -> None:
         """Hand every delta and question to its request; drop those for a request that has left.
 
-        Raises Excess if too many are of no open request, or too many frames say nothing. A worker sends its load four
-        times a second, and a gateway that was paused for hours reads all at once.
+        Raises Excess if too many belong to no open request, or too many frames have no content. The limit is high: a
+        worker sends its load four times a second, and a gateway that was paused for hours reads it all at once.
         """
         messages: list[TokenDelta | PixelsWanted] = [*frame.pixels_wanted, *frame.deltas]
         arrived = [one for one in messages if one.request_id in self._open]
@@ -235,13 +235,13 @@ def slots_of(request: EngineRequest) -> list[str]:
 
 
 class WorkerClient(Connector[_NativeSession]):
-    """A gateway's connection to one worker of Saccade.
+    """A gateway's connection to one of Saccade's workers.
 
-    *url* is `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *credentials* are sent to the worker. Its model's
-    files are those of *known_files* if these are equal.
+    *url* is `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *credentials* are sent to the worker. If
+    *known_files* has model files that equal the worker's, the description has those.
 
-    Every slot of a request passed to generate() comes back through *on_released*, by name, once for each image in it:
-    when the worker has copied it, or never will.
+    Every slot of a request passed to generate() comes back through *on_released*, by name, once for each image in it.
+    It comes back when the worker has copied it or never will.
     """
 
     LOSS_LEVEL = logging.DEBUG  # errors of gRPC have a line of their own
@@ -271,7 +271,7 @@ class WorkerClient(Connector[_NativeSession]):
 
     @property
     def ready(self) -> bool:
-        """Whether a stream is open to a running engine that does not drain: whether to send it new requests."""
+        """Whether to send it new requests: a stream is open to a running engine that is not draining."""
         return self._session is not None and not (self.load is not None and self.load.draining)
 
     def refuses(self, traits: RequestTraits) -> RequestError | None:
@@ -279,13 +279,13 @@ class WorkerClient(Connector[_NativeSession]):
         return None
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Whether the worker is believed to hold an image's encoder output, so that its pixels need not be sent."""
+        """Return whether the worker is believed to hold an image's encoder output, so that pixels need not be sent."""
         return (salt, content_hash) in self._held_images
 
     def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield what the worker's caches hold: a snapshot's messages, then increments.
 
-        Raises WorkerUnavailable if there is no feed, or no longer: what it reported is void then; ask again.
+        Raises WorkerUnavailable if there is no feed, or it ends. Then discard what it reported, and call again.
         """
         if self._session is None:
             raise WorkerUnavailable(NOT_READY)
@@ -315,7 +315,7 @@ class WorkerClient(Connector[_NativeSession]):
             await super()._run()
 
     async def _live(self) -> str:
-        """Describe, stream, relay until the stream ends; return why it ended."""
+        """Get the description, open a stream, and relay its frames until it ends; return why it ended."""
         session, stub = _NativeSession(self.url, self._on_released), self._stub
         keeping_up = None
 
@@ -351,7 +351,7 @@ class WorkerClient(Connector[_NativeSession]):
         return description_of(reply.description, self._known_files)
 
     def _log(self, error: grpc.aio.AioRpcError) -> None:
-        """Log why there is no stream: once for each kind of reason until there is one."""
+        """Log why there is no stream, once for each kind of reason until a stream opens."""
         code = error.code()
         if code not in self._logged:
             self._logged.add(code)
@@ -395,7 +395,7 @@ class _GrpcStream:
             self.ended.set_exception(error.with_traceback(None))
 
     def end(self, status: grpc.StatusCode, details: str) -> None:
-        """Let *ended* be done, with gRPC's error unless *status* is OK."""
+        """Complete *ended*, with gRPC's error unless *status* is OK."""
         if self.ended.done():
             return
         if status is grpc.StatusCode.OK:
@@ -417,7 +417,10 @@ def _head(command: bytes) -> bytes:
 async def _over_grpc(
     credentials: WorkerCredentials, url: str, session: _NativeSession, take: Callable[[bytes], None]
 ) -> None:
-    """Send the commands of *session*, and call *take* with each frame until the stream ends. Raises gRPC's error."""
+    """Send the commands of *session*, and call *take* with each frame until the stream ends.
+
+    Raises gRPC's error, the error of a frame that is unreadable, or ChannelClosed if there is no connection.
+    """
     # A message has a few bytes besides its frame.
     stream, calls = _GrpcStream(take), credentials.streams(url, lambda: session.frames.max_bytes + 16)
     metadata = [(name.encode(), value.encode()) for name, value in credentials.metadata]

@@ -1,4 +1,4 @@
-"""Reads a worker's description, whose parts are counted before objects are made of them."""
+"""Reads a worker's description, and counts its parts before it makes objects of them."""
 
 from typing import Final
 from weakref import WeakValueDictionary
@@ -35,14 +35,14 @@ class KnownFiles:
         self._files: WeakValueDictionary[bytes, ModelFiles] = WeakValueDictionary()
 
     def same_as(self, files: ModelFiles, encoded: memoryview) -> ModelFiles:
-        """Return the known files that equal *files*, whose encoding is *encoded*; these are known from now on."""
+        """Return the known files that equal *files*, whose encoding is *encoded*, or *files*, which are known then."""
         return self._files.setdefault(blake3(encoded).digest(), files)
 
 
 def description_of(payload: bytes, known: KnownFiles) -> Description:
     """Return the description in *payload*, with files of *known* if it has equal ones.
 
-    Raises UNREADABLE, also if it has too many files or facts.
+    Raises UNREADABLE, including for too many files, or for facts that are too long.
     """
     files = msgspec.msgpack.decode(payload, type=_Whole).files
     if len(payload) - memoryview(files).nbytes > MAX_FACT_BYTES:

@@ -1,4 +1,4 @@
-"""Read the feed of a worker's cache events: messages in order and without gaps, or an error."""
+"""Reads the feed of a worker's cache events: messages in order and without gaps, or an error."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ class _Whole(msgspec.Struct, array_like=True):
 
 
 def _message_of(payload: bytes) -> KvEvents:
-    """Return the message in *payload*. Raises UNREADABLE, also if it has too many events."""
+    """Return the message in *payload*. Raises UNREADABLE, including for too many events."""
     if num_items(memoryview(msgspec.msgpack.decode(payload, type=_Whole).events)) > MAX_EVENTS:
         raise msgspec.ValidationError("a message has too many events")
     return msgspec.msgpack.decode(payload, type=KvEvents)
@@ -39,7 +39,7 @@ def _message_of(payload: bytes) -> KvEvents:
 async def follow(stub: Any, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
     """Yield the messages of one feed: those of the snapshot, then increments, whose numbers increase by one.
 
-    Raises WorkerUnavailable if the feed is refused, ends, or loses a message: what it reported is void then. *stub* is
+    Raises WorkerUnavailable if the feed is refused, ends, or loses a message. Then discard what it reported. *stub* is
     WorkerCredentials.calls().
     """
     call = stub.KvEvents(KvEventsRequest(blocks=blocks, images=images))
@@ -73,7 +73,7 @@ MAX_HELD_IMAGES = 1 << 18
 
 
 class HeldImages:
-    """The images, as (salt, content_hash), that a worker reports to hold. Empty while there is no feed.
+    """The images, as (salt, content_hash), that a worker reports. Empty while there is no feed.
 
     If there are more than MAX_HELD_IMAGES, the oldest are forgotten, and their pixels are sent again.
     """

@@ -1,7 +1,7 @@
-"""Reads the frames of a worker's stream. What they hold is counted first, and objects are made of it afterwards.
+"""Reads the frames of a worker's stream. It counts their parts before it makes objects of them.
 
-A frame of 24 MiB may have eight million deltas without a token, and to make objects of them takes 20 s and 2 GB. What
-a frame may hold follows from the requests that the stream carries, so no honest worker meets a bound.
+A frame of 24 MiB may have eight million deltas without a token, and making objects of them takes 20 s and 2 GB. What
+a frame may hold follows from the requests that the stream carries, so no honest worker reaches a limit.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,7 @@ def logprob_bytes(request: EngineRequest) -> int:
 class StepFrames:
     """Decodes the frames of one stream, whose requests enter() and leave().
 
-    *delta_bytes* returns the most bytes that a delta of a request may have, 0 for a request that is not open.
+    *delta_bytes* returns the most bytes that a delta of a request may have, or 0 for a request that is not open.
     """
 
     def __init__(self, delta_bytes: Callable[[str], int]) -> None:
@@ -92,7 +92,7 @@ class StepFrames:
 
     @property
     def max_bytes(self) -> int:
-        """The longest frame that may come."""
+        """The most bytes that a frame may have."""
         return min(MAX_MESSAGE_BYTES, MAX_FRAME_BYTES + self._most_logprob_bytes)
 
     def enter(self, request: EngineRequest) -> None:
@@ -109,11 +109,11 @@ class StepFrames:
         self._num_spare += num_left
 
     def lend(self, num_slots: int) -> None:
-        """Note that the worker may read as many more slots."""
+        """Note that the worker may read *num_slots* more slots."""
         self._num_lent += num_slots
 
     def take_back(self, num_slots: int) -> None:
-        """Note that the worker has released as many slots."""
+        """Note that the worker has released *num_slots* slots."""
         self._num_lent -= num_slots
 
     def spend(self, num_strays: int) -> None:
@@ -152,7 +152,7 @@ class StepFrames:
         )
 
     def _delta(self, raw: msgspec.Raw) -> TokenDelta | None:
-        """Return the delta in *raw*; None for one whose request is not open, which may have any size."""
+        """Return the delta in *raw*, or None if its request is not open; then it may have any size."""
         most = self._delta_bytes(self._names.decode(raw).request_id)
         if not most:
             self.spend(1)

@@ -1,1 +1,1 @@
-"""Workers of SGLang and TokenSpeed, which speak SMG's wire."""
+"""Clients for workers of SGLang and TokenSpeed, which speak SMG's wires."""

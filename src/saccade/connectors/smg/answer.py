@@ -1,4 +1,4 @@
-"""GenerateResponses of SMG's scheduler wires to TokenDeltas, and their gRPC statuses to errors.
+"""Translates GenerateResponses of SMG's scheduler wires to TokenDeltas, and their gRPC statuses to errors.
 
 The messages of TokenSpeed's and SGLang's wires have the same fields for an answer.
 """
@@ -30,7 +30,7 @@ REFUSED = (
 
 
 class SmgAnswer:
-    """One answer as it arrives. take() every message, then close() if the stream ends; `finished` after the last."""
+    """One answer as it arrives. Call take() with every message, and close() if the stream ends without a last one."""
 
     def __init__(self, request: EngineRequest) -> None:
         self.finished = False
@@ -50,7 +50,7 @@ class SmgAnswer:
         return self._num_tokens > 0
 
     def take(self, response: Any) -> TokenDelta | None:
-        """Return what *response* adds, None for nothing. Raises WorkerFailed if it makes no sense or is too much."""
+        """Return what *response* adds, or None. Raises WorkerFailed if it makes no sense or is too much."""
         # There is a message for every token, and every field that is read takes time.
         if response.HasField("chunk"):
             chunk = response.chunk
@@ -94,7 +94,9 @@ class SmgAnswer:
         return self._delta(token_ids, reason, complete, logprobs)
 
     def _logprobs(self, message: Any, token_ids: Sequence[int]) -> list[TokenLogprob]:
-        """Return those of *token_ids*, the newest tokens of *message*. Raises UnsupportedParameter if there are none.
+        """Return the log probabilities of *token_ids*, the newest tokens of *message*.
+
+        Raises UnsupportedParameter if there are none.
 
         A worker that was started without log probabilities leaves them out; every worker does so for a stop id that it
         trims.
@@ -120,7 +122,7 @@ class SmgAnswer:
 
 
 def _check_index(message: Any) -> None:
-    """Raise WorkerFailed if the answer is not to the one sample of these wires' requests."""
+    """Raise WorkerFailed unless *message* is for sample 0, the only one of a request on these wires."""
     if message.index:
         raise WorkerFailed(NOT_ASKED_FOR)
 
@@ -135,10 +137,10 @@ def _logprob(token_id: int, logprob: float, top: Any | None) -> TokenLogprob:
 
 
 def error_of(status: grpc.StatusCode, *, begun: bool) -> SaccadeError:
-    """Return what a gRPC status means for the client; *begun* if a part of the answer had come.
+    """Return what a gRPC status means for the client; *begun* says whether part of the answer had arrived.
 
-    The statuses are those that the servicer makes of its engine's (smg_grpc_servicer/engine_status.py). Its sentences
-    are the engine's and are not shown.
+    The servicer makes the statuses from its engine's (smg_grpc_servicer/engine_status.py). Its sentences are the
+    engine's and are not shown.
     """
     if status in REFUSED:
         return RequestError("The worker does not accept this request as it is.")

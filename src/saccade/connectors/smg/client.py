@@ -1,4 +1,4 @@
-"""A worker with one of SMG's scheduler wires as a gateway sees it, one call per request.
+"""The client for a worker with one of SMG's scheduler wires. It makes one call per request.
 
 TokenSpeed's wire and SGLang's (packages of `smg-grpc-proto`) have calls of the same names to register, watch, abort and
 follow caches, and answers with the same fields. tokenspeed.py and sglang.py have the differences.
@@ -82,9 +82,10 @@ logger = logging.getLogger(__name__)
 
 
 class SmgClient(Connector[SmgSession]):
-    """A worker of another project, or one of its data-parallel ranks: *url* is SCHEME + host:port, with `?rank=K`.
+    """The client for a worker of another project, or for one of its data-parallel ranks.
 
-    *sent* notes what the worker was sent, as far as that explains its events. *rank* is None for a whole worker.
+    *url* is SCHEME + host:port, followed by `?rank=K` for a rank. *rank* is None for a whole worker. *sent* notes what
+    the worker was sent, if that explains its events.
     """
 
     SCHEME: ClassVar[str]
@@ -117,7 +118,7 @@ class SmgClient(Connector[SmgSession]):
         """Return *request* as this wire's GenerateRequest; *payloads* are its pixels, or names of shared memory."""
 
     def refused(self, traits: RequestTraits, session: SmgSession) -> RequestError | None:
-        """Return the error for what this wire cannot express, None if it can."""
+        """Return the error for a request that this wire cannot express, or None if it can."""
         return refused_parameter(traits)
 
     def begin(self, request: EngineRequest) -> None:  # most wires have nothing to note
@@ -133,12 +134,12 @@ class SmgClient(Connector[SmgSession]):
         return self.refused(traits, session)
 
     def unknowable(self, server: Any) -> str:
-        """Return why the events of the worker cannot be read, from GetServerInfo; "" if they can."""
+        """Return, from GetServerInfo, why the worker's events cannot be read, or "" if they can."""
         return kv_events.SEVERAL_CACHES if self.rank is None and smg_model.num_ranks(server) > 1 else ""
 
     @property
     def exactness(self) -> Exactness:
-        """How exactly its events report what it holds."""
+        """How exactly the worker's events report what it holds."""
         if self._session is None:
             return Exactness("NONE", "it is not ready")
         if self._session.exactness == EXACT and (missing := self._missing()):
@@ -163,9 +164,9 @@ class SmgClient(Connector[SmgSession]):
         await super().close()
 
     def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
-        """Yield the blocks that the worker stores and drops from now on; its events do not report encoder outputs.
+        """Yield the blocks that the worker stores and drops; its events do not report encoder outputs.
 
-        Raises WorkerUnavailable if there is no feed, or no longer.
+        Earlier blocks come first if the engine replays them. Raises WorkerUnavailable if there is no feed, or it ends.
         """
         session = self._session
         if session is None:
@@ -203,9 +204,9 @@ class SmgClient(Connector[SmgSession]):
     ) -> Stream:
         """Send *request*, to whose message *complete* may add; its deltas go to *sink*.
 
-        The sink fails with WorkerUnavailable if no worker is ready, WorkerFailed if it dies or makes no sense,
-        ImageTooLarge for more inline pixels than a message holds, UnsupportedParameter for what this wire cannot
-        express, and RequestError, QueueFull or DeadlineExceeded if the worker refuses.
+        The sink fails with WorkerUnavailable if no worker is ready, and with WorkerFailed if it dies or sends nonsense.
+        It fails with ImageTooLarge for more inline pixels than a message holds, and with UnsupportedParameter for what
+        this wire cannot express. If the worker refuses, the error is RequestError, QueueFull or DeadlineExceeded.
         """
         links = Links(self._context.on_released, self._context.on_discarded, slots_of(request))
         return _SmgStream(request, sink, links, partial(self._message, request, links, complete), self)
@@ -233,7 +234,7 @@ class SmgClient(Connector[SmgSession]):
         return message
 
     def response(self, payload: bytes) -> Any:
-        """Return the message in *payload*. Raises WorkerFailed if it is none."""
+        """Return the message in *payload*. Raises WorkerFailed if it is not one."""
         try:
             return self.MESSAGES.GenerateResponse.FromString(payload)
         except DecodeError:

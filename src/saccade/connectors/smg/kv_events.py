@@ -1,6 +1,7 @@
-"""Cache events as SMG's scheduler wires carry them (`SubscribeKvEvents`) to events in our keys.
+"""Translates cache events of SMG's scheduler wires (`SubscribeKvEvents`) to events in our keys.
 
-It leaves out pages of adapters, of tenants of other gateways and of other tiers than the device, and those of pages.py.
+It leaves out pages of adapters, of other gateways' tenants and of tiers other than the device, as well as those that
+pages.py leaves out.
 """
 
 import asyncio
@@ -43,14 +44,14 @@ def taken(pages: Pages, event: common_pb2.KvCacheEvent) -> Iterator[KvEvent]:
 
 
 def _is_ours(stored: common_pb2.KvBlocksStored) -> bool:
-    """Whether a request of ours could use the blocks: on the device, without adapter and salt."""
+    """Return whether a request of ours could use the blocks: on the device, without adapter and salt."""
     if stored.tier not in DEVICE or stored.locality not in LOCAL or stored.lora_name or stored.cache_salt:
         return False
     return not any(page.cache_level or page.lora_id for page in stored.blocks)
 
 
 async def reason_for_none(stub: Any) -> str:
-    """Return why the worker of *stub* publishes no events; "" if it does."""
+    """Return why the worker of *stub* publishes no events, or "" if it does."""
     call = stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
     try:
         await asyncio.wait_for(call.wait_for_connection(), SUBSCRIBE_SECONDS)
@@ -70,10 +71,10 @@ async def follow(
 ) -> AsyncGenerator[KvEvents, None]:
     """Yield what the worker of *stub* reports from now on: an empty snapshot, then increments.
 
-    The wire has no snapshot: what the worker stored before is not known, and neither is what follows it. Of a relay of
-    several data-parallel ranks, only the batches of *rank* count. The load that comes with batches, or between them,
-    goes to *on_load*. Raises WorkerUnavailable if the feed ends, has a gap, or reports several caches to a client of
-    no rank.
+    Unless a relay sends a snapshot, what the worker stored before is not known, and neither is what follows it. If a
+    relay merges several data-parallel ranks, only the batches of *rank* count. The load that comes with batches, or
+    between them, goes to *on_load*. Raises WorkerUnavailable if the feed ends, has a gap, or reports several caches
+    to a client without a rank.
     """
     call = stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
     last: int | None = None

@@ -1,4 +1,4 @@
-"""What a worker with one of SMG's scheduler wires reports of itself, and its model's files, streamed as a zip."""
+"""Reads what a worker with one of SMG's scheduler wires reports about itself, and its model's files from a zip."""
 
 import hashlib
 import io
@@ -26,9 +26,10 @@ MIN_BLOCK_TOKENS = 16
 
 
 def describe(info: Any, server: Any, files: ModelFiles, *, version: str, pixel_dtype: str, dtype: str) -> Description:
-    """Return what GetModelInfo (*info*) and GetServerInfo (*server*) report. Raises StartupError for too little.
+    """Return what GetModelInfo (*info*) and GetServerInfo (*server*) report.
 
-    A worker that does not say how many sequences it computes at a time is taken to compute one.
+    A worker that does not say how many sequences it computes at a time is taken to compute one. Raises StartupError if
+    the model's name or the length of its context is missing.
     """
     name = served_name(info)
     if not name or info.max_context_length <= 0:
@@ -64,7 +65,7 @@ def num_ranks(server: Any) -> int:
 
 
 def served_name(info: Any) -> str:
-    """Return GetModelInfo's name of the model; "" if it has none."""
+    """Return the name that GetModelInfo has for the model, or "" if it has none."""
     return str(info.served_model_name or info.model_path.rstrip("/").rpartition("/")[2])
 
 
@@ -101,7 +102,7 @@ def _of_rank(loads: Sequence[Any], rank: int | None) -> Sequence[Any]:
 
 
 def count(arguments: Any, *names: str) -> int:
-    """Return the first of the named numbers that is present and not 0; a Struct holds every number as a float."""
+    """Return the first of the named numbers that is at least 1, or 0; a Struct holds every number as a float."""
     numbers = (arguments[name].number_value for name in names)
     return next((int(number) for number in numbers if 1 <= number < 1 << 31), 0)
 
@@ -139,7 +140,7 @@ def unpack_bundle(bundle: bytes) -> ModelFiles:
 
 
 def _check_directory(bundle: bytes) -> None:
-    """Bound the number of entries before a library lists them (APPNOTE.TXT 4.3.16: the last record, no comment)."""
+    """Limit the number of entries before a library lists them (APPNOTE.TXT 4.3.16: the last record, no comment)."""
     end = bundle[-END_RECORD_BYTES:]
     plain = end.startswith(b"PK\x05\x06") and end.endswith(b"\x00\x00")
     locator = bundle[-END_RECORD_BYTES - ZIP64_LOCATOR_BYTES : -END_RECORD_BYTES]

@@ -38,7 +38,7 @@ def sampling_fields(sampling: SamplingParams, eos_token_ids: Collection[int]) ->
 
 
 def refused_parameter(traits: RequestTraits) -> UnsupportedParameter | None:
-    """Return the error for what these wires lack, None without; of several samples, they cannot abort a single one."""
+    """Return the error for a parameter that these wires lack, or None. They could not abort one of several samples."""
     sampling = traits.sampling
     requested = {
         "n": traits.num_samples > 1,

@@ -1,4 +1,4 @@
-"""What a client of one of SMG's scheduler wires gets from its gateway, and what it knows of a registered worker."""
+"""What a client for one of SMG's scheduler wires gets from its gateway, and what it knows about a registered worker."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from saccade.protocol.exactness import Exactness
 
 @dataclass(frozen=True)
 class Traits:
-    """What a wire must know of a model in addition to its files.
+    """What a wire must know about a model in addition to its files.
 
-    *grid_name* is the model's name of an image's grid. *plain_positions*: a token's position is its place in the
+    *grid_name* is the model's name for an image's grid. *plain_positions*: a token's position is its place in the
     prompt, so it does not follow from grids. *keeps_every_token*: all its layers attend to all tokens.
     """
 
@@ -28,10 +28,11 @@ class Traits:
 class ClientContext:
     """What a client calls and reads in its gateway.
 
-    Every slot of a request passed to generate() comes back once for each image in it: through *on_released* if the
-    worker has copied it or will never read it, through *on_discarded* if it may still be reading. *on_change* is called
-    with a client that has become ready, or is no longer, *on_load* with one that has reported its load. The model's
-    files come from *model_files* by its name, else from the worker's own folder by *read_files*, else from the worker.
+    Every slot of a request passed to generate() comes back once for each image in it. It comes through *on_released* if
+    the worker has copied it or will never read it, and through *on_discarded* if the worker may still be reading.
+    *on_change* is called with a client that has become ready or is no longer ready, *on_load* with one that has
+    reported its load. The model's files come from *model_files* by its name, otherwise from the worker's own folder
+    with *read_files*, otherwise from the worker.
     """
 
     on_released: Callable[[Sequence[str]], None]

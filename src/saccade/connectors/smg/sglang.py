@@ -1,4 +1,4 @@
-"""An SGLang worker as a gateway sees it: `sglang.grpc.scheduler.SglangScheduler`."""
+"""The client for an SGLang worker, which serves `sglang.grpc.scheduler.SglangScheduler`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +33,7 @@ BOTH, PREFILL, DECODE = "null", "prefill", "decode"
 
 
 class SglangClient(SmgClient):
-    """An SGLang worker, which must have been started in *mode*. Images travel inline: it takes no shared memory."""
+    """The client for an SGLang worker, which must run in *mode*. Images travel inline: it takes no shared memory."""
 
     SCHEME = SCHEME
     NAME = "SGLang"
@@ -50,7 +50,7 @@ class SglangClient(SmgClient):
         self._salt: bytes | None = None
 
     def describe(self, info: Any, server: Any, files: ModelFiles) -> Description:
-        """Return the worker's description. Raises StartupError if it lacks something or runs in another mode."""
+        """Return the worker's description. Raises StartupError if it is incomplete, or if the mode is another."""
         arguments = server.server_args.fields
         mode = arguments["disaggregation_mode"].string_value or BOTH
         if mode != self._mode:
@@ -92,6 +92,6 @@ class SglangClient(SmgClient):
         self._salt = request.salt
 
     def unknowable(self, server: Any) -> str:
-        """Return why the worker's events cannot be read; "" if they can."""
+        """Return why the worker's events cannot be read, or "" if they can."""
         algorithm = server.server_args.fields["speculative_algorithm"].string_value
         return super().unknowable(server) or (BIGRAMS if algorithm.upper().startswith(BIGRAM_ALGORITHMS) else "")

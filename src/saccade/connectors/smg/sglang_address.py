@@ -25,8 +25,8 @@ FORMS = (
 class SglangAddress:
     """A worker at *target*, `host:port`.
 
-    *prefill* is the target of the prefill worker in its pair. *bootstrap* is that worker's bootstrap port, 0 for the
-    one that the worker reports. *role* is "prefill", "decode" or "".
+    *prefill* is the target of the prefill worker in its pair. *bootstrap* is the prefill worker's bootstrap port, or 0
+    for the one that the prefill worker reports. *role* is "prefill", "decode" or "".
     """
 
     target: str
@@ -36,7 +36,7 @@ class SglangAddress:
 
     @classmethod
     def read(cls, url: str) -> "SglangAddress":
-        """Read *url*. Raises StartupError."""
+        """Read *url*. Raises StartupError for any other form."""
         try:
             split = urlsplit(url)
             query = parse_qs(split.query, keep_blank_values=True, strict_parsing=bool(split.query), max_num_fields=4)

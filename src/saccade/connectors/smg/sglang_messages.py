@@ -1,8 +1,8 @@
-"""EngineRequest to SGLang's GenerateRequest.
+"""Translates an EngineRequest to SGLang's GenerateRequest.
 
 The contract is sglang_scheduler.proto of smg-grpc-proto, and what smg_grpc_servicer/sglang/servicer.py makes of it. All
-images of a request are one concatenated tensor of float32, with one grid for each image. The spans of all images follow
-each other. The engine hashes that tensor itself, and keeps the grids on the CPU.
+images of a request are concatenated to one float32 tensor, with one grid for each image. The spans of all images are in
+order. The engine hashes that tensor itself, and keeps the grids on the CPU.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,7 +25,7 @@ MAX_ROOM = (1 << 31) - 1
 class Meeting:
     """Where the two legs of a request meet: at the prefill worker's bootstrap server, in a numbered room.
 
-    *room* is in [1, MAX_ROOM]: a room modulo the number of data-parallel ranks is the prefill rank.
+    *room* is in [1, MAX_ROOM]; modulo the number of data-parallel ranks, it is the prefill rank.
     """
 
     host: str
@@ -43,8 +43,8 @@ def generate_request(
 ) -> pb.GenerateRequest:
     """Return *request* as SGLang's message.
 
-    *payloads* are the pixels of each image. *grid_name* is the model's name of an image's grid; *eos_token_ids* are the
-    ids at which the worker stops without being asked.
+    *payloads* are the pixels of each image. *grid_name* is the model's name for an image's grid; *eos_token_ids* are
+    the ids at which the worker stops without being asked.
     """
     sampling = request.sampling
     message = pb.GenerateRequest(

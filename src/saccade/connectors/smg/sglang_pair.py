@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 class SglangPair:
     """The workers at *url*, `sglang://DECODE?prefill=PREFILL`, with the interface of fleet.worker.Worker.
 
-    Either leg's end is the request's: the other is aborted.
+    If a leg fails before the first delta, the request fails. When the request ends, legs that still run are aborted.
     """
 
     serves_one_salt = True
@@ -54,12 +54,12 @@ class SglangPair:
 
     @property
     def description(self) -> Description | None:
-        """The prefill worker's: it computes the prompts, and keeps them."""
+        """The prefill worker's description, because that worker computes the prompts, and keeps them."""
         return self._prefill.description
 
     @property
     def load(self) -> Load | None:
-        """What waits for either worker, and what the decode worker runs."""
+        """The decode worker's load, with the number of requests that wait for either worker."""
         prefill, decode = self._prefill.load, self._decode.load
         if prefill is None or decode is None:
             return None

@@ -1,7 +1,7 @@
-"""Our shared-memory slots under names that a consumer may unlink.
+"""Lends our shared-memory slots under names that a consumer may unlink.
 
-On the wires of SMG a same-host tensor is a file of /dev/shm: the consumer opens it by name, reads nbytes at an offset,
-and unlinks the name (smg_grpc_servicer/mm_shm.py). Saccade sends a hard link to a pooled segment, so the segment stays
+On SMG's wires, a same-host tensor is a file in /dev/shm. The consumer opens it by name, reads nbytes at an offset, and
+unlinks the name (smg_grpc_servicer/mm_shm.py). Saccade sends a hard link to a pooled segment, so the segment stays
 and is used again. Its pages need not be allocated again, which is most of the cost of a fresh segment.
 
 A link that is gone was read. One that still exists when the request ends may be open, now or soon: it is unlinked, and
@@ -40,7 +40,7 @@ class Links:
     _loans: dict[str, str] = field(default_factory=dict)
 
     def lend(self, slot: SlotRef) -> str | None:
-        """Return a new name for the data of *slot*; None if no link can be made."""
+        """Return a new name for the data of *slot*, or None if no link can be made."""
         name = f"smg-tokenspeed-{os.getpid()}-{time.clock_gettime_ns(time.CLOCK_BOOTTIME)}-{len(self._loans)}"
         try:
             os.link(FOLDER / slot.name, FOLDER / name)
@@ -82,7 +82,7 @@ def sweep() -> int:
 
 
 def _stale(path: Path) -> bool:
-    """Whether *path* is a link of ours whose maker is dead: its pid is unknown, or of a process that began later."""
+    """Return whether *path* is our link and its maker is dead: no process has its pid, or one that began later."""
     match = NAME.fullmatch(path.name)
     if match is None or not _ours(path):
         return False
@@ -91,7 +91,7 @@ def _stale(path: Path) -> bool:
 
 
 def _ours(path: Path) -> bool:
-    """Whether the file has a segment's header, of this PID namespace. SMG's own files and others' have none."""
+    """Return whether the file has a segment's header, of this PID namespace. SMG's own files and others' have none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | OPEN_FLAGS)
     except OSError:

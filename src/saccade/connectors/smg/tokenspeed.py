@@ -1,6 +1,6 @@
-"""A TokenSpeed worker as a gateway sees it: `tokenspeed.grpc.scheduler.TokenSpeedScheduler`.
+"""The client for a TokenSpeed worker, which serves `tokenspeed.grpc.scheduler.TokenSpeedScheduler`.
 
-Its `dp_size` is the number of data-parallel ranks that a request can name (smg_grpc_servicer/tokenspeed/servicer.py).
+The worker's `dp_size` is how many data-parallel ranks a request can name (smg_grpc_servicer/tokenspeed/servicer.py).
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ PIXEL_DTYPES = {"": "bfloat16", "bfloat16": "bfloat16"}
 
 
 class TokenSpeedClient(SmgClient):
-    """A TokenSpeed worker. Its events name images by pads of the hashes that it was sent, so they can be read."""
+    """The client for a TokenSpeed worker. Its events name images by pads made from the hashes that the client sends."""
 
     SCHEME = SCHEME
     NAME = "TokenSpeed"
@@ -39,7 +39,7 @@ class TokenSpeedClient(SmgClient):
         super().__init__(url, context, SentImages(pad))
 
     def describe(self, info: Any, server: Any, files: ModelFiles) -> Description:
-        """Return the worker's description. Raises StartupError if it lacks something, such as this rank."""
+        """Return the worker's description. Raises StartupError if it is incomplete, or if there is no such rank."""
         if self.rank is not None and self.rank >= smg_model.count(server.server_args.fields, "dp_size"):
             raise StartupError(f"The worker has no data-parallel rank {self.rank}, or its requests cannot name ranks.")
         version = f"tokenspeed {server.tokenspeed_version}"

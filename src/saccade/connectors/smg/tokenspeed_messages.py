@@ -1,4 +1,4 @@
-"""EngineRequest to TokenSpeed's GenerateRequest, and the pads that stand for images in its events.
+"""Translates an EngineRequest to TokenSpeed's GenerateRequest, and computes the pads for images in its events.
 
 The contract is tokenspeed_scheduler.proto of smg-grpc-proto, and what smg_grpc_servicer/tokenspeed/servicer.py makes
 of it.
@@ -30,7 +30,7 @@ def generate_request(
     """Return *request* as TokenSpeed's message.
 
     *payloads* are the pixels of each image, or the name of their file in shared memory. *grid_name* is the model's name
-    of an image's grid; *eos_token_ids* are the ids at which the worker stops without being asked.
+    for an image's grid; *eos_token_ids* are the ids at which the worker stops without being asked.
     """
     sampling = request.sampling
     seed = None if sampling.seed is None else sampling.seed % (1 << 64)
@@ -59,7 +59,7 @@ def salted_hash(item: MediaItem, salt: bytes) -> bytes:
 
 
 def pad(item: MediaItem, salt: bytes) -> int:
-    """Return what TokenSpeed writes over the placeholders of *item*: a number in its modality's range, by the hash."""
+    """Return what TokenSpeed writes over *item*'s placeholders: a number from the hash, in its modality's range."""
     number = int.from_bytes(salted_hash(item, salt)[:8], "little") % PADS_PER_MODALITY
     return FIRST_PAD + MODALITIES.index(item.modality) * PADS_PER_MODALITY + number
 

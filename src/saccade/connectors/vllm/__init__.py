@@ -1,1 +1,1 @@
-"""Servers of vLLM."""
+"""The client for vLLM servers."""

@@ -1,4 +1,4 @@
-"""vLLM's streamed answers to TokenDeltas, and its refusals to errors for clients."""
+"""Translates vLLM's streamed answers to TokenDeltas, and its refusals to errors for clients."""
 
 from http import HTTPStatus
 
@@ -30,7 +30,7 @@ event repeats the ids of a prompt. Those in texts count, too, and are few."""
 
 
 class _Top(msgspec.Struct):
-    """A token and its log probability: by *token_id*, in chats as *token*. Only the former has a *rank*."""
+    """A token and its log probability. The token is *token_id* with a *rank*, or in chats *token* without one."""
 
     logprob: float
     token_id: int | None = None
@@ -64,13 +64,13 @@ class _SampleEvent(msgspec.Struct):
 
 
 class _PromptDetails(msgspec.Struct):
-    """Null unless the server runs with --enable-prompt-tokens-details."""
+    """Details about the prompt; null unless the server runs with --enable-prompt-tokens-details."""
 
     cached_tokens: int | None = None
 
 
 class _UsageEvent(msgspec.Struct):
-    """In the last event."""
+    """The usage, which is in the last event."""
 
     prompt_tokens_details: _PromptDetails | None = None
 
@@ -176,7 +176,7 @@ def _logprob(token: _Token, num_top: int) -> TokenLogprob:
 
 
 def error_of(code: int | str | None, *, begun: bool) -> SaccadeError:
-    """Return what an HTTP status means for the client; *begun* if a part of the answer had come.
+    """Return what an HTTP status means for the client; *begun* says whether part of the answer had arrived.
 
     vLLM's own words are not shown.
     """

@@ -1,4 +1,4 @@
-"""A vLLM worker as a gateway sees it: prompts go over HTTP as token ids or, if the server takes none, as chats."""
+"""The client for a vLLM server. Prompts go over HTTP as token ids or, if the server takes none, as chats."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 class _VllmSession:
-    """A worker while it is healthy. It is believed to hold the images that it was sent last."""
+    """A worker while it is healthy. It is believed to hold the images that were sent to it last."""
 
     def __init__(self, http: Http, server: Server) -> None:
         self.http = http
@@ -86,8 +86,8 @@ class _VllmSession:
 class VllmClient(Connector[_VllmSession]):
     """A gateway's connections to one vLLM server, or one data-parallel rank of it.
 
-    *url* is one of vllm_http.rank_urls(). Pixels must be inline: slots of a request passed to generate() are refused
-    and come back through *on_released*. *reader* has the model's files.
+    *url* is one of http.rank_urls(). Pixels must be inline: slots of a request passed to generate() are refused and
+    come back through *on_released*. *reader* has the model's files.
     """
 
     LIMIT_SECONDS, HEALTHY_SECONDS = 5.0, 10.0
@@ -134,7 +134,7 @@ class VllmClient(Connector[_VllmSession]):
         return traits.needs_token_ids
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Whether the server was sent an image recently and so is believed to hold its pixels."""
+        """Return whether the server was sent an image recently and so is believed to hold its pixels."""
         return self._session is not None and self._session.holds(salt, content_hash)
 
     async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
@@ -151,12 +151,12 @@ class VllmClient(Connector[_VllmSession]):
             self._is_followed = False
 
     def generate(self, request: EngineRequest, sink: Sink) -> Stream:
-        """Send *request* by its token ids; the deltas of its samples go to *sink*.
+        """Send *request* as token ids; the deltas of its samples go to *sink*.
 
         If the server no longer holds an image, the sink is asked for its pixels, and the request is sent once more.
-        Raises WorkerUnavailable if the server is away. The sink fails with WorkerFailed if the server dies or makes no
-        sense, UnsupportedParameter for what this wire cannot express, ImageTooLarge for too many pixels, and
-        RequestError, QueueFull or DeadlineExceeded if the server refuses.
+        Raises WorkerUnavailable if the server is away. The sink fails with WorkerFailed if the server dies or sends
+        nonsense, with UnsupportedParameter for what this wire cannot express, and with ImageTooLarge for too many
+        pixels. If the server refuses, the error is RequestError, QueueFull or DeadlineExceeded.
         """
         session = self._checked(request)
         return PulledStream(self.url, sink, lambda stream: self._read(session, request, sink, stream))
@@ -177,7 +177,7 @@ class VllmClient(Connector[_VllmSession]):
         await self._read_tokens(session, again, VllmAnswer(request), sink)
 
     def generate_chat(self, request: EngineRequest, chat: ChatPrompt, sink: Sink) -> Stream:
-        """Do the same as generate(), but send *request* by its *chat*. Its media need no pixels."""
+        """Do the same as generate(), but send *request* as *chat*. Its media need no pixels."""
         session = self._checked(request)
         return PulledStream(self.url, sink, lambda _: self._read_chat(session, request, chat, sink))
 
@@ -242,7 +242,7 @@ class VllmClient(Connector[_VllmSession]):
             response.close()
 
     def _compare(self, request: EngineRequest, answer: VllmAnswer) -> None:
-        """Note if the server made other token ids of a chat: then its blocks are not those of our prompts."""
+        """Note if the server made other token ids from a chat: then its blocks are not those of our prompts."""
         token_ids, answer.prompt_token_ids = answer.prompt_token_ids, None
         if token_ids is not None and token_ids != request.token_ids and self._tokenises_alike:
             self._tokenises_alike = False
@@ -278,7 +278,7 @@ class VllmClient(Connector[_VllmSession]):
 
 
 async def _made(request: EngineRequest, body: Callable[[], bytes]) -> bytes:
-    """Return the result of *body* for *request*: in a thread, if it would delay others."""
+    """Return the result of *body* for *request*, computed in a thread if it would delay other tasks."""
     if not request.media and len(request.token_ids) < THREAD_FROM_TOKENS:
         return body()
     return await asyncio.to_thread(body)

@@ -78,7 +78,7 @@ def _malformed(url: str) -> StartupError:
 
 
 class Http:
-    """Requests to the server at *to*, with *credentials*. Make it within the event loop that uses it."""
+    """Sends requests to the server at *to*, with *credentials*. Create it in the event loop that uses it."""
 
     def __init__(self, to: VllmAddress, credentials: WorkerCredentials) -> None:
         headers = {} if credentials.token is None else {"Authorization": f"Bearer {credentials.token}"}
@@ -103,18 +103,18 @@ class Http:
         return self._session.closed
 
     async def close(self) -> None:
-        """Close every connection; whatever still runs raises WorkerFailed."""
+        """Close every connection; reading an open stream then raises aiohttp.ClientConnectionError."""
         for response in self._streams:
             # aiohttp closes the connections, but a task that reads from one would wait for ever.
             response.content.set_exception(aiohttp.ClientConnectionError())
         await self._session.close()
 
     async def get(self, path: str, seconds: float) -> tuple[int, bytes]:
-        """Return status and body of the answer to a GET, which must come within *seconds*."""
+        """Return the status and body of the answer to a GET, which must come within *seconds*."""
         return await self._whole("GET", path, None, seconds)
 
     async def post(self, path: str, body: bytes, seconds: float) -> tuple[int, bytes]:
-        """Return status and body of the answer to a POST of JSON, which must come within *seconds*."""
+        """Return the status and body of the answer to a POST of JSON, which must come within *seconds*."""
         return await self._whole("POST", path, body, seconds)
 
     async def stream(
@@ -162,7 +162,7 @@ _FAULTS: tuple[tuple[type[Exception], str], ...] = (
 
 
 async def read_body(response: aiohttp.ClientResponse) -> bytes:
-    """Return the whole body. Raises WorkerUnavailable for one of more than MAX_REPLY_BYTES."""
+    """Return the whole body. Raises WorkerUnavailable if it has more than MAX_REPLY_BYTES."""
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece
@@ -172,9 +172,9 @@ async def read_body(response: aiohttp.ClientResponse) -> bytes:
 
 
 async def events(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-    """Yield the data of each server-sent event but the last, DONE, until the stream ends.
+    """Yield the data of each server-sent event except the last, DONE, until the stream ends.
 
-    Every event of vLLM's is one line. Raises WorkerFailed for one of more than MAX_EVENT_BYTES, and aiohttp's errors if
+    Each of vLLM's events is one line. Raises WorkerFailed if one has more than MAX_EVENT_BYTES, and aiohttp's errors if
     the connection breaks.
     """
     begun = bytearray()
@@ -201,7 +201,7 @@ def parsed(body: bytes) -> Any:
 
 
 def check_reply(body: bytes) -> None:
-    """Raise WorkerUnavailable if to decode the JSON in *body* would make too many objects."""
+    """Raise WorkerUnavailable if decoding the JSON in *body* would make too many objects."""
     is_long = body.count(b",") > MAX_REPLY_VALUES or body.count(b"[") + body.count(b"{") > MAX_REPLY_BRACKETS
     if is_long and (
         num_brackets(body, MAX_REPLY_BRACKETS) > MAX_REPLY_BRACKETS

@@ -1,8 +1,8 @@
-"""Images in the form in which vLLM's own processor leaves them, for requests of token ids.
+"""Writes images in the form in which vLLM's own processor leaves them, for requests with token ids.
 
-vLLM takes each tensor with its name, dtype and shape, and how tensors of several images are put together. These
-depend on model, version and flags. So the worker is asked once to process an image, and later images are written in
-the form of its answer.
+vLLM takes each tensor with its name, dtype and shape, and with the way to join the tensors of several images. These
+depend on the model, version and flags. So the worker is asked once to process an image, and later images are written
+in the form of its answer.
 """
 
 import math
@@ -35,10 +35,10 @@ CHANNELS = 3
 
 @dataclass(frozen=True)
 class ImageForm:
-    """Names and types of an image's two tensors: its patches, and its grid of int64.
+    """The names and types of an image's two tensors: its patches, and its int64 grid.
 
-    *modality* is the request's name of images. *pixels_shape* is that of one patch. *pixels_field* and *grid_field* say
-    how vLLM joins the tensors of several images; the former lacks the number of patches.
+    *modality* is the request's name for images. *pixels_shape* is one patch's. *pixels_field* and *grid_field* say how
+    vLLM joins the tensors of several images; the former lacks the number of patches.
     """
 
     modality: str
@@ -51,7 +51,10 @@ class ImageForm:
 
 
 def read_form(rendered: Any) -> ImageForm:
-    """Return the form in the worker's answer to /render for a chat with one image. Raises StartupError."""
+    """Return the form in the worker's answer to /render for a chat with one image.
+
+    Raises StartupError for a form that Saccade cannot write.
+    """
     try:
         ((modality, (data,)),) = rendered["features"]["kwargs_data"].items()
         tensors = msgspec.msgpack.decode(pybase64.b64decode(data, validate=True))

@@ -1,4 +1,4 @@
-"""EngineRequest to the bodies of vLLM's requests: /inference/v1/generate for token ids, /v1/chat/completions for chats.
+"""Makes the bodies of vLLM's requests: /inference/v1/generate for token ids, /v1/chat/completions for chats.
 
 The contract is vllm/entrypoints/scale_out/token_in_token_out/protocol.py and openai/chat_completion/protocol.py of
 vLLM 0.32.
@@ -27,10 +27,10 @@ WHOLE: Mapping[str, Any] = {"stream": True, "stream_options": {"include_usage": 
 
 
 def generate_body(request: EngineRequest, model: str, form: ImageForm | None) -> bytes:
-    """Return the body that asks for *request* by its token ids; images are inline, or go by their identifier alone.
+    """Return the body that sends *request* as token ids. Images are inline, or only their identifiers are sent.
 
-    The time is proportional to the pixels. Raises UnsupportedParameter for what the wire lacks, ImageTooLarge for more
-    pixels than a request may bring.
+    The time is proportional to the pixels. Raises UnsupportedParameter for what the wire lacks, and ImageTooLarge for
+    more pixels than a request may have.
     """
     _check_parameters(request)
     body = {
@@ -59,10 +59,10 @@ def generate_body(request: EngineRequest, model: str, form: ImageForm | None) ->
 
 
 def chat_body(request: EngineRequest, model: str, chat: ChatPrompt) -> bytes:
-    """Return the body that asks for *request* by its chat. The time is proportional to the images.
+    """Return the body that sends *request* as *chat*. The time is proportional to the images.
 
-    Each image has its identifier, so that the worker names it as tokens-in would. Raises UnsupportedParameter and
-    ImageTooLarge as generate_body() does.
+    Each image has its identifier, so that the worker names it as it does with token ids. Raises UnsupportedParameter
+    and ImageTooLarge as generate_body() does.
     """
     _check_parameters(request)
     _check_bytes(sum(map(len, chat.images)))
@@ -93,7 +93,7 @@ def probe_body(model: str) -> bytes:
 
 
 def refused_parameter(traits: RequestTraits) -> UnsupportedParameter | None:
-    """Return the error for what vLLM does not stream, None without."""
+    """Return the error for a parameter that vLLM does not stream, or None."""
     if traits.sampling is None or traits.sampling.num_prompt_logprobs is None:
         return None
     return UnsupportedParameter(
@@ -135,7 +135,7 @@ def _priority(request: EngineRequest) -> Mapping[str, int]:
 
 
 def _num_logprobs(sampling: SamplingParams) -> int | None:
-    """Return how many to ask for: one more than requested, because vLLM counts the drawn token among them."""
+    """Return how many log probabilities to ask for: one more, because vLLM counts the drawn token among them."""
     requested = sampling.num_logprobs
     return requested and min(requested + 1, max(requested, MAX_TOP_LOGPROBS))
 

@@ -1,4 +1,4 @@
-"""A stream over a library that is pulled: one task reads the answer, and pushes it to the sink."""
+"""A stream for a library whose answers are pulled: a task reads the answer, and pushes it to the sink."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,4 +1,4 @@
-"""What a vLLM server reports of itself: its model, its cache, its load, how it takes prompts, where it sends events."""
+"""Reads what a vLLM server reports: its model, its cache, its load, how it takes prompts and where it sends events."""
 
 import asyncio
 import math
@@ -65,9 +65,9 @@ class _Models(msgspec.Struct):
 class Server:
     """A vLLM server, or one data-parallel rank of it, that can take requests.
 
-    *form* is how images are written for it; with None it takes chats only, for *chat_reason*. Its cache events come
-    from *source*, None if it has none. *exactness* is how exactly they report what it holds, and *context* is what our
-    keys of its blocks depend on.
+    *form* is how images are written for it; if it is None, the server takes chats only, for *chat_reason*. Its cache
+    events come from *source*, or *source* is None. *exactness* is how exactly they report what it holds, and *context*
+    is what our keys for its blocks depend on.
     """
 
     description: Description
@@ -86,7 +86,7 @@ class Samples:
 
     @classmethod
     def read(cls, body: bytes) -> "Samples":
-        """Read vLLM's own samples. Raises WorkerUnavailable for too many lines."""
+        """Read vLLM's own samples. Raises WorkerUnavailable for more than MAX_METRIC_BYTES."""
         if len(body) > MAX_METRIC_BYTES:
             raise WorkerUnavailable(f"/metrics has more than {MAX_METRIC_BYTES} bytes.")
         values: dict[str, list[tuple[Mapping[str, str], float]]] = {}
@@ -95,15 +95,15 @@ class Samples:
         return cls(values)
 
     def labels(self, name: str, rank: int | None) -> Mapping[str, str]:
-        """Return the labels of the first sample *name*; {} without one."""
+        """Return the labels of the first sample *name*, or {} if there is none."""
         return next((labels for labels, _ in self._of(name, rank)), {})
 
     def total(self, name: str, rank: int | None) -> float:
-        """Return the sum of the samples *name* of a rank, or of all."""
+        """Return the sum of the samples *name* for a rank, or for all ranks."""
         return sum(value for _, value in self._of(name, rank))
 
     def largest(self, name: str, rank: int | None) -> float:
-        """Return the largest of the samples *name* of a rank, or of all."""
+        """Return the largest of the samples *name* for a rank, or for all ranks."""
         return max((value for _, value in self._of(name, rank)), default=0.0)
 
     def _of(self, name: str, rank: int | None) -> Iterator[tuple[Mapping[str, str], float]]:
@@ -116,9 +116,9 @@ def _is_of(labels: Mapping[str, str], rank: int) -> bool:
 
 @dataclass(frozen=True)
 class FileReader:
-    """The source of a server's model files: those of *model_files* for its name, else its own folder by *read*.
+    """Finds a server's model files: in *model_files* by its name, otherwise in its own folder with *read*.
 
-    *placeholder_id* returns the token id that stands for images in a model's files, None if nothing does.
+    *placeholder_id* returns the token id that stands for images in a model's files, or None if nothing does.
     """
 
     model_files: Mapping[str, ModelFiles]
@@ -141,7 +141,7 @@ class FileReader:
 async def discover(http: Http, to: VllmAddress, reader: FileReader) -> Server:
     """Ask the server for its description.
 
-    Raises WorkerUnavailable if it does not answer, StartupError if it cannot serve.
+    Raises WorkerUnavailable if it does not answer, and StartupError if it cannot serve.
     """
     rank = to.rank
     await check_health(http)
@@ -178,7 +178,7 @@ async def discover(http: Http, to: VllmAddress, reader: FileReader) -> Server:
 def exactness_of(source: EventSource | None, num_sources: int, rank: int | None, chat_reason: str) -> Exactness:
     """Return how exactly the events of *source* report what a server holds; it has *num_sources* in all.
 
-    *chat_reason* is why the server takes chats only, "" if it takes token ids.
+    *chat_reason* says why the server takes chats only, or is "" if it takes token ids.
     """
     if rank is None and num_sources > 1:
         return Exactness("NONE", f"it has {num_sources} data-parallel ranks: add ?ranks={num_sources} to its address")
@@ -219,7 +219,8 @@ def load_of(samples: Samples, rank: int | None, num_blocks: int) -> Load:
 def describe(models: Sequence[_ListedModel], cache: Mapping[str, str], files: ModelFiles, version: str) -> Description:
     """Return the description of a server, whose *cache* is the labels of vllm:cache_config_info.
 
-    vLLM does not report its weights, so the fingerprint is that of the files alone. Raises StartupError.
+    vLLM does not report its weights, so the fingerprint is that of the files alone. Raises StartupError if it reports
+    too little.
     """
     block_size, num_blocks = _count(cache.get("block_size")), _count(cache.get("num_gpu_blocks"))
     max_model_len = models[0].max_model_len
@@ -255,7 +256,7 @@ async def _models(http: Http) -> list[_ListedModel]:
 
 
 async def _probe(http: Http, model: str) -> tuple[ImageForm | None, str]:
-    """Return the form of images for requests of token ids, or None with the reason why the server takes chats only."""
+    """Return the form of images for requests with token ids, or None and the reason why the server takes chats only."""
     status, body = await http.post(RENDER, probe_body(model), PROBE_SECONDS)
     if status in OFF:
         return None, NO_TOKENS
@@ -268,7 +269,7 @@ async def _probe(http: Http, model: str) -> tuple[ImageForm | None, str]:
 
 
 async def _sources(http: Http) -> dict[int, Mapping[str, Any]]:
-    """Return the publishers of cache events by rank; none if the server has no such endpoint."""
+    """Return the publishers of cache events by rank, or none if the server has no such endpoint."""
     status, body = await http.get("/kv_event_sources", CALL_SECONDS)
     sources = parsed(body) if status == HTTPStatus.OK else {}
     if not isinstance(sources, dict) or not all(isinstance(source, dict) for source in sources.values()):
@@ -291,7 +292,7 @@ async def _body(http: Http, path: str) -> bytes:
 
 
 def _number(value: str) -> float:
-    """Return a sample's value, 0 for one that is no finite number: a gauge without a reading is NaN."""
+    """Return a sample's value, or 0 if it is not a finite number: a gauge without a reading is NaN."""
     try:
         number = float(value)
     except ValueError:

@@ -1,1 +1,1 @@
-"""Decide what each step computes: requests, sequences, the scheduler, KV blocks and images. No torch, no tensors."""
+"""Decides what each step computes: requests, sequences, the scheduler, KV blocks and images. Has no tensors."""

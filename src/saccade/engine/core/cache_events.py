@@ -2,7 +2,7 @@
 
 All watchers of the same caches get the same increments, so each increment is numbered and encoded once. A snapshot
 shows the caches at the time of the watch request. It is sent in pieces, one per step, so that it does not delay a step;
-later increments queue until it is complete. Without watchers, the caches report no events and this module stores
+later increments are queued until it is complete. Without watchers, the caches report no events and this module stores
 nothing.
 """
 
@@ -60,7 +60,7 @@ class _Snapshot:
 
 
 class _WatcherGroup:
-    """The watchers of the same caches; *watchers* maps each to the snapshot that is still being sent, or None."""
+    """The watchers of one set of caches; *watchers* maps each to the snapshot that is still being sent, or None."""
 
     def __init__(self, caches: WatchedCaches) -> None:
         self.kinds = caches.kinds()
@@ -69,7 +69,7 @@ class _WatcherGroup:
 
 
 class CacheFeed:
-    """The watchers of one engine's caches, by number. Not thread-safe.
+    """The watchers of one engine's caches, identified by number. Not thread-safe.
 
     *states* holds the checkpoints of recurrent layers or the blocks of sliding-window layers; most models have neither.
     """

@@ -16,7 +16,7 @@ class Counters(Sums, kw_only=True):
     steps_by_tokens: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_TOKEN_BOUNDS) + 1))
 
     def count_step(self, num_tokens: int) -> None:
-        """Count a step that computed *num_tokens*, at least one."""
+        """Count a step that computed *num_tokens*, which is at least one."""
         self.step_tokens_total += num_tokens
         self.steps_by_tokens[bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += 1
 

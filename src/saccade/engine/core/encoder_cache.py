@@ -1,10 +1,10 @@
-"""Tracks which images' features the executors hold, by content and within a byte budget.
+"""Tracks which images' features the executors hold, keyed by content and limited to a byte budget.
 
 The executors hold the tensors themselves, by id.
 
 Room is made before an image is encoded, since its size is known in advance. An unfinished prefill pins the entries that
 it still needs; other entries are evicted, least recently used first. Pinned entries and entries that are being encoded
-may exceed the budget: the encode budget limits each step.
+may exceed the budget, but the encode budget limits how much each step adds.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -17,7 +17,7 @@ from saccade.protocol.kv_events import ImageRemoved, ImageStored, KvEvent
 
 @dataclass(slots=True)
 class _CachedImage:
-    """An image that is encoded, or whose encoding is planned. *images* are the pinned images of requests."""
+    """An image that is encoded, or whose encoding is planned. *images* are the requests' images that pin it."""
 
     output_id: int
     is_encoded: bool = False
@@ -25,7 +25,7 @@ class _CachedImage:
 
 
 class EncoderCache:
-    """An LRU cache with pins.
+    """An LRU cache of encoder outputs, with pins.
 
     *on_event* is called for every image that becomes usable or is removed.
     """
@@ -63,7 +63,7 @@ class EncoderCache:
         return key in self._entries
 
     def output_id(self, key: EncoderKey) -> int:
-        """Return the id of an entry, and mark the entry used. Raises KeyError."""
+        """Return the id of an entry, and mark the entry as used. Raises KeyError."""
         entry = self._entries.get(key)
         if entry is None:
             raise KeyError(key)
@@ -107,7 +107,7 @@ class EncoderCache:
             self._evict(image.key)
 
     def forget_image(self, key: EncoderKey) -> None:
-        """Drop an entry unless it is pinned. An unknown key is no error."""
+        """Drop an entry unless it is pinned. An unknown key is ignored."""
         if key in self._entries and not self._is_kept(key):
             self._entries.drop(key)
 
@@ -126,7 +126,7 @@ class EncoderCache:
         return dropped
 
     def _entry(self, key: EncoderKey) -> _CachedImage:
-        """Return an entry without marking it used. Raises KeyError."""
+        """Return an entry without marking it as used. Raises KeyError."""
         entry = self._entries.peek(key)
         if entry is None:
             raise KeyError(key)

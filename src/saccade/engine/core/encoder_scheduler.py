@@ -1,10 +1,10 @@
-"""Chooses the images to encode, and pins encoder outputs for as long as sequences need them. No torch.
+"""Chooses the images to encode, and pins encoder outputs for as long as sequences need them. Does not import torch.
 
 A chunk ends before an image that does not fit the step's patch budget. An image larger than the whole budget is encoded
-alone. While no sequence decodes, images are encoded in the step that needs them. While a sequence decodes, a step has a
-part of the budget, so that the next tokens come soon: an image that exceeds it is encoded in several steps, some layers
-of all its patches in each. Chunks end before it until its last layer. An image that is captured in a CUDA graph is
-encoded whole.
+alone. While no sequence decodes, images are encoded in the step that needs them. While a sequence decodes, a step gets
+only part of the budget, so that the next tokens come soon. An image that exceeds this part is encoded over several
+steps: each step passes all its patches through some of the layers. Chunks end before the image until its last layer is
+planned. An image that runs as a CUDA graph is encoded whole.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -34,10 +34,12 @@ logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class EncodeCosts:
-    """The cost of encoding a media item of a grid and original size: patches to compute, bytes of features to keep.
+    """The cost of encoding a media item.
 
-    Patches pass *num_layers* layers, a video's part by part: of one that has a grid and a modality, *parts* are encoded
-    one after another. An image of up to *most_whole* patches is encoded in one step.
+    It has *patches* to compute, by its grid, and *num_bytes* of features, by its grid and original size.
+
+    All patches pass through *num_layers* layers. A video is encoded part by part; *parts* counts them by grid and
+    modality. An image of up to *most_whole* patches is encoded in one step.
     """
 
     patches: Callable[[Grid], int]
@@ -48,9 +50,9 @@ class EncodeCosts:
 
     @staticmethod
     def of_model(spec: ModelSpec, itemsize: int, most_patches: int, most_whole: int = 0) -> "EncodeCosts":
-        """Return the costs for the model of *spec*, whose features have *itemsize* bytes each.
+        """Return the costs for the model of *spec*, whose feature values have *itemsize* bytes each.
 
-        A part of a video has at most *most_patches*.
+        A part of a video has at most *most_patches* patches.
         """
 
         def parts(grid: Grid, modality: str) -> int:
@@ -67,7 +69,7 @@ class EncodeCosts:
 
 
 class _Paused(NamedTuple):
-    """An image that launched steps have begun to encode. What is left of it: *num_layers*, each over *patches*."""
+    """An image that is not encoded yet, or only in part: *num_layers* are left, each over *patches*."""
 
     output_id: int
     num_layers: int
@@ -76,9 +78,9 @@ class _Paused(NamedTuple):
 
 @dataclass(eq=False)
 class EncoderScheduler:
-    """Plans the encoder, within *budgets* of each step. Steps in flight complete the images of *launched*.
+    """Plans the encoder's work within each step's *budgets*.
 
-    Steps in flight encode the images in *launched*. *frames* gets the names of the slots that were read.
+    Steps in flight complete the images in *launched*. *frames* receives the names of the slots that were read.
     """
 
     budgets: Budgets
@@ -92,7 +94,7 @@ class EncoderScheduler:
     _paused: dict[EncoderKey, _Paused] = field(default_factory=dict)
 
     def share(self, sequence: Sequence, samples: Iterable[Sequence]) -> None:
-        """Pin the encoder outputs that *sequence* has pinned for the request's other samples, too."""
+        """Give the request's other *samples* the same pins that *sequence* has."""
         for image in sequence.images:
             for until in [until for index, until in image.pins if index == sequence.index]:
                 for sample in samples:
@@ -100,11 +102,11 @@ class EncoderScheduler:
 
     @property
     def has_unpinned(self) -> bool:
-        """Whether an image is begun that no request needs any more."""
+        """Whether steps have begun an image that no request needs any more."""
         return any(not self.encoder_cache.is_pinned(key) for key in self._paused)
 
     def begin_step(self, builder: ScheduleBuilder, decodes: bool) -> None:
-        """Start scheduling a step, and go on with the images that earlier ones began.
+        """Start scheduling a step, and continue with the images that earlier steps began.
 
         *decodes* says whether a sequence decodes in the step. If none does, the images are completed.
         """
@@ -137,7 +139,7 @@ class EncoderScheduler:
             self.encoder_cache.abandon(key)
 
     def abandon_unpinned(self) -> None:
-        """Forget the images that are begun and that no request needs any more."""
+        """Forget the images that steps have begun but that no request needs any more."""
         self.abandon([key for key in self._paused if not self.encoder_cache.is_pinned(key)])
 
     def abandon_step(self, schedule: Schedule) -> None:
@@ -147,13 +149,14 @@ class EncoderScheduler:
     def encoded_by(self, schedule: Schedule) -> dict[int, EncoderKey]:
         """Return the images that a step has completed, by encoder output id.
 
-        After an earlier step failed, an image of this one may be forgotten, or begun once more.
+        If an earlier step failed, an image of this step may have been forgotten or begun again. Such images are left
+        out.
         """
         keys = [key for key in schedule.encoded if self._is_of(schedule, key)]
         return {self.encoder_cache.output_id(key): key for key in keys}
 
     def _is_of(self, schedule: Schedule, key: EncoderKey) -> bool:
-        """Whether the entry of *key* is the one that a step computes a slice of, if it does."""
+        """Whether *key* still has an entry, and the same one that the step computed a slice for, if it computed one."""
         part = schedule.slices.get(key)
         is_known = self.encoder_cache.has_begun(key)
         return is_known and (part is None or self.encoder_cache.output_id(key) == part.output_id)
@@ -171,7 +174,7 @@ class EncoderScheduler:
         return True
 
     def _begin(self, sequence: Sequence, image: RequestImage, builder: ScheduleBuilder) -> bool:
-        """Plan to encode an image in this step, or to begin it. Return False if it cannot be read."""
+        """Plan to encode an image in this step, or at least to begin it. Return False if its pixels cannot be read."""
         try:
             pixels = image.read_patches(self.frames[sequence.connection].released)
         except SaccadeError as error:
@@ -192,7 +195,7 @@ class EncoderScheduler:
         return True
 
     def _unencoded(self, key: EncoderKey) -> _Paused:
-        """Return all that is to be computed of an image for which the cache has an entry."""
+        """Return all the work for an image that has an entry in the cache."""
         num_parts = self.costs.parts(key.grid, key.modality)
         patches = -(-self.costs.patches(key.grid) // num_parts)
         return _Paused(self.encoder_cache.output_id(key), num_parts * self.costs.num_layers, patches)
@@ -214,10 +217,10 @@ class EncoderScheduler:
             self._paused.pop(key, None)
 
     def lacking_images(self, sequence: Sequence) -> list[int]:
-        """Return the indices of all images of *sequence* without pixels, if it needs one that is not encoded either.
+        """Return the indices of all images of *sequence* that lack pixels, if it needs one that is not encoded either.
 
         All of them are listed because the gateway is asked only once, and other encoder outputs may be evicted before
-        it answers. If no image is lacking, the sequence's encoder outputs are pinned until it ends.
+        it answers. If none is lacking, the encoder outputs of these images are pinned until the sequence ends.
         """
         indices = sequence.images_without_pixels
         if not indices:
@@ -240,7 +243,7 @@ class EncoderScheduler:
                 self.encoder_cache.unpin(image, sequence.index, (Until.COMPUTED,))
 
     def unpin(self, sequence: Sequence, untils: Collection[Until] = tuple(Until)) -> None:
-        """Remove pins of *sequence* early: by default all, because it has ended or waits for pixels."""
+        """Remove the sequence's pins early, by default all of them, because it has ended or waits for pixels."""
         for image in sequence.images:
             self.encoder_cache.unpin(image, sequence.index, untils)
 

@@ -1,4 +1,4 @@
-"""The output of a step for each connection, until the loop sends it."""
+"""Keeps each connection's output until the loop sends it."""
 
 from collections import defaultdict
 

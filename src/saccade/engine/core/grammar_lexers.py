@@ -1,9 +1,9 @@
-"""Compiled grammars, and the lexers that their answers share. No torch.
+"""Compiled grammars, and the lexers that their answers share. Does not import torch.
 
 llguidance's lexer creates states on demand and never drops one. All copies of a matcher share them, so the states of
-several answers add up, and a full lexer fails in every copy for good. So an answer changes to a new lexer with room for
-more states, and replays its tokens. Masks need five to eight states for each character of a bounded text, while a
-replay needs one for each byte. So most of a new lexer's room is free again.
+several answers add up. Once a lexer is full, every copy fails for good. An answer then moves to a new lexer with room
+for more states, and replays its tokens. Masks need five to eight states for each character of a bounded text, while a
+replay needs one for each byte. So most of a new lexer's room is still free after the replay.
 """
 
 import weakref
@@ -31,7 +31,7 @@ class Lexer:
     max_states: int
 
     def after(self, token_ids: Sequence[int]) -> LLMatcher:
-        """Return a copy of the matcher after *token_ids*; the copy has an error if the lexer is full."""
+        """Return a copy of the matcher after *token_ids*; the copy is in an error state if the lexer is full."""
         matcher = self.matcher.deep_copy()
         follow(matcher, token_ids)
         return matcher
@@ -55,7 +55,7 @@ class GrownLexers:
 class CompiledGrammar:
     """A compiled grammar. New answers use its newest *lexer*.
 
-    The grammar is *full* if new answers would need another lexer. Raises the InvalidValue of compile_grammar().
+    `is_full` says whether new answers would need another lexer. Raises InvalidValue if the grammar does not compile.
     """
 
     def __init__(self, tokenizer: LLTokenizer, grammar: Grammar, grown: GrownLexers) -> None:

@@ -1,4 +1,4 @@
-"""Computes which tokens an answer's grammar allows next. No torch."""
+"""Computes which tokens an answer's grammar allows next. Does not import torch."""
 
 import time
 from array import array
@@ -24,12 +24,12 @@ Words = npt.NDArray[np.uint32]
 
 
 def no_words(vocab_size: int) -> Words:
-    """Return the empty set of token ids below *vocab_size*, as words."""
+    """Return an empty set of token ids below *vocab_size*."""
     return np.zeros(-(-vocab_size // WORD_BITS), np.uint32)
 
 
 def add_ids(words: Words, token_ids: Iterable[int], vocab_size: int) -> Words:
-    """Return *words* plus the *token_ids* from 0 to *vocab_size* - 1."""
+    """Return *words* plus those *token_ids* that are between 0 and *vocab_size* - 1."""
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     bits[[token_id for token_id in token_ids if 0 <= token_id < vocab_size]] = 1
     return np.packbits(bits, bitorder="little").view(np.uint32)
@@ -55,7 +55,7 @@ class GrammarMatcher:
         self._end_ids = end_ids
 
     def copy(self) -> "GrammarMatcher":
-        """Return a matcher at the beginning of another answer."""
+        """Return a matcher for another answer, at its beginning."""
         return GrammarMatcher(self._compiled, self._reasoning_end_id, self._usable, self._end_ids)
 
     @property
@@ -94,14 +94,17 @@ class GrammarMatcher:
         return masks
 
     def mask(self) -> bytes:
-        """Return the ids that the next token may have, as words. Raises InvalidValue if there are none."""
+        """Return the ids that the next token may have, as the bytes of Words.
+
+        Raises InvalidValue if there are none, or if they cannot be determined.
+        """
         allowed = self._usable & (~self._end_ids if self._is_reasoning else self._allowed())
         if not allowed.any():
             raise InvalidValue("The answer's grammar allows none of the tokens that the request and the model allow.")
         return allowed.tobytes()
 
     def _allowed(self) -> Words:
-        """Return the ids that the grammar allows. Raises InvalidValue if even a new lexer cannot determine them."""
+        """Return the ids that the grammar allows. Raises InvalidValue if that takes too many lexers or too long."""
         allowed = np.zeros_like(self._usable)
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)

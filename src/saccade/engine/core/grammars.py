@@ -1,4 +1,4 @@
-"""Compiles requests' grammars in the background, and gives each answer a matcher. No torch.
+"""Compiles requests' grammars in the background, and gives each answer a matcher. Does not import torch.
 
 A single thread compiles, so that neither a step nor another request waits for the GIL or for a core. A request is
 parked in the scheduler until its grammar is compiled.
@@ -37,9 +37,9 @@ class _LoadedVocabulary(NamedTuple):
 
 
 class Grammars:
-    """Compiles and keeps grammars.
+    """Compiles grammars, and caches them.
 
-    The thread calls *read_vocabulary*, which reads the model's tokens and may raise StartupError. *vocab_size* is the
+    Its thread calls *read_vocabulary*, which reads the model's tokens and may raise StartupError. *vocab_size* is the
     number of logits. The sampler removes the ids in *never_drawn*. Requests in *pending* wait for their grammars.
     """
 
@@ -56,8 +56,8 @@ class Grammars:
         self.pending: dict[tuple[int, str], Future[CompiledGrammar]] = {}
 
     def begin_grammar(self, sequence: Sequence, grammar: Grammar) -> None:
-        """Compile *grammar* for the request of *sequence*, unless it is compiled."""
-        # Tenants do not share them: the time to the first token would tell one of another's grammars.
+        """Compile *grammar* for the sequence's request, unless it is compiled already."""
+        # Tenants do not share grammars: the time to the first token would tell one tenant about another's.
         key = (sequence.request.salt, grammar.kind, grammar.text)
         compiled = self._compiled.get(key)
         if compiled is None or _is_broken(compiled):
@@ -72,7 +72,9 @@ class Grammars:
             compiled.cancel()
 
     def take_compiled(self, scheduler: Scheduler, timeout_seconds: float) -> None:
-        """Queue the requests whose grammar is compiled, with matchers and first masks; fail those with an error.
+        """Queue the requests whose grammar is compiled, with matchers and first masks.
+
+        Fail those whose grammar has an error.
 
         Wait at most *timeout_seconds* for a grammar.
         """
@@ -117,9 +119,9 @@ class Grammars:
 
 
 def _is_broken(compiled: Future[CompiledGrammar]) -> bool:
-    """Whether the grammar must be compiled again: it was given up, its lexer is full, or this worker failed.
+    """Whether the grammar must be compiled again: it was given up, its lexer is full, or the compiler failed.
 
-    On another worker it might not fail.
+    A grammar that is invalid stays so, and is not compiled again.
     """
     if not compiled.done():
         return False

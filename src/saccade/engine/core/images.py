@@ -3,7 +3,7 @@
 A request's samples share an image, with one slot and one copy of its bytes. Without a pin, a cache may drop the encoder
 output at any time. A slot is read only when its image is about to be encoded. Its bytes are then kept until the request
 ends, because a preempted sequence may have to encode the image again. For the same reason a slot that was never read
-goes back to the gateway when the request ends. Either way, its name is released exactly once.
+goes back to the gateway when the request ends. Either way, the slot's name is released exactly once.
 """
 
 from enum import Enum, auto
@@ -15,7 +15,7 @@ from saccade.transport.shared_memory import SlotError, read_slot
 
 
 class EncoderKey(NamedTuple):
-    """Identifies an encoder output: tenant, modality, content hash with processor settings, grid, and original size."""
+    """Identifies an encoder output. *content_hash* covers content and processor settings; *salt* is the tenant's."""
 
     salt: bytes
     modality: str

@@ -13,7 +13,7 @@ STEP_FAILED = "The model failed on this request's step."
 
 
 class KvConnector:
-    """The connector of an engine that serves whole requests; it does nothing.
+    """The connector of an engine that serves whole requests: it moves no state, and refuses requests that are split.
 
     KvSender serves prefill legs over *transfers*, and KvReceiver serves decode legs.
     """
@@ -26,22 +26,22 @@ class KvConnector:
         return False
 
     def open(self, sequence: Sequence) -> None:
-        """Register a new request by its sample 0. Raises InvalidValue if this engine cannot take part in it."""
+        """Register a new request, given its sample 0. Raises InvalidValue if this engine cannot take part in it."""
         if sequence.request.kv_transfer is not None:
             raise InvalidValue("This worker takes no part in a prefill/decode split; start it with --role.", "role")
 
     def settle(self) -> None:
-        """Handle transfers' events, and end the transfers of ended requests. Call before a step is planned."""
+        """Handle transfers' events, and end the transfers of ended requests. Call this before a step is planned."""
 
     def plan_copies(self, schedule: Schedule) -> KvCopies:
-        """Return a step's copies, and begin the transfers of the sequences that it admits. Call once per step."""
+        """Return a step's copies, and begin the transfers of the sequences that it admits. Call this once per step."""
         return NO_COPIES
 
     def executed(self, contents: tuple[bytes, ...] | None) -> None:
-        """Note that the oldest planned step was executed. *contents* are its copies, None if the step failed."""
+        """Handle the end of the oldest planned step. *contents* are its copies, or None if the step failed."""
 
     def keep(self, sequence: Sequence, logprob: TokenLogprob | None, reason: FinishReason | None, now: float) -> bool:
-        """Note a drawn token. Return whether the sequence keeps its state and reports the token later."""
+        """Handle a drawn token. Return whether the sequence keeps its state and reports the token later."""
         return False
 
 

@@ -1,4 +1,4 @@
-"""The base of prefill legs and decode legs: one transfer for each request."""
+"""What prefill legs and decode legs have in common: one transfer for each request."""
 
 from abc import abstractmethod
 from dataclasses import dataclass

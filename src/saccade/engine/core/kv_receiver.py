@@ -26,7 +26,7 @@ SAMPLE_ENDED = "The first sample of the request ended before the prompt's state 
 
 @dataclass(slots=True, eq=False)
 class _IncomingPrompt(Leg):
-    """A decode leg's prompt. *next_block* is the next block to arrive, None until the transfer has begun.
+    """A decode leg's prompt. *next_block* is the next block to arrive, or None until the transfer has begun.
 
     *num_pending* pieces are not written yet.
     """
@@ -55,7 +55,7 @@ class KvReceiver(KvLegs[_IncomingPrompt]):
     def open(self, sequence: Sequence) -> None:
         """Register a decode leg; its transfer begins when there is room for its state.
 
-        Raises InvalidValue for a prefill leg, and for a decode leg that can never begin.
+        Raises InvalidValue for a prefill leg, for an invalid key, and for a decode leg that can never begin.
         """
         request = sequence.request
         kv_transfer = request.kv_transfer
@@ -109,7 +109,7 @@ class KvReceiver(KvLegs[_IncomingPrompt]):
         return piece.start < piece.stop <= (end if needs_window else border) and piece.has_window == needs_window
 
     def plan_copies(self, schedule: Schedule) -> KvCopies:
-        """Begin the transfers of requests that the step admits, and return the writes of this step."""
+        """Begin the transfers of requests that the step admits, and return what this step writes."""
         for sequence, num_cached_blocks in schedule.admitted.items():
             if isinstance(kv_transfer := sequence.request.kv_transfer, ReceiveKv):
                 self._legs[kv_transfer.key].next_block = num_cached_blocks
@@ -127,13 +127,19 @@ class KvReceiver(KvLegs[_IncomingPrompt]):
         return KvCopies(receive=tuple(receives))
 
     def _owners(self, prompt: _IncomingPrompt, stop: int) -> list[Sequence]:
-        """Return the samples that have separate blocks for a piece that ends at block *stop*."""
+        """Return the samples to whose blocks a piece that ends at block *stop* goes.
+
+        Shared blocks count as those of sample 0.
+        """
         is_shared = stop <= prompt.sequence.num_prompt_tokens // self._form.block_size
         samples = self._scheduler.receiving[prompt.sequence]
         return [prompt.sequence] if is_shared else [sample for sample in samples if sample.finish_reason is None]
 
     def executed(self, contents: tuple[bytes, ...] | None) -> None:
-        """Note that the step wrote the planned pieces. Requests whose state is complete begin to decode."""
+        """Record that the step wrote the planned pieces; if it failed, fail their requests.
+
+        Requests whose state is complete begin to decode.
+        """
         for prompt in self._planned_writes.popleft():
             if contents is None:
                 self._scheduler.fail(prompt.sequence, InternalError(STEP_FAILED))

@@ -2,8 +2,8 @@
 
 A prefill leg is computed like any request, up to the first token of each sample. Its sample 0 then keeps its blocks and
 its row until the decode worker has received the state or the transfer fails. Steps copy the state out of the caches in
-pieces, at most STEP_BYTES in one step. A piece has full blocks, only the last partial block, or the recurrent states.
-Sliding-window layers send only the blocks that later tokens see.
+pieces, at most STEP_BYTES in one step. A piece has full blocks, the last block if it is partial, or the recurrent
+states. Sliding-window layers send only the blocks that later tokens see.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ NUM_UNTAKEN = 2
 
 @dataclass(slots=True, eq=False)
 class _OutgoingPrompt(Leg):
-    """A prefill leg's prompt. *next_block* is None until the decode worker asks; *first* has the tokens so far.
+    """A prefill leg's prompt. *next_block* is None until the decode worker asks; *first* has the tokens drawn so far.
 
     When the state is delivered, sample 0 ends with the reason and the time in *drawn*.
     """
@@ -53,7 +53,7 @@ class KvSender(KvLegs[_OutgoingPrompt]):
         return self.transfers.has_events or is_urgent
 
     def open(self, sequence: Sequence) -> None:
-        """Begin a prefill leg. Raises InvalidValue for a decode leg, and for an impossible prefill leg."""
+        """Begin a prefill leg. Raises InvalidValue for a decode leg, and for a prefill leg that cannot be served."""
         request = sequence.request
         kv_transfer = request.kv_transfer
         if kv_transfer is None:
@@ -79,7 +79,7 @@ class KvSender(KvLegs[_OutgoingPrompt]):
         self.transfers.offer(kv_transfer.key)
 
     def keep(self, sequence: Sequence, logprob: TokenLogprob | None, reason: FinishReason | None, now: float) -> bool:
-        """Note the first token of a sample. Return whether the sample ends only when its state is delivered."""
+        """Record the first token of a sample. Return whether the sample ends only when its state is delivered."""
         kv_transfer = sequence.request.kv_transfer
         prompt = self._legs.get(kv_transfer.key) if isinstance(kv_transfer, SendKv) else None
         if prompt is None or reason is None:
@@ -133,7 +133,7 @@ class KvSender(KvLegs[_OutgoingPrompt]):
         return KvCopies(send=tuple(sends))
 
     def executed(self, contents: tuple[bytes, ...] | None) -> None:
-        """Send the step's copies."""
+        """Send the step's copies; if the step failed, fail their requests."""
         copies = self._planned_copies.popleft()
         if contents is None:
             for prompt, _ in copies:
@@ -151,7 +151,7 @@ class KvSender(KvLegs[_OutgoingPrompt]):
             return None
         form = self._form
         num_full, num_blocks = num_tokens // form.block_size, -(-num_tokens // form.block_size)
-        # Of layers with a window, blocks are sent from this one on.
+        # Layers with a window send their blocks from this one on.
         border = prompt.sequence.tables[WINDOW].num_passed
         if start < num_blocks:
             has_window = form.window_nbytes > 0 and start >= border

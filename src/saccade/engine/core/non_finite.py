@@ -16,7 +16,7 @@ logger = structlog.get_logger(__name__)
 
 
 class NonFiniteLog:
-    """Logs such requests by id, at most one line per LOG_SECONDS."""
+    """Logs the ids of requests with values that are not finite, in at most one line per LOG_SECONDS."""
 
     def __init__(self) -> None:
         self._log_after = 0.0

@@ -23,8 +23,10 @@ MAX_SECONDS_PER_GROUP = 86_400
 
 @dataclass(frozen=True)
 class MediaMemory:
-    """Memory bounds for an image or frame: at most *num_patches* patches and *num_bytes* of features, *itemsize* bytes
-    a value.
+    """Bounds on memory.
+
+    An image or frame has at most *num_patches* patches, and an item has at most *num_bytes* of features, with
+    *itemsize* bytes a value.
     """
 
     num_patches: int
@@ -51,7 +53,7 @@ class RequestValidator:
         self._random_bits = secrets.randbits if seed is None else random.Random(seed).getrandbits
 
     def validated(self, connection: int, request: EngineRequest, arrival: int) -> Sequence:
-        """Return the sequence for *request*. Raises RequestError that names the field."""
+        """Return the sequence for *request*. Raises a RequestError that names the field."""
         self._check_tokens(request.token_ids)
         if not 1 <= request.num_samples <= MAX_NUM_SAMPLES:
             raise InvalidValue(f"n must be from 1 to {MAX_NUM_SAMPLES}.", "n")

@@ -32,10 +32,10 @@ logger = structlog.get_logger(__name__)
 
 
 class Requests:
-    """Passes requests, by connection and request_id, to *scheduler* once they are valid and their grammar is compiled.
+    """Validates requests and passes them to *scheduler*, which parks them until *grammars* has compiled their grammars.
 
-    A request for pixels stays open for the images that are marked as requested, until its time in the scheduler's
-    *pixel_deadlines*.
+    Connection and request_id identify a request. A request for pixels stays open for the images that are marked as
+    requested, until its time in the scheduler's *pixel_deadlines*.
     """
 
     def __init__(self, scheduler: Scheduler, validator: RequestValidator, grammars: Grammars | None) -> None:
@@ -51,7 +51,7 @@ class Requests:
         return self._scheduler.frames.has_output or self._has_expired or bool(self.grammars and self.grammars.pending)
 
     def submit(self, connection: int, request: EngineRequest) -> None:
-        """Queue a request. If it is invalid, its only delta is the error."""
+        """Queue a request, or drop it if its id is in use. If it is invalid, its only delta is the error."""
         slots = [item.slot.name for item in request.media if item.slot is not None]
         if self._scheduler.find(connection, request.request_id) is not None:
             logger.warning(
@@ -148,7 +148,7 @@ class Requests:
     def supply(self, connection: int, answer: SupplyPixels) -> None:
         """Accept the pixels that were requested from a gateway; an invalid answer fails the request.
 
-        If the request has ended, its slots are released.
+        If the request has ended or the answer is invalid, the answer's slots are released.
         """
         samples = self._scheduler.samples(connection, answer.request_id)
         self._pixel_deadlines.pop((connection, answer.request_id), None)
@@ -167,7 +167,7 @@ class Requests:
 
 
 def _problem(media: tuple[MediaPixels, ...], sequence: Sequence) -> str:
-    """Return the fault of the pixels in *media* as a sentence; empty if they match the request for pixels."""
+    """Return what is wrong with the pixels in *media* as a sentence, or "" if they match the request for pixels."""
     indices = [index for index, image in enumerate(sequence.images) if image.is_requested]
     if not indices:
         return "The gateway sent pixels that were not requested."

@@ -1,4 +1,4 @@
-"""Applies a step's results: images are encoded, sequences get their tokens, and complete ones end.
+"""Applies a step's results: marks images as encoded, gives sequences their tokens, and ends complete ones.
 
 `scheduling` has chosen the step's work.
 """
@@ -26,7 +26,7 @@ logger = structlog.get_logger(__name__)
 
 
 def take_results(scheduler: Scheduler, schedule: Schedule, plan: PlannedStep, output: StepOutput) -> None:
-    """Apply a step's results: images are encoded, sequences get their tokens, and complete ones end.
+    """Apply a step's results: mark images as encoded, give sequences their tokens, and end complete ones.
 
     Sequences that have ended since the step was planned get nothing.
     """
@@ -80,7 +80,7 @@ def _accept(
 ) -> FinishReason | None:
     """Add draws to *sequence* while its last token is the proposed one and does not end the answer.
 
-    Add the draws' log probabilities to *scores*, and return why the answer ends with the last draw.
+    Add the draws' log probabilities to *scores*, and return why the answer ends with the last draw, or None.
     """
     for proposed_id, (_, token_id, logprob, draft) in zip(proposal.token_ids, draws, strict=True):
         if reason is not None or sequence.token_ids[-1] != proposed_id:
@@ -94,7 +94,7 @@ def _accept(
 
 
 def _take_encoded(scheduler: Scheduler, schedule: Schedule, output: StepOutput) -> None:
-    """Note the images that were encoded, and fail the requests that need one that was not."""
+    """Record which images were encoded, and fail the requests that need one that could not be."""
     cache = scheduler.encoder_scheduler.encoder_cache
     ids = scheduler.encoder_scheduler.encoded_by(schedule)
     scheduler.encoder_scheduler.launched.difference_update(ids.values())
@@ -125,7 +125,7 @@ def _forget_images(scheduler: Scheduler, keys: Collection[EncoderKey]) -> list[S
 
 
 def _drop_non_finite(scheduler: Scheduler, plan: PlannedStep, non_finite: NonFinite) -> None:
-    """Fail the requests whose values are not finite, and stop reuse of everything computed with these values.
+    """Fail the requests whose values are not finite, and stop the reuse of everything computed with these values.
 
     If only drafts are not finite, an answer goes on without drafts, unless its state is sent to another engine.
     """
@@ -148,7 +148,7 @@ def _fail_non_finite(scheduler: Scheduler, sequence: Sequence, place: str) -> No
 
 
 def _note_non_finite(scheduler: Scheduler, sequence: Sequence, place: str) -> None:
-    """Stop reuse of everything that *sequence* has computed or read, since the cause may be in it."""
+    """Log the fault, and stop the reuse of everything that *sequence* has computed or read: the cause may be in it."""
     scheduler.counters.non_finite_requests_total += 1
     scheduler.non_finite_log.note(sequence.request_id, place)
     blocks = scheduler.block_manager.forget_sequence(sequence)

@@ -35,14 +35,14 @@ class Samples:
         return cls({0: sequence}, list(range(1, request.num_samples)), num_at_once)
 
     def begin_samples(self, sequence: Sequence) -> list[Sequence]:
-        """Return the samples that have not started as sequences like *sequence*; from now on they are live."""
+        """Turn the samples that have not started into live sequences like *sequence*, and return them."""
         samples = [sequence.sample(index) for index in self.unstarted]
         self.live.update((sample.index, sample) for sample in samples)
         self.unstarted.clear()
         return samples
 
     def next_of(self, parked: Container[Sequence]) -> Sequence | None:
-        """Remove and return the next *parked* sample, None if there is none."""
+        """Remove and return the next parked sample that is still in the scheduler's *parked*, or None."""
         while self.parked:
             sample = self.parked.popleft()
             if sample in parked:

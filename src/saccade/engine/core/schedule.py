@@ -1,4 +1,4 @@
-"""The schedule of one step, and the builder that makes it. No torch."""
+"""The schedule of one step, and the builder that makes it. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ class Schedule:
 
     @property
     def encoded(self) -> list[EncoderKey]:
-        """The images whose features are whole after this step."""
+        """The images whose features are complete after this step."""
         return [key for key in self.images if completes(key, self.encode, self.slices)]
 
     @property
@@ -64,7 +64,7 @@ class Schedule:
 
 
 def completes(key: EncoderKey, encode: Mapping[EncoderKey, bytes], slices: Mapping[EncoderKey, EncoderSlice]) -> bool:
-    """Return whether a step that begins *encode* and computes *slices* ends with the features of *key*."""
+    """Return whether the features of *key* are complete after a step that begins *encode* and computes *slices*."""
     part = slices.get(key)
     return key in encode if part is None else part.num_layers is None
 
@@ -102,7 +102,10 @@ class ScheduleBuilder:
     proposals: dict[Sequence, Proposal] = field(default_factory=dict)
 
     def finish_schedule(self) -> Schedule:
-        """Return the schedule. An image that one sequence cannot read is no fault if another sequence provides it."""
+        """Return the schedule.
+
+        An image that one sequence cannot read does not fail it if another sequence provides the image.
+        """
         unreadable = {one: error for one, (key, error) in self.unreadable.items() if key not in self.encode}
         decodes = any(owner.num_generated_tokens for owner in self.chunks)
         work = StepWork(decodes, self.num_prompt_tokens, self.num_patch_layers)
@@ -118,13 +121,13 @@ class ScheduleBuilder:
 
     @property
     def patch_layers_left(self) -> int:
-        """Layers of patches that it may still encode, next to decodes and prompts."""
+        """The layers of patches that the step may still encode, next to its decodes and prompts."""
         if self.allowance is None:
             return self.patch_layers
         left = self.allowance.patch_layers_with(self.num_prompt_tokens) - self.num_patch_layers
         return max(0, min(self.patch_layers, left))
 
     def add_patch_layers(self, count: int) -> None:
-        """Note that the step encodes *count* layers of patches."""
+        """Add *count* layers of patches to those that the step encodes."""
         self.num_patch_layers += count
         self.patch_layers = max(0, self.patch_layers - count)

@@ -1,4 +1,4 @@
-"""An engine's sequences, which wait, run, get their tokens and end. No torch.
+"""An engine's sequences, which wait, run, get their tokens and end. Does not import torch.
 
 `scheduling` chooses each step's work among them, and `results` applies what the step computes.
 """
@@ -52,7 +52,7 @@ class Scheduler:
     - pixel_deadlines: until when a request waits for pixels from its gateway, in seconds of time.monotonic.
     - is_blocked: whether only the end of a transfer can make room.
     - frames: the step's output.
-    - kv_connector: hears of every drawn token.
+    - kv_connector: gets every drawn token.
 
     The time to schedule a step is proportional to the number of sequences.
 
@@ -106,12 +106,15 @@ class Scheduler:
 
     @property
     def num_admitted(self) -> int:
-        """The number of sequences that need a row."""
+        """The number of sequences that have or need a row."""
         return len(self.running) + len(self.sending) + len(self.leaving) + sum(map(len, self.receiving.values()))
 
     @property
     def can_go_ahead(self) -> bool:
-        """Whether a step can be planned while another is in flight: a sequence can go on, and none is preempted."""
+        """Whether a step can be planned while another is in flight.
+
+        This is so if a sequence can go on and none would be preempted.
+        """
         is_stuck = all(sequence.waits_for_commit for sequence in self.running)
         return not is_stuck and self.block_manager.fits_next(self.running)
 
@@ -149,7 +152,7 @@ class Scheduler:
         return [] if request is None else list(request.live.values())
 
     def add_sequence(self, sequence: Sequence) -> None:
-        """Queue a request by its sample 0."""
+        """Queue a request, given its sample 0."""
         request = Samples.of_sequence(sequence)
         self.requests[sequence.connection][sequence.request_id] = request
         if sequence.awaits_kv:
@@ -158,14 +161,14 @@ class Scheduler:
         self._queue(sequence)
 
     def launch(self, schedule: Schedule) -> None:
-        """Record that a step is in flight; the next step is planned from its end."""
+        """Record that a step is in flight; the next step is planned to begin at its end."""
         self.encoder_scheduler.launched.update(schedule.encoded)
         for sequence, num_tokens in schedule.chunks.items():
             sequence.num_launched_tokens += num_tokens
             sequence.num_steps_in_flight += 1
 
     def owners(self, schedule: Schedule) -> list[Sequence]:
-        """Return the sequences that a step computes for, those that only wait for one of its images included."""
+        """Return the sequences that a step computes for, including those that only wait for one of its images."""
         others = (one for one in self.running if one not in schedule.chunks) if schedule.images else ()
         return [*schedule.chunks, *(one for one in others if one.needs(schedule.images))]
 
@@ -251,7 +254,7 @@ class Scheduler:
             self.parked[sample] = None
 
     def land(self, schedule: Schedule) -> int:
-        """End a step's flight, and return how many tokens it computed for sequences that have not ended."""
+        """Record that a step is collected, and return how many tokens it computed for sequences that have not ended."""
         num_computed = 0
         for sequence, num_tokens in schedule.chunks.items():
             sequence.num_steps_in_flight -= 1
@@ -274,7 +277,7 @@ class Scheduler:
         return num_computed
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence, which ended or lacks pixels, from every queue, and free its state."""
+        """Remove a sequence that has ended or lacks pixels from every queue, and free its state."""
         self._unqueue(sequence)
         self.receiving.pop(sequence, None)
         for group in (self.running, self.parked, self.sending):
@@ -304,12 +307,12 @@ class Scheduler:
         self.parked[sequence] = None
 
     def resume(self, sequence: Sequence) -> None:
-        """Queue a parked sequence by its turn, because it no longer has to wait."""
+        """Queue a parked sequence according to its turn, because it no longer has to wait."""
         del self.parked[sequence]
         self._queue(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Free a running sequence's state between two steps, and queue the sequence again by its turn."""
+        """Free a running sequence's state between two steps, and queue the sequence again according to its turn."""
         del self.running[sequence]
         self._release(sequence)
         self.encoder_scheduler.unpin(sequence, (Until.COMPUTED,))
@@ -318,9 +321,10 @@ class Scheduler:
 
     @property
     def can_start_over(self) -> bool:
-        """Whether every sequence can be recomputed from scratch, and none has been at the last `start_over`.
+        """Whether every sequence can be recomputed from scratch.
 
-        A sequence with a token whose images came by hash cannot, since its gateway may have dropped the images.
+        A sequence that has a token and whose images came by hash cannot, since its gateway may have dropped them. Every
+        sequence must also have arrived after those that the last `start_over` preempted.
         """
         return all(
             one.arrival > self._newest_preempted and (one.recomputable or not (one.num_generated_tokens or one.index))

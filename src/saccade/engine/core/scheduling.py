@@ -1,4 +1,4 @@
-"""Chooses the next step's batch. No torch.
+"""Chooses the next step's batch. Does not import torch.
 
 Every step includes all decodes, then continues unfinished prefills, then admits waiting sequences. Each group is in
 order of arrival, within a token budget, a patch budget for the vision encoder, and the available KV blocks. A decode
@@ -7,12 +7,13 @@ number. That sequence is computed again later. Sequences wait in the order of th
 one, and then by arrival. Sample i of a request counts as though it had come i requests later. Blocks of sliding-window
 layers are taken chunk by chunk. If no sequence can go on without more of them, the first by turn also preempts others.
 
-Fairness: if a later prompt needs at most half as many tokens, a prompt that does not end in this step leaves half of
-the remaining token budget. To wait costs the shorter prompt relatively more time than the longer one. Tokens that the
-later prompts do not use go to the long prompt after all. Let t be the step's token budget without its decodes. Consider
-a prompt of s tokens after k <= 8 prompts that each need twice as many. It has its first token at most ceil(s / floor(t
-/ 2**k)) steps after its admission, plus one step for each of the k prompts that ends meanwhile. Their length does not
-matter. The first prompt never gets less than half of t. Admission itself stays in the order of turns.
+Fairness: a prompt that does not end in this step may leave half of the remaining token budget to later prompts. It does
+so if one of these needs at most half as many tokens. Waiting costs the shorter prompt relatively more time than the
+longer one. Tokens that the later prompts do not use go to the long prompt after all. Let t be the step's token budget
+without its decodes. Consider a prompt of s tokens after k <= 8 prompts that each need twice as many. It has its first
+token at most ceil(s / floor(t / 2**k)) steps after its admission. Each of the k prompts that ends meanwhile adds one
+step. How long these prompts are does not matter. The first prompt never gets less than half of t. Admission itself
+stays in the order of turns.
 """
 
 from collections import deque
@@ -40,7 +41,7 @@ memory for draws is measured without proposals.
 def schedule_step(scheduler: Scheduler, allowance: Allowance | None = None) -> Schedule:
     """Schedule a step: admit and preempt sequences, reserve their blocks, and pin their encoder outputs.
 
-    If a sequence decodes, prompts and images have no more than *allowance*.
+    If a sequence decodes, prompts and images get no more than *allowance*.
     """
     return _StepScheduler(scheduler, allowance).schedule()
 
@@ -128,7 +129,7 @@ class _StepScheduler:
         return num_rows, max(map(self._num_blocks_to_keep, (*first, *others)), default=0)
 
     def _num_blocks_to_keep(self, sequence: Sequence) -> int:
-        """Return the blocks of the largest sample that *sequence* waits for before its prompt state is sent."""
+        """Return how many blocks to keep for a sample that the prompt of *sequence* needs before its state is sent."""
         if not (sequence.num_samples_to_come or sequence.completes_prompt):
             return 0
         return self._scheduler.block_manager.num_sample_blocks(sequence.num_prompt_tokens)
@@ -155,8 +156,8 @@ class _StepScheduler:
     def _add_chunk(self, sequence: Sequence, later: Iterable[Sequence] | None = None) -> None:
         """Add a chunk of *sequence* to the step, as large as the remaining budgets allow.
 
-        In all rounds but the last, leave half of the budget if a much shorter prompt is waiting, or is running *later*
-        than this one.
+        If a much shorter prompt waits or comes *later*, leave half of the budget. The last round passes no *later*, and
+        leaves nothing.
         """
         builder, scheduler = self._builder, self._scheduler
         left = builder.room(sequence)
@@ -183,9 +184,11 @@ class _StepScheduler:
                 builder.num_prompt_tokens += num_tokens - num_planned
 
     def _grow(self, window: WindowBlocks, sequence: Sequence, num_tokens: int) -> int:
-        """Return how many of the next *num_tokens* fit into blocks of *window*; an image fits as a whole or not at all.
+        """Return how many of the next *num_tokens* fit into blocks of *window*.
 
-        Some blocks are left for other sequences' next tokens, and for samples that are yet to come.
+        If images must be whole, an image fits entirely or not at all.
+
+        Some blocks are left for other sequences' next tokens, and for samples that are still to come.
         """
         is_starved, headroom = sequence in self._starved, 0
         if not sequence.completes_prompt:
@@ -217,7 +220,7 @@ class _StepScheduler:
     def _speculate(self, speculation: Speculation, decodes: list[Sequence]) -> None:
         """Add proposals to the chunks of *decodes* as far as the budget and free blocks allow.
 
-        They never preempt a sequence.
+        Proposals never preempt a sequence.
         """
         scheduler, builder = self._scheduler, self._builder
         most_draws = max(scheduler.budgets.max_num_seqs, LEAST_DRAWS)
@@ -284,7 +287,7 @@ def _with_whole_images(sequence: Sequence, num_tokens: int) -> int:
 
 
 def _live_samples(sequence: Sequence) -> list[Sequence]:
-    """Return the unfinished samples of a request whose state is received, by its sample 0."""
+    """Return the unfinished samples of a request whose state is received; *sequence* is its sample 0."""
     return [sample for sample in (sequence, *sequence.forks) if sample.finish_reason is None]
 
 

@@ -1,4 +1,4 @@
-"""Random numbers for (seed, index), the same on every machine and in every batch. No torch."""
+"""Random numbers for (seed, index), the same on every machine and in every batch. Does not import torch."""
 
 from collections.abc import Sequence as Ordered
 
@@ -9,7 +9,7 @@ SEED_MASK = (1 << 64) - 1
 
 
 def uniforms(seeds: Ordered[int], indices: Ordered[int]) -> npt.NDArray[np.float64]:
-    """Return one number in [0, 1) for each (seed, index), from splitmix64 (Steele, Lea & Flood 2014) of their mix."""
+    """Return one number in [0, 1) for each (seed, index), mixed by splitmix64 (Steele, Lea & Flood 2014)."""
     # Two rounds, so that neighbouring seeds and neighbouring indices do not lead to the same state.
     mixed = _splitmix64(_splitmix64(np.array(seeds, dtype=np.uint64)) ^ np.array(indices, dtype=np.uint64))
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53

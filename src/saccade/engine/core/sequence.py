@@ -1,4 +1,4 @@
-"""A request's sample in the scheduler. No torch."""
+"""A request's sample in the scheduler. Does not import torch."""
 
 import bisect
 from array import array
@@ -187,7 +187,7 @@ class Sequence:
         return sample
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Add the answer's next token. Return why the answer ends with it, None if it goes on."""
+        """Add the answer's next token. Return why the answer ends with it, or None if it goes on."""
         self.token_ids.append(token_id)
         if self.matcher is not None:
             self.matcher.take_token(token_id)
@@ -236,7 +236,7 @@ class Sequence:
 
     @property
     def num_pending_tokens(self) -> int:
-        """The number of tokens that no launched step computes; 1 in decode."""
+        """The number of tokens that no launched step computes; 1 while decoding."""
         num_tokens = len(self.token_ids) - self.num_launched_tokens
         return num_tokens if num_tokens > 0 else 1
 
@@ -258,7 +258,7 @@ class Sequence:
     def num_tokens_to_propose(self) -> int:
         """The most tokens to propose.
 
-        At most the token after them ends the answer by its length, or ends the reasoning.
+        At the earliest, the token after them reaches the answer's maximum length or the end of its thinking budget.
         """
         num_tokens = len(self.token_ids)
         if num_tokens == self.num_prompt_tokens:
@@ -295,7 +295,10 @@ class Sequence:
 
     @property
     def num_samples_to_come(self) -> int:
-        """The number of samples that begin at this one's first token; its state is sent only after theirs."""
+        """The number of samples that begin at this one's first token.
+
+        Its state is sent only after their first tokens.
+        """
         is_first = self.leads_samples and isinstance(self.request.kv_transfer, SendKv)
         return self.request.num_samples - 1 if is_first else 0
 

@@ -1,7 +1,7 @@
 """Proposes tokens that answers may have next; a step computes them with the last token and keeps those that it draws.
 
-Each token is drawn as without proposals, with its own uniform number. A proposal is accepted if it equals the token
-that is drawn in its place. So no answer, greedy or sampled, depends on proposals. No torch.
+Each token is drawn as it would be without proposals, with its own uniform number. A proposal is accepted if it equals
+the token that is drawn in its place. So no answer, greedy or sampled, depends on proposals. Does not import torch.
 """
 
 from collections.abc import Sequence as Ordered
@@ -45,8 +45,8 @@ class _Account:
 class Speculation:
     """Takes up to *num_tokens* proposals from *proposer* for a sequence's step, while proposals pay.
 
-    Proposals pay if at least every other step with proposals has an accepted one. A draft layer writes keys and values
-    for *num_drafted* tokens after a step's own.
+    Proposals pay if at least one token is accepted for every two steps that have them. A draft layer writes keys and
+    values for *num_drafted* tokens after the step's own tokens.
     """
 
     def __init__(self, proposer: Proposer, num_tokens: int, num_drafted: int = 0) -> None:
@@ -56,7 +56,7 @@ class Speculation:
 
     @classmethod
     def of_config(cls, config: SpeculativeConfig) -> Self:
-        """Return the speculation that *config* requests, if any."""
+        """Return the speculation that *config* requests."""
         if config.method == "mtp":
             return cls(OwnDrafts(), config.num_tokens, config.num_tokens - 1)
         return cls(PromptLookup(config.shortest, config.longest), config.num_tokens)
@@ -93,7 +93,7 @@ class _Index:
 
 
 class PromptLookup:
-    """Proposes the tokens that followed the previous occurrence of a sequence's last tokens, in prompt or answer.
+    """Proposes the tokens that followed the previous occurrence of a sequence's last tokens, in prompt and answer.
 
     It looks for the last *longest* tokens, then for fewer, down to *shortest*.
     """
@@ -103,7 +103,7 @@ class PromptLookup:
         self._indices: WeakKeyDictionary[Sequence, _Index] = WeakKeyDictionary()
 
     def propose(self, sequence: Sequence, most: int) -> Ordered[int]:
-        """Return the tokens that followed; a repetitive answer gets its repetition continued."""
+        """Return the tokens that followed. If they are fewer than *most*, they repeat, as a repetitive answer does."""
         index, token_ids = self._indices.setdefault(sequence, _Index()), sequence.token_ids
         for stop in range(index.num_indexed, len(token_ids)):
             for length in self._lengths:
@@ -120,7 +120,7 @@ class OwnDrafts:
     """Proposes the tokens that the model's own draft layer drafted along with the last token."""
 
     def propose(self, sequence: Sequence, most: int) -> Ordered[int]:
-        """Return the draft, nothing if the last step made none."""
+        """Return the draft, or nothing if the last step made none."""
         return sequence.draft[:most]
 
 

@@ -43,7 +43,7 @@ class EncoderSlice(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RowStart(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence starts to occupy a row."""
+    """The start of a sequence in a row."""
 
     row: int
     sequence_id: int
@@ -77,7 +77,7 @@ class MediaSlice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateSave(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A copy of a row's recurrent states to a checkpoint."""
+    """An instruction to copy a row's recurrent states to a checkpoint."""
 
     num_tokens: int
     """How many tokens of the chunk come before the states."""
@@ -111,7 +111,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StateMove(msgspec.Struct, frozen=True, array_like=True):
-    """A copy of recurrent states to a row."""
+    """An instruction to copy recurrent states to a row."""
 
     row: int
     checkpoint: int
@@ -119,7 +119,7 @@ class StateMove(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KvSend(msgspec.Struct, frozen=True, array_like=True):
-    """A copy of a prompt's state to bytes in the step's output."""
+    """An instruction to copy a prompt's state to bytes in the step's output."""
 
     blocks: tuple[int, ...]
     row: int | None = None
@@ -140,7 +140,7 @@ class KvReceive(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepInput(msgspec.Struct, frozen=True):
-    """The complete input of an executor for one step."""
+    """An executor's complete input for one step."""
 
     number: int
     drop: tuple[int, ...] = ()
@@ -168,7 +168,7 @@ class StepInput(msgspec.Struct, frozen=True):
 
     @property
     def encoded(self) -> tuple[int, ...]:
-        """The encoder outputs that are whole after this step."""
+        """The encoder outputs that are complete after this step."""
         ends = {one.output_id: one.num_layers is None for one in self.slices}
         begun = (image.output_id for image in self.images)
         return tuple(output_id for output_id in dict.fromkeys((*begun, *ends)) if ends.get(output_id, True))

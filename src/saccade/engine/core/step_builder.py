@@ -139,7 +139,7 @@ class StepBuilder:
         return ((), {}) if self.checkpoints is None else self.checkpoints.moves(starting, schedule.chunks)
 
     def _masks(self, draws: Iterable[tuple[Sequence, int]], schedule: Schedule) -> Iterator[DrawMask]:
-        """Yield the masks for the step's draws, each identified by its sequence and number."""
+        """Yield the masks for the step's draws; *draws* has each drawing sequence and its number of draws."""
         draw = 0
         for owner, num_draws in draws:
             if owner.has_mask:
@@ -211,7 +211,10 @@ def sampling_input(
     masks: tuple[DrawMask, ...] = (),
     counts: tuple[RowCounts, ...] = (),
 ) -> SamplingInput:
-    """Return the sampling parameters for the next draws of *drawing*. A sequence may occur repeatedly in succession."""
+    """Return the sampling parameters for the next draws of *drawing*.
+
+    A sequence may occur several times in succession.
+    """
     params = [sequence.sampling for sequence in drawing]
     indices: list[int] = []
     if any(param.temperature >= GREEDY_BELOW or param.min_tokens for param in params):
@@ -249,7 +252,10 @@ def _answer_indices(drawing: Ordered[Sequence]) -> list[int]:
 
 
 def row_counts(sequence: Sequence) -> RowCounts:
-    """Return the answer's tokens counted by id and, if the repetition penalty needs them, the prompt's tokens."""
+    """Return how often each id occurs in the answer.
+
+    With a repetition penalty, the prompt's other ids are included with a count of 0.
+    """
     prompt, answer = sequence.token_ids[: sequence.num_prompt_tokens], sequence.token_ids[sequence.num_prompt_tokens :]
     counts = Counter(dict.fromkeys(prompt if sequence.sampling.repetition_penalty != 1 else (), 0))
     counts.update(answer)
@@ -257,7 +263,7 @@ def row_counts(sequence: Sequence) -> RowCounts:
 
 
 def _prompt_scores(chunks: Iterable[tuple[Sequence, Chunk]]) -> Prompts:
-    """Return the prompt log probabilities that this step is the first to yield.
+    """Return the prompt scores that this step is the first to compute.
 
     A preempted sequence computes its prompt again, but keeps the log probabilities that it has.
     """

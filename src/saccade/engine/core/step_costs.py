@@ -1,8 +1,10 @@
-"""What prompts and images cost in time, as steps so far show, and how much of them fits next to decodes. No torch.
+"""Estimates from past steps how long prompts and images take, and how much of them fits next to decodes.
 
-The time of a step is taken as that of its decodes, plus a time for each token of a prompt, plus one for each patch in
-each layer of the vision encoder. A measurement counts half, the ones before it the other half. So an estimate falls to
-no less than half at a time: a step that was fast by chance does not make the next one long.
+A step is taken to last as long as its decodes, plus a fixed time per prompt token, and per patch in each encoder layer.
+The latest measurement counts as much as all before it. So an estimate falls by half at most, and a step that was fast
+by chance does not make the next one long.
+
+Does not import torch.
 """
 
 from dataclasses import dataclass, replace
@@ -10,7 +12,7 @@ from typing import NamedTuple
 
 
 class StepWork(NamedTuple):
-    """The work of a step: whether sequences decode, tokens of prompts, and layers of patches."""
+    """A step's work: whether sequences decode, how many prompt tokens it computes, and how many layers of patches."""
 
     decodes: bool
     tokens: int
@@ -21,7 +23,7 @@ NO_WORK = StepWork(False, 0, 0)
 
 
 class Allowance(NamedTuple):
-    """The most work next to decodes: that many tokens of prompts, or that many layers of patches, or parts of both.
+    """The most work that fits next to decodes: *tokens* of prompts, or *patch_layers* of images, or a mix of both.
 
     Images leave prompts at least *least_tokens*.
     """
@@ -41,7 +43,7 @@ class Allowance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Seconds of a step with decodes alone, and of each token and each layer of a patch in addition; 0: not known."""
+    """The seconds of a step with decodes alone, and those that a token or a layer of a patch adds; 0 if unknown."""
 
     decodes: float = 0.0
     token: float = 0.0
@@ -72,10 +74,11 @@ class StepCosts:
         return replace(self, token=(added - of_images) / work.tokens, patch_layer=of_images / work.patch_layers)
 
     def allowance(self, seconds: float, least_tokens: int) -> Allowance | None:
-        """Return what fits next to decodes in a step of *seconds*; None, no limit, if that is 0.
+        """Return what fits next to decodes in a step of *seconds*, or None for no limit if that is 0.
 
-        It is worth half of these seconds if the decodes leave less, and at least *least_tokens*: a prompt goes on
-        however slow the decodes are. Work of unknown cost begins with the least.
+        If the decodes leave less than half of these seconds, half of them are used all the same. At least
+        *least_tokens* fit, so a prompt goes on however slow the decodes are. Work of unknown cost starts with the
+        least.
         """
         if not seconds:
             return None

@@ -1,1 +1,1 @@
-"""Compute steps: the network, its caches, the sampler. Works on steps as values, without sequences or a scheduler."""
+"""Computes steps with the network, its caches and the sampler. Knows steps as values, but no sequences or scheduler."""

@@ -1,6 +1,6 @@
-"""Keep the state of each row between steps, and convert a step's chunks to tensors: one flat batch in one transfer.
+"""Keep each row's state between steps, and convert a step's chunks to tensors: one flat batch, sent in one transfer.
 
-Shapes: N tokens, S chunks, M blocks of the longest table, R rows to sample from, U tokens of media, L decodes.
+Shapes: N tokens, S chunks, M blocks of the longest table, R rows to sample from, U media tokens, L decodes.
 """
 
 from collections import defaultdict
@@ -26,11 +26,12 @@ A = TypeVar("A")
 
 
 class RowBuffers:
-    """Buffers for *max_rows* rows. *tables* int64 [max_rows, entries] grows; *position_deltas* is int64 [max_rows].
+    """Buffers for *max_rows* rows. *tables*, int64 [max_rows, entries], grows; *position_deltas* is int64 [max_rows].
 
-    *last_token_ids* int64 [max_rows] is on the device: the last sampled token of each row. The device also has a copy
-    of *tables* that gets only the changes: all tables of long contexts are megabytes a step. *window_tables* are those
-    of layers with a window; each step sends the part of them that it reads. *changes* are those of the rows' logits.
+    *last_token_ids*, int64 [max_rows], is on the device and has each row's last sampled token. The device also has a
+    copy of *tables* and receives only the changes, since all tables of long contexts are megabytes a step.
+    *window_tables* is for layers with a window; each step sends the part of it that it reads. *changes* has what
+    requests change in their rows' logits.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
@@ -66,7 +67,7 @@ class RowBuffers:
             self._change_copy(of_others)
 
     def _change_copy(self, changes: Ordered[TableChange]) -> None:
-        """Make the same changes on the device."""
+        """Make *changes* in the copy on the device."""
         width = self.tables.shape[1]
         if width > self._copy.shape[1]:
             self._copy = functional.pad(self._copy, (0, width - self._copy.shape[1]))
@@ -81,19 +82,19 @@ class RowBuffers:
             self.changes.end_row(row)
 
     def sampling(self, row: int) -> SamplingParams:
-        """Return the sampling parameters of a started row. Raises ValueError."""
+        """Return the sampling parameters of a row. Raises ValueError if it was not started."""
         params = self._sampling[row]
         if params is None:
             raise ValueError(f"row {row} was not started")
         return params
 
     def copied_tables(self, rows: torch.Tensor, num_blocks: int) -> torch.Tensor:
-        """Return the first *num_blocks* entries of the tables of *rows*, on the device."""
+        """Return the first *num_blocks* entries of the *rows*' tables, on the device."""
         return self._copy[:, :num_blocks].index_select(0, rows)
 
 
 def _changed(tables: Ints, change: TableChange) -> Ints:
-    """Change *tables*, and return them, or a wider copy if they are too narrow."""
+    """Apply *change* to *tables*, or to a wider copy if they are too narrow. Return the changed tables."""
     stop, width = change.start + len(change.blocks), tables.shape[1]
     if stop > width:
         # Padding with block 0 is gathered only past a row's end; there, backends repeat the row's last slot.
@@ -178,11 +179,11 @@ def build_batch(
     looks_ahead: bool = False,
     window: int | None = None,
 ) -> Batch:
-    """Lay out *chunks* flat, single tokens first. The rows' tables must be up to date for the step.
+    """Lay out *chunks* flat. Single tokens must come first, and the rows' tables must be up to date for the step.
 
-    With *sizes*, those of the caches, layers have recurrent states, some of which are kept or saved within the step. If
-    the model *looks_ahead*, tokens of media have the horizons of their run, which no chunk leaves unfinished. Some
-    layers have a *window*, unless it is None.
+    If layers have recurrent states, *sizes* are those of the caches; the step may keep or save some of the states. If
+    the model *looks_ahead*, media tokens have the horizon of their run, which no chunk leaves unfinished. Some layers
+    have a *window*, unless it is None.
     """
     row_of, firsts, lengths = np.array([(one.row, one.start, one.num_tokens) for one in chunks], np.int64).T
     contexts = firsts + lengths
@@ -263,7 +264,7 @@ def _windowed(layout: PagedLayout, seen: _Seen[Ints], on_device: _Seen[torch.Ten
 
 
 def as_decodes(chunks: Ordered[Chunk]) -> Ordered[Chunk]:
-    """Return *chunks* with a chunk for each token of those with proposals, if there is no other long chunk.
+    """Return *chunks*, with those that have proposals split into single tokens, unless another chunk is long.
 
     Each of these tokens sees those before it, whose keys and values the step writes before it reads any.
     """
@@ -285,9 +286,10 @@ class _Part(NamedTuple):
 
 
 def _turns(chunks: Ordered[Chunk], starts: Ints, sizes: CacheSizes, device: torch.device) -> Iterator[Turn]:
-    """Yield turns of recurrent states; none if every chunk is one.
+    """Yield the turns in which recurrent states are computed; none if one turn computes all chunks.
 
-    Chunks go up to the first state to save, and so on. Those with as many proposals are a turn of their own.
+    The first turn takes chunks up to their first state to save, the next up to the second, and so on. Chunks with
+    equally many proposals have a turn of their own.
     """
     others = list[tuple[Chunk, int]]()
     proposed = defaultdict[int, list[tuple[Chunk, int]]](list)
@@ -337,12 +339,12 @@ def _columns(pairs: list[tuple[int, int]]) -> tuple[Ints, Ints]:
 
 
 def _ends(chunk: Chunk) -> Ordered[int]:
-    """Return after how many tokens of *chunk* its recurrent states are saved, and the number of all."""
+    """Return after how many tokens of *chunk* its states are saved before its end, and then its number of tokens."""
     return [*(save.num_tokens for save in chunk.saves if save.num_tokens < chunk.num_tokens), chunk.num_tokens]
 
 
 def _horizons(chunks: Ordered[Chunk], starts: Ints) -> Ints:
-    """Return for each token the index after the last one that it sees: its own, or its run of media's."""
+    """Return for each token the index after the last one that it sees: itself, or the last of its run of media."""
     horizons = np.concatenate([np.arange(chunk.start, chunk.start + chunk.num_tokens) + 1 for chunk in chunks])
     for chunk, start in zip(chunks, starts, strict=True):
         for piece in chunk.media:
@@ -365,12 +367,12 @@ def _seen(
 
 
 def _slots(tables: Ints, row_N: Ints, index_N: Ints, block_size: int) -> Ints:
-    """Return the cache slot [N] of each token: that of *index_N* of its sequence, in the blocks of *tables*."""
+    """Return the cache slot [N] of each token, which is number *index_N* of its sequence; *tables* has the blocks."""
     return tables[row_N, index_N // block_size] * block_size + index_N % block_size
 
 
 def _tokens(chunks: Ordered[Chunk], starts: Ints, text_positions_N: Ints) -> tuple[Ints, Ints]:
-    """Return input_ids [N] and positions [3, N]; tokens that were sampled last have id 0."""
+    """Return input_ids [N] and positions [3, N]; tokens that only the device knows have id 0."""
     input_ids, positions = np.zeros(len(text_positions_N), np.int64), np.tile(text_positions_N, (3, 1))
     for chunk, start in zip(chunks, starts, strict=True):
         span = slice(start, start + chunk.num_tokens)

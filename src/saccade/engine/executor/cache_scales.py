@@ -1,6 +1,6 @@
 """The checkpoint's scales for cached keys and values, by the names that quantisation tools use.
 
-A scale belongs to an attention or to one of its matrices. Older tools have one for both keys and values.
+A scale belongs to an attention layer or to one of its matrices. Older tools write one for both keys and values.
 """
 
 import re
@@ -26,8 +26,8 @@ PARTS: Mapping[str, str] = {"k": KEYS, "v": VALUES, "kv": KEYS + VALUES}
 class CacheScales:
     """The tensors of the scales, by layer and "k" or "v".
 
-    *spare* counts those that no arithmetic here needs, by the end of their names. *unexpected* are those of attentions
-    that the checkpoint does not have.
+    *spare* counts those that no arithmetic here needs, by the end of their names. *unexpected* are those of attention
+    layers that the checkpoint does not have.
     """
 
     tensors: dict[tuple[int, str], list[StoredTensor]] = field(default_factory=lambda: defaultdict(list))
@@ -35,7 +35,7 @@ class CacheScales:
     unexpected: list[StoredTensor] = field(default_factory=list)
 
     def note(self, scales: Iterable[StoredTensor], network: Any, siblings: Mapping[str, str]) -> None:
-        """Note *scales*. *siblings* has the name of a weight of each attention, by the attention's name."""
+        """Sort *scales* into these groups. *siblings* maps an attention layer's name to that of one of its weights."""
         for tensor in scales:
             match = CACHE_SCALE.fullmatch(tensor.name)
             sibling = None if match is None else siblings.get(match["attention"])

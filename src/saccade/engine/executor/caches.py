@@ -49,7 +49,7 @@ class CacheSizes:
     """Blocks of each layer with a window."""
 
     def trail_rows(self, rows: Index, numbers: Index) -> Index:
-        """Return the rows with the states of *rows* after their first tokens; *numbers* are those tokens', from 0."""
+        """Return the rows that keep the states of *rows* after the tokens with *numbers*, which count from 0."""
         return self.num_rows * (numbers + 1) + self.num_padding + rows
 
 
@@ -69,10 +69,10 @@ def specs_of_rank(kv_specs: Ordered[KvSpec], ranks: Ranks) -> tuple[KvSpec, ...]
 
 
 class Caches:
-    """One cache per layer, initially zero. Steps define the contents.
+    """One cache per layer, initially zero. Steps fill the caches.
 
-    *dtype* is the network's; *blocks* have it too, unless they have their own format. Recurrent states have the dtypes
-    of their specs.
+    *dtype* is the network's. Blocks have it too, unless *blocks* gives them another format. Recurrent states have the
+    dtypes of their specs.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Caches:
             live.index_copy_(0, rows, checkpoints.index_select(0, ids))
 
     def save(self, chunks: Ordered[Chunk]) -> None:
-        """Copy the live states after *chunks* to the checkpoints that they name."""
+        """Copy the live states at the end of *chunks* to the checkpoints that they name."""
         moves = [
             StateMove(chunk.row, save.checkpoint)
             for chunk in chunks
@@ -139,7 +139,7 @@ def _sides(moves: Iterable[StateMove]) -> tuple[list[int], list[int]]:
 
 
 def state_dtype(name: str, network: torch.dtype) -> torch.dtype:
-    """Return the dtype of a tensor of Recurrent in a network of dtype *network*."""
+    """Return the dtype that *name* stands for in a Recurrent spec; *network* is the network's dtype."""
     dtype: torch.dtype = network if name == NETWORK_DTYPE else getattr(torch, name)
     return dtype
 

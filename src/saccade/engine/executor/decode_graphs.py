@@ -2,7 +2,7 @@
 
 A step's input is copied into the buffers, and padding rows fill the graph's number of rows. The attention backend reads
 lengths and block tables on the device, or plans again before a replay (AttentionBackend.replan). A padding row reads
-and writes the padding block and the padding row of the caches, which belong to no sequence. A step with other chunks
+and writes the padding block and the padding row of the caches, which belong to no sequence. A step with any other chunk
 runs without a graph. Shapes: n rows of a step, B of a graph, M blocks of the longest table, E hidden size.
 """
 
@@ -26,10 +26,10 @@ from saccade.nn.ops import FASTER
 
 
 def refusal(module: nn.Module, backend: AttentionBackend, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why the decodes of a network cannot be captured, as the rest of a sentence; None if they can.
+    """Return why a network's decodes cannot be captured, as the rest of a sentence; None if they can.
 
-    Experts computed one by one make the host wait for their number, and CUDA does not capture that. Quantised weights
-    that no kernel multiplies are dequantised, over memory of a whole matrix, and have no graphs.
+    Experts computed one by one make the host wait for their number, and CUDA cannot capture that. Quantised weights
+    that no kernel multiplies are dequantised, which takes the memory of a whole matrix, and have no graphs.
     """
     if any(isinstance(layer, Linear) and isinstance(layer.packed, QuantisedLinear) for layer in module.modules()):
         return "does not take weights in a quantised format that no kernel multiplies: leave it out for this model."
@@ -59,9 +59,9 @@ class _Context(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """The input of the largest graph, int64: ids [B] and positions [3, B]; and int32: rows [B].
+    """The largest graph's input: int64 ids [B] and positions [3, B], and int32 rows [B].
 
-    *contexts* are that of layers that attend to all tokens and, if there are any, that of layers with a window.
+    *contexts* has one for layers that attend to all tokens and, if there are layers with a window, one for those.
     """
 
     input_ids: torch.Tensor

@@ -1,12 +1,12 @@
-"""Draft the tokens after the one that a step draws, by the network's own draft layer.
+"""Draft the tokens after the one that a step draws, with the network's own draft layer.
 
-The layer has an entry for each token of a sequence but the first: keys and values from the token's embedding and the
-hidden state of the token before it, at the position and in the slot of the token before it. So a step writes the
-entries of the tokens that it draws, and of its own tokens except each chunk's first. The next chunk writes the entry of
-its first token, from the last hidden state and position, which a row keeps like a recurrent state: in checkpoints,
-after proposals, and in transfers. A chunk that follows a draw of its row needs no such entry. After a prefix from the
-cache, the entry depends on the token after it; sequences that go on differently write over each other's, which costs
-accepted drafts at most.
+For each token of a sequence but the first, the layer has an entry of keys and values. These are computed from the
+token's embedding and the hidden state of the token before it. The entry has the position and the slot of the token
+before it. So a step writes the entries of the tokens that it draws, and of its own tokens except each chunk's first.
+The next chunk writes the entry of its first token, from the last hidden state and position. A row keeps these like a
+recurrent state: in checkpoints, after proposals, and in transfers. A chunk that follows a draw of its row needs no such
+entry. After a cached prefix, the entry depends on the token that follows. Sequences that go on differently overwrite
+each other's entry, which costs accepted drafts at most.
 
 After the last accepted token, the layer goes on from its own drafts and states, in slots that the next step overwrites.
 """
@@ -39,8 +39,8 @@ class Drafting(NamedTuple):
 class Drafts(NamedTuple):
     """The draft layer's *states* [N, E], and its drafts, if a step asks for any.
 
-    *token_ids* is int64 [len(step.drafts), num_drafts], -1 if there is no draft: only those after a row's last accepted
-    token are longer than one.
+    *token_ids* is int64 [len(step.drafts), num_drafts], -1 if there is no draft. Only the drafts after a row's last
+    accepted token are longer than one.
     """
 
     states: torch.Tensor
@@ -70,7 +70,9 @@ class Drafter:
     def begin_drafts(
         self, step: StepInput, batch: Batch, features: torch.Tensor | None, hidden: torch.Tensor, plan: Any
     ) -> Drafting:
-        """Write the entries of the chunks' first tokens, and keep the last hidden states. Call before states are saved.
+        """Write the entries of the chunks' first tokens, and keep the last hidden states.
+
+        Call this before states are saved.
 
         *features* are those of the batch's media, *hidden* and *plan* those of the network's layers.
         """
@@ -151,7 +153,7 @@ class Drafter:
     def _keep(
         self, rows: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, lengths: tuple[int, ...]
     ) -> None:
-        """Keep the last *hidden* state and position of each row, which lie one row after the other."""
+        """Keep the last *hidden* state and position of each row; a row's tokens follow those of the row before."""
         last = to_device(np.cumsum(lengths, dtype=np.int64) - 1, hidden.device)
         for live, values in zip(self._state.live, (hidden, positions.t().float()), strict=True):
             live.index_copy_(0, rows.long(), values.index_select(0, last))

@@ -1,11 +1,11 @@
-"""Encode images: alone, spread over the ranks, or with an encoder that is cut over the ranks.
+"""Encode images: on a single rank, spread over the ranks, or with an encoder that is cut over the ranks.
 
-Spread, each rank encodes whole images, all its images in one call, and the ranks send each other the features. An image
-goes to one rank, whatever its size: a rank may have none. If the encoder is cut, all ranks encode every image. Before
-the first collective of a call the ranks exchange which images failed, so that none waits for one that does not come; a
-later failure is not handled.
+If images are spread, each rank encodes whole images, together if it can, and the ranks send each other the features.
+Each image goes to a single rank, whatever its size, so a rank may get none. If the encoder is cut, all ranks encode
+every image together. Before the first collective of a call, the ranks tell each other which images failed. So no rank
+waits for features that do not come. A later failure is not handled.
 
-An image may be encoded in several steps, some layers in each. It is then alone in its calls of the network, and its
+An image may be encoded in several steps, some layers in each. It is then alone in its calls to the network, and its
 state between them is the network's paused computation. One rank encodes it, or all if the encoder is cut.
 
 A video larger than the budget of a step is encoded in parts. Frames of one part do not see those of another, so the
@@ -41,7 +41,7 @@ logger = structlog.get_logger(__name__)
 
 
 class Encoded(NamedTuple):
-    """Features by encoder output id, [tokens, width], each in separate storage; and the network's time.
+    """Features by encoder output id, [tokens, width], each in separate storage, and the *seconds* that encoding took.
 
     Images in *failed*, by encoder output id, have features of zeros.
     """
@@ -60,7 +60,7 @@ class _Prepared(NamedTuple):
 
 
 class _Paused(NamedTuple):
-    """An image between two steps. *computation* is None if another rank encodes it, or if that has failed."""
+    """An image between two steps. *computation* is None if another rank encodes it, or if encoding it failed."""
 
     image: EncoderInput
     computation: Layerwise | None
@@ -68,7 +68,7 @@ class _Paused(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Encoder:
-    """The vision encoder of a network, and the ranks that share its work; *graphs* are for a whole encoder.
+    """The vision encoder of a network, and the ranks that share its work; *graphs* need an encoder that is not cut.
 
     Videos of more than *most_patches* are encoded in parts.
     """
@@ -84,8 +84,8 @@ class Encoder:
     def encode(self, images: Ordered[EncoderInput], slices: Ordered[EncoderSlice] = ()) -> Encoded:
         """Encode the images of a step, and compute the *slices* of those that several steps encode.
 
-        Every rank must call it with the same. The rank that fails logs the failure; that of a slice is reported with
-        the image's last one.
+        Every rank must call it with the same arguments. The rank that fails logs the failure. If a slice fails, the
+        image is reported as failed with its last slice.
         """
         if not (images or slices):
             return Encoded({}, 0.0)
@@ -109,22 +109,22 @@ class Encoder:
 
     @property
     def num_paused(self) -> int:
-        """The images that are begun and not encoded yet."""
+        """The number of images that are begun and not encoded yet."""
         return len(self._paused)
 
     def drop(self, output_ids: Iterable[int]) -> None:
-        """Forget the images that are begun and that no later step goes on with."""
+        """Forget these images if they are begun: no later step goes on with them."""
         for output_id in output_ids:
             self._paused.pop(output_id, None)
 
     def num_patches(self, images: Ordered[EncoderInput], slices: Ordered[EncoderSlice]) -> int:
-        """Return the patches of the images that a step encodes, or computes layers of."""
+        """Return the number of patches in the images that a step encodes, or computes layers of."""
         begun = {image.output_id for image in images}
         others = (self._paused[one.output_id].image for one in slices if one.output_id not in begun)
         return sum(self.network.spec.encode_cost(image.grid) for image in chain(images, others))
 
     def _begin(self, images: Ordered[EncoderInput]) -> None:
-        """Prepare images of which slices follow. If one rank cannot, none of a cut encoder's goes on."""
+        """Prepare images for slices. If one rank of a cut encoder cannot prepare an image, no rank goes on with it."""
         if not images:
             return
         begun = [self._layerwise(image) for image in images]
@@ -149,7 +149,7 @@ class Encoder:
         return output_id % self.ranks.size
 
     def _parts(self, prepared: Iterable[_Prepared]) -> Layerwise:
-        """Return the features of one image or video, part after part."""
+        """Return the features of one image or video, computed part by part."""
         parts: list[torch.Tensor] = []
         for group in prepared:
             features = yield from self.network.encode(group.pixels_B, group.metadata)
@@ -159,7 +159,7 @@ class Encoder:
     def _advance(self, part: EncoderSlice) -> torch.Tensor | None:
         """Compute a slice. Return the features after the last one; None before it, and if the image cannot be encoded.
 
-        Raises KeyError for an image that is not begun.
+        Raises KeyError for an image that was not begun; with a cut encoder, a failure of the network is raised too.
         """
         image, computation = self._paused.pop(part.output_id)
         features = None
@@ -212,7 +212,7 @@ class Encoder:
     def _encode_alone(self, images: Ordered[EncoderInput]) -> dict[int, torch.Tensor]:
         """Return the features of the images that can be encoded alone: one that cannot must not fail the others.
 
-        An image may also have failed because there was no memory for the others: then it is encoded now.
+        If the images failed only because there was no memory for all at once, they are encoded now.
         """
         features: dict[int, torch.Tensor] = {}
         for image in images:
@@ -225,7 +225,7 @@ class Encoder:
     def _cut(self, images: Ordered[EncoderInput]) -> dict[int, torch.Tensor]:
         """Return the features of the images that every rank can begin to encode, encoded by all ranks together.
 
-        If a rank cannot begin with all of them, the ranks encode one after another, as `_encode_alone` does.
+        If a rank cannot begin with all of them, the ranks encode them one after another, as `_encode_alone` does.
         """
         prepared: list[_Prepared] = []
         try:
@@ -259,7 +259,7 @@ class Encoder:
         return self._run(self._prepare(group) for group in self._groups(images))
 
     def _groups(self, images: Ordered[EncoderInput]) -> list[list[EncoderInput]]:
-        """Return the images of each call of the network: a modality's items, or one part of a large video."""
+        """Return the images for each call to the network: a modality's items, or one part of a large video."""
         whole: list[EncoderInput] = []
         parts: list[EncoderInput] = []
         for image in images:
@@ -297,7 +297,7 @@ class Encoder:
         return {image.output_id: part for image, part in zip(images, parts, strict=True)}
 
     def _empty(self, image: EncoderInput) -> torch.Tensor:
-        """Return a tensor for the features of *image*, as `encode` of the network gives them."""
+        """Return an uninitialised tensor like the features that the network's `encode` returns for *image*."""
         spec = self.network.spec
         num_tokens = spec.item_tokens(image.grid, image.original_size)
         width = spec.encoder_output_values(image.grid, image.original_size) // num_tokens
@@ -309,7 +309,7 @@ def _shapes(images: Ordered[EncoderInput]) -> list[MediaShape]:
 
 
 def cut_video(video: EncoderInput, grids: Ordered[Grid]) -> list[EncoderInput]:
-    """Return the parts of *video* with *grids*, under its encoder output id. Its pixels are in order of frames."""
+    """Return the parts of *video* with *grids*, under its encoder output id. Its pixels must be in frame order."""
     frame_bytes = len(video.pixels) // video.grid[0]
     parts: list[EncoderInput] = []
     start = 0
@@ -321,7 +321,7 @@ def cut_video(video: EncoderInput, grids: Ordered[Grid]) -> list[EncoderInput]:
 
 
 def by_modality(images: Ordered[EncoderInput]) -> list[list[EncoderInput]]:
-    """Return *images* in groups of one modality, whose patches have one shape."""
+    """Return *images* grouped by modality; patches in a group have the same shape."""
     groups: defaultdict[str, list[EncoderInput]] = defaultdict(list)
     for image in images:
         groups[image.modality].append(image)

@@ -1,12 +1,11 @@
 """Replay the vision encoder as CUDA graphs: one graph for each of a few budgets, which are numbers of patches.
 
-Images are packed up to a budget, and a padding image takes the remaining patches: it is a separate sequence, and no
-other patch attends to it. The pixels and the network's metadata are copied into the graph's buffers. Sequences without
+Images are packed up to a budget, and a padding image takes the remaining patches. It is a separate sequence, to which
+no other patch attends. The pixels and the network's metadata are copied into the graph's buffers. Sequences without
 patches are added up to the graph's number of sequences, and the attention backend must read the sequences' borders on
 the device (VisionAttentionBackend.captures_packed). Images that do not fit run without a graph.
 
-Shapes: B bytes of pixels,
-U tokens, W width of features.
+Shapes: B bytes of pixels, U tokens, W width of features.
 """
 
 from collections.abc import Iterator
@@ -49,7 +48,7 @@ def refusal(network: Network, backend: VisionAttentionBackend, cuts_encoder: boo
 
 
 def unit(network: Network) -> int:
-    """Return the patches of the smallest image; images have multiples of it."""
+    """Return how many patches the smallest image has; every image has a multiple of that."""
     return network.spec.encode_cost(network.spec.square_grid(0))
 
 
@@ -93,13 +92,13 @@ class EncoderGraphs:
         self._backend = backend
 
     def packs(self, costs: Ordered[int]) -> tuple[list[list[int]], list[int]]:
-        """Return the groups of images that a graph may encode, by index, and the images that none can."""
+        """Return the groups of images that a graph may encode, by index, and the images that none can encode."""
         return packs(costs, self.by_size.sizes[-1], MAX_IMAGES)
 
     def run_images(self, pixels_B: torch.Tensor, items: Ordered[MediaShape]) -> torch.Tensor | None:
-        """Return the features [U, W] of images within the largest budget, which the next replay overwrites.
+        """Return the features [U, W] of images within the largest budget. The next replay overwrites them.
 
-        Return None if they need another shape of input.
+        Return None if their metadata does not fit into the graph's buffers.
         """
         spec = self._network.spec
         num_patches = sum(spec.encode_cost(item.grid) for item in items)
@@ -148,7 +147,7 @@ def _leaves(metadata: Any) -> Iterator[Any]:
 
 
 def _buffers(metadata: Ordered[Any]) -> Any:
-    """Return the first of *metadata*, which have one structure, with layouts that have room for all."""
+    """Return the first of *metadata*, which all have the same structure, with layouts that have room for all."""
     first = metadata[0]
     if isinstance(first, PackedLayout):
         return _layout_buffer(metadata)

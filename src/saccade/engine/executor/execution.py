@@ -1,4 +1,4 @@
-"""Choose the attention backends, operations and threads of a network."""
+"""Choose the attention backends, operations, graphs and threads for a network."""
 
 import dataclasses
 import os
@@ -68,7 +68,8 @@ class Execution:
 def prepare_execution(config: EngineConfig, model: LoadedModel, progress: Progress = lambda *_: None) -> Execution:
     """Choose how to compute a loaded model, pack its weights, and compile its kernels.
 
-    Raises StartupError if a backend cannot compute it.
+    Raises StartupError if a backend cannot compute it, if it cannot have the CUDA graphs asked for, or if a kernel
+    fails.
     """
     network = model.network
     of_decoder, of_tower = decoder_workload(config, model), tower_workload(model)
@@ -116,7 +117,10 @@ def prepare_execution(config: EngineConfig, model: LoadedModel, progress: Progre
 def choose_operations(
     config: EngineConfig, model: LoadedModel, workload: Workload, progress: Progress = lambda *_: None
 ) -> Operations:
-    """Return the operations for *model*; its delta rule is the plain one if a kernel for it fails on its trial."""
+    """Return the operations for *model*.
+
+    Its delta rule is the plain one in a prefill/decode split, and if the kernel for it fails its trial.
+    """
     place = workload.device.type, workload.dtype
     plain = resolve(*place)
     # The kernel has states in another layout, and the other worker of a split may lack it.
@@ -152,14 +156,14 @@ def choose_encoder_graphs(
 
 
 def most_patches(config: EngineConfig, model: LoadedModel) -> int:
-    """Return the patches of the largest image that the model's settings allow, or those of a step if more."""
+    """Return the number of patches in the largest image that the settings allow, or in a step if that is more."""
     # Sides are rounded up to whole squares of patches in some families, of narrow images by an eighth.
     rounded = model.network.spec.encode_cost(largest_image(model).grid) * 9 // 8
     return max(memory.limits(config, model).encode_budget_patches, rounded)
 
 
 def most_tokens(config: EngineConfig, model: LoadedModel) -> int:
-    """Return the most rows that a product of a step has: tokens, or patches of its images."""
+    """Return the most rows that a matrix product in a step has: tokens, or patches of its images."""
     num_tokens = memory.limits(config, model).max_num_batched_tokens + model.network.spec.longest_whole
     return max(num_tokens, most_patches(config, model)) if model.network.spec.takes_media else num_tokens
 
@@ -176,7 +180,7 @@ def largest_image(model: LoadedModel) -> ImageLayout:
 
 
 def check_encoder_cache(config: EngineConfig, model: LoadedModel) -> None:
-    """Warn of an encoder cache in which the largest image has no room."""
+    """Warn if the largest image does not fit into the encoder cache."""
     if not model.network.spec.takes_media:
         return
     largest, spec = largest_image(model), model.network.spec
@@ -190,7 +194,7 @@ def check_encoder_cache(config: EngineConfig, model: LoadedModel) -> None:
 
 
 def decoder_workload(config: EngineConfig, model: LoadedModel) -> Workload:
-    """Return the workload of a backend for the decoder of *model*."""
+    """Return the workload that an attention backend gets from the decoder of *model*."""
     network = model.network
     kv_specs = network.spec.kv_specs
     sizes = frozenset((kv_spec.key_width, kv_spec.value_width) for kv_spec in kv_specs if isinstance(kv_spec, Paged))
@@ -202,7 +206,7 @@ def decoder_workload(config: EngineConfig, model: LoadedModel) -> Workload:
 
 
 def tower_workload(model: LoadedModel) -> Workload:
-    """Return the workload of a backend for the vision tower of *model*."""
+    """Return the workload that an attention backend gets from the vision tower of *model*."""
     layers = (layer for layer in model.module.modules() if isinstance(layer, PackedSelfAttention))
     sizes = frozenset((layer.head_dim, layer.head_dim) for layer in layers)
     return Workload(model.network.device, model.network.dtype, head_sizes=sizes)

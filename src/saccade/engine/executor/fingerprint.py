@@ -68,9 +68,10 @@ def _features(config: EngineConfig, files: ModelFiles) -> Iterator[bytes]:
 
 
 def fingerprint(start: bytes, weights: Sequence[Path], features: Sequence[bytes] = ()) -> bytes:
-    """Return 32 bytes that identify *start*, weights and *features*.
+    """Return 32 bytes that identify *start*, *weights* and *features*.
 
-    It reads only the size, header, first and last MiB of each weights file, because a checkpoint may have terabytes.
+    It reads only the size, header, first and last MiB of each weights file, because checkpoints can be terabytes in
+    size.
     """
     hasher = blake3(start)
     for path in weights:

@@ -1,9 +1,9 @@
 """Find the results of a step that are not finite: NaN and infinities.
 
-A sum is finite exactly if all summands are, below 3e38; and a sum over a row is the fastest reduction there is. The
-hidden states of every token are summed: what is not finite in a token's keys, values or recurrent states comes back in
-its own hidden state, as it attends to itself. Sums leave the device with the step's output, so the host waits for
-nothing more. Shapes: N tokens, S chunks, R draws, E hidden size.
+As long as sums stay below 3e38, a sum is finite exactly if all its summands are. A sum over a row is the fastest
+reduction there is. The hidden states of every token are summed. If a token's keys, values or recurrent states are not
+finite, its own hidden state is not finite either, since a token attends to itself. Sums leave the device with the
+step's output, so the host waits for nothing more. Shapes: N tokens, S chunks, R draws, E hidden size.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def sums_of_all(tensors: Ordered[torch.Tensor]) -> torch.Tensor:
 
 
 def sums_of_chunks(x_NE: torch.Tensor, chunks: Ordered[Chunk]) -> torch.Tensor:
-    """Return float32 sums over the tokens of each of *chunks*, which lie one after the other."""
+    """Return a float32 sum for each of *chunks*, over its tokens. The chunks lie one after the other."""
     rows_N = sums_of_rows(x_NE)
     if len(rows_N) == len(chunks):
         return rows_N
@@ -42,7 +42,7 @@ def sums_of_chunks(x_NE: torch.Tensor, chunks: Ordered[Chunk]) -> torch.Tensor:
 
 
 def verdict(step: StepInput, sampling: SamplingInput, sums: Mapping[str, npt.NDArray[np.float64]]) -> NonFinite:
-    """Return what of *step* is not finite by its *sums*, on the host."""
+    """Return which results of *step* are not finite, judged by their *sums* on the host."""
     wrong = {name: np.flatnonzero(~np.isfinite(values)).tolist() for name, values in sums.items()}
     if not any(wrong.values()):
         return NonFinite()

@@ -1,8 +1,8 @@
 """Capture calls as CUDA graphs, one for each of a few sizes, over input that never moves.
 
 A graph repeats the kernels of one call with the same addresses and sizes. So a call's input is copied into the graph's
-buffers, and padding fills them up to the graph's size. CUDA has never captured these graphs: tests replace `Capture` by
-a function that calls again.
+buffers, and padding fills them up to the graph's size. CUDA has never captured these graphs: tests replace `Capture`
+with a function that calls again.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,8 +31,8 @@ Capture = Callable[[Compute], Captured]
 class CudaCapture:
     """Captures calls in CUDA graphs that share one pool of memory.
 
-    Replaying another of the graphs overwrites a call's output, so read or copy it before. Capture the call that needs
-    the most memory first: the pool then does not grow.
+    Replaying another of the graphs overwrites a call's output, so read or copy the output first. Capture the call that
+    needs the most memory first: the pool then does not grow.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class CudaCapture:
         self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, compute: Compute) -> Captured:
-        """Capture a call. A call before it compiles and allocates, so that the capture does not.
+        """Capture a call. A first call compiles and allocates, so that the captured one does not.
 
         Raises whatever the call raises.
         """
@@ -69,8 +69,7 @@ class CudaCapture:
 class Graphs(Generic[Buffers]):
     """Captured calls by size. `make(size)` returns the buffers of a size's input, and the call that reads them.
 
-    *sizes* ascend. If CUDA cannot capture a call, the error names *flag*, which turns
-    graphs off.
+    *sizes* ascend. If CUDA cannot capture a call, the error names *flag*, which turns graphs off.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Graphs(Generic[Buffers]):
     def capture_graphs(self) -> Iterable[tuple[int, int]]:
         """Capture all graphs, the largest first; yield how many are done, and how many there are.
 
-        Raises StartupError if a call cannot be captured: a library for GPUs may raise anything then.
+        Raises StartupError if a call cannot be captured, whatever the GPU library raised.
         """
         for number, size in enumerate(reversed(self.sizes)):
             yield number, len(self.sizes)
@@ -104,7 +103,7 @@ class Graphs(Generic[Buffers]):
 
     @torch.inference_mode()
     def graph_of_size(self, size: int) -> tuple[Buffers, Captured]:
-        """Return the buffers and the graph for input of *size*, which must not exceed the largest."""
+        """Return the buffers and the graph for input of *size*, at most the largest. Capture the graph if need be."""
         size = next(one for one in self.sizes if one >= size)
         if size not in self._captured:
             buffers, compute = self._make(size)

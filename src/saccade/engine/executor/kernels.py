@@ -1,8 +1,9 @@
-"""Compile at the start the kernels that libraries compile at first use, which would stall a serving engine for seconds.
+"""Compile at startup the kernels that libraries compile at first use, which would stall a serving engine for seconds.
 
-A packed weight knows its kernels (ops.PackedLinear.kernels). Each is compiled by one product of zeros, and once for all
-layers of a shape; DeepGEMM keeps it on disk for later starts. It does so one after another: its list of kernels has no
-lock, so no two threads may call it. Ranks begin at different kernels, and find those of the others on disk.
+A packed weight knows its kernels (ops.PackedLinear.kernels). Each is compiled by one multiplication of zeros, once for
+all layers of the same shape. DeepGEMM keeps it on disk for later starts. Kernels are compiled one after another:
+DeepGEMM's list of kernels has no lock, so no two threads may call it. Ranks begin at different kernels, and find those
+of the others on disk.
 """
 
 import threading
@@ -25,9 +26,9 @@ SECONDS = 10.0
 
 @contextmanager
 def reported(progress: Progress, stage: str, seconds: float = SECONDS) -> Iterator[None]:
-    """Report *stage*, and every few *seconds* how many objects of a module a library has compiled within the block.
+    """Report *stage*, and how many objects of a module a library has compiled, every *seconds* within the block.
 
-    A front ends a start that is silent. Nothing else may call *progress* within the block.
+    A front ends a start that stays silent. Nothing else may call *progress* within the block.
     """
     ended = threading.Event()
 

@@ -1,8 +1,8 @@
 """Copy KV state between the caches and bytes, for transfers from one engine to another.
 
-The bytes hold, for every layer in order, the blocks' keys and then their values, or their latents: first of layers that
-attend to all tokens, then of those with a window. Then, if the copy includes a row, follow the row's recurrent states.
-Values have the caches' number format and the machine's byte order.
+The bytes hold, for every layer in order, the blocks' keys and then their values, or their latents. Layers that attend
+to all tokens come first, then those with a window. If the copy includes a row, its recurrent states follow. Values have
+the caches' number format and the machine's byte order.
 """
 
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def write_blocks(caches: Caches, receive: KvReceive) -> None:
 
 
 def _places(caches: Caches, copy: KvSend | KvReceive) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield each tensor of a copy, as bytes, with indices in its first dimension."""
+    """Yield each tensor that a copy touches, viewed as bytes, with the indices in its first dimension."""
     rows = () if copy.row is None else (copy.row,)
     indices = [np.array(one, np.int64) for one in (copy.blocks, copy.window_blocks, rows)]
     kinds = (_blocks(caches), _blocks(caches, in_window=True), _states(caches))

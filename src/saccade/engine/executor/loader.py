@@ -1,4 +1,4 @@
-"""Load the model of a config: its network, with this rank's part of a checkpoint's weights."""
+"""Load the model that a config names: its network, with this rank's part of a checkpoint's weights."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -102,7 +102,7 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
 
 
 def _check_plain(choice: str, quantisation: Quantisation) -> None:
-    """Raise StartupError for a *quantisation* that the *choice* of --quantization does not leave as it is."""
+    """Raise StartupError unless *choice*, a value of --quantization, leaves weights with *quantisation* as they are."""
     if choice != FP8 or not quantisation.is_fp8:
         raise StartupError(
             f"--quantization {choice} rounds plain weights, but {quantisation.source} says that they are in the format "
@@ -133,7 +133,7 @@ def count_parameters(network: nn.Module) -> int:
 
 
 def _note_spare(plan: LoadPlan, config: EngineConfig) -> None:
-    """Log what of the checkpoint no arithmetic here needs: scales of activations, and of a cache that is not float8."""
+    """Log which of the checkpoint's scales are not used: those of activations, and of a cache that is not float8."""
     scales = plan.cache_scales
     is_float8 = config.kv_cache_dtype == "fp8"
     of_cache = {tensor.name: tensor for tensors in scales.tensors.values() for tensor in tensors}
@@ -152,7 +152,7 @@ def _check_length(config: EngineConfig, max_position_embeddings: int) -> None:
 
 
 def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
-    """Return this rank's device for *name* (auto, cpu, cuda): the GPU with the rank's number. Raises StartupError."""
+    """Return this rank's device for *name* (auto, cpu, cuda): the CPU, or the rank's GPU. Raises StartupError."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise StartupError("device is cuda, but torch finds no CUDA device.")
@@ -172,8 +172,8 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
 def choose_dtype(name: str, device: torch.device, config: Mapping[str, Any]) -> torch.dtype:
     """Return the network's dtype. Raises StartupError.
 
-    auto is the checkpoint's own; on a CPU it is float32 unless the checkpoint uses bfloat16 and the processor supports
-    it.
+    The *name* auto stands for the checkpoint's own dtype. On a CPU it stands for float32, unless the checkpoint uses
+    bfloat16 and the processor supports it.
     """
     if name != "auto":
         return DTYPES[name]

@@ -1,7 +1,8 @@
 """Change logits before a token is chosen: allowed ids, masks of grammars, biases and a minimum length.
 
-All change the logits in place. What a request brings is made once a row: a step of 256 rows with a thousand biases each
-would read a quarter of a million entries of dicts. Shapes: R rows, V vocabulary, P rows with biases, C biases.
+All change the logits in place. What a request brings is converted once for its row. Otherwise a step of 256 rows with a
+thousand biases each would read a quarter of a million dict entries. Shapes: R rows, V vocabulary, P rows with biases, C
+biases.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Bias(NamedTuple):
-    """The addends of a row, float32 [C], and the ids of their logits, int64 [C], on the device."""
+    """A row's addends, float32 [C], and the ids of the logits that they change, int64 [C], on the device."""
 
     ids_C: torch.Tensor
     values_C: torch.Tensor
@@ -29,8 +30,8 @@ class Bias(NamedTuple):
 class RowChanges:
     """The changes that requests make to their rows' logits; rows without a change have no entry.
 
-    *allowed_ids* int64 [C] are on the device: a row may draw no others. *stop_ids* [C] are on the host, of answers that
-    have a minimum length.
+    *allowed_ids*, int64 [C] on the device, are the only ids that a row may draw. *stop_ids*, [C] on the host, are for
+    answers that have a minimum length.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -40,7 +41,7 @@ class RowChanges:
         self.stop_ids: dict[int, Ints] = {}
 
     def start_row(self, row: int, params: SamplingParams) -> None:
-        """Make what a row with *params* needs in each step."""
+        """Prepare what a row with *params* needs in each step."""
         if params.allowed_token_ids:
             self.allowed_ids[row] = to_device(np.array(params.allowed_token_ids, np.int64), self._device)
         if params.logit_bias:
@@ -58,7 +59,7 @@ class RowChanges:
 
 
 def keep_allowed(logits_RV: torch.Tensor, rows: Ordered[int], allowed_ids: Mapping[int, torch.Tensor]) -> None:
-    """Set all logits but those of a row's *allowed_ids* to -inf, if it has any; logits i belong to rows[i]."""
+    """Set all logits but those of a row's *allowed_ids*, if it has any, to -inf. Row i of the logits is for rows[i]."""
     for index, row in enumerate(rows):
         if row in allowed_ids:
             values = logits_RV[index].index_select(0, allowed_ids[row])
@@ -66,14 +67,14 @@ def keep_allowed(logits_RV: torch.Tensor, rows: Ordered[int], allowed_ids: Mappi
 
 
 class GrammarMasks:
-    """Applies masks of grammars. One byte of a mask selects a row of eight addends: 0 where a bit is set, else -inf."""
+    """Applies grammar masks. One byte of a mask selects a row of eight addends: 0 where a bit is set, else -inf."""
 
     def __init__(self, device: torch.device) -> None:
         bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
         self._addends = to_device(np.where(bits == 1, 0.0, -np.inf).astype(np.float32), device)
 
     def apply(self, logits_RV: torch.Tensor, masks: Ordered[DrawMask]) -> None:
-        """Set the logits outside the masks to -inf; logits i are those of draw i."""
+        """Set the logits outside the masks to -inf. Row i of the logits is for draw i."""
         packed = to_device(np.stack([np.frombuffer(mask.bits, np.uint8) for mask in masks]), logits_RV.device)
         for mask, bytes_B in zip(masks, packed, strict=True):
             addends_V = self._addends.index_select(0, bytes_B.int()).view(-1)[: logits_RV.shape[1]]
@@ -81,7 +82,7 @@ class GrammarMasks:
 
 
 def add_biases(logits_RV: torch.Tensor, rows: Ordered[int], biases: Mapping[int, Bias]) -> None:
-    """Add the *biases* of rows that have any; logits i belong to rows[i]."""
+    """Add the *biases* of rows that have any. Row i of the logits is for rows[i]."""
     starts, vocab_size = range(0, logits_RV.numel(), logits_RV.shape[1]), logits_RV.shape[1]
     biased = [(start, biases[row]) for start, row in zip(starts, rows, strict=True) if row in biases]
     if not biased or not vocab_size:
@@ -96,7 +97,7 @@ def add_biases(logits_RV: torch.Tensor, rows: Ordered[int], biases: Mapping[int,
 def forbid_stops(
     logits_RV: torch.Tensor, rows: Ordered[int], too_short: Ordered[int], stop_ids: Mapping[int, Ints]
 ) -> None:
-    """Set the logits of the *stop_ids* of rows to -inf for the draws *too_short*; logits i belong to rows[i]."""
+    """Set the logits of the rows' *stop_ids* to -inf for the draws *too_short*. Row i of the logits is for rows[i]."""
     vocab_size = logits_RV.shape[1]
     entries = [np.empty(0, np.int64)]
     for draw in too_short:

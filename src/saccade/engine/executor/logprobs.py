@@ -1,7 +1,7 @@
 """Compute log probabilities of tokens, and of the most likely tokens, on the device.
 
-They are the model's own: from its logits before any sampling parameter, media placeholders included. Shapes: R rows, V
-vocabulary, K most likely tokens.
+They are the model's own, from its logits before any sampling parameter is applied, and include media placeholders.
+Shapes: R rows, V vocabulary, K most likely tokens.
 """
 
 from collections.abc import Sequence as Ordered
@@ -18,7 +18,7 @@ PIECE_LOGITS = 1 << 24
 
 
 def pieces(num_rows: int, vocab_size: int) -> list[slice]:
-    """Return slices of *num_rows* rows, each small enough for the logits of its rows."""
+    """Return slices of *num_rows* rows, each of one row or of at most PIECE_LOGITS logits."""
     size = max(1, PIECE_LOGITS // vocab_size)
     return [slice(start, start + size) for start in range(0, num_rows, size)]
 
@@ -35,7 +35,7 @@ def score(logits_RV: torch.Tensor, ids_R: torch.Tensor, num_top: int) -> torch.T
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """A copy to the host of tensors of *shapes*, *joined* in one; *event* is None for tensors on a CPU."""
+    """Tensors of *shapes*, *joined* in one, that are copied to the host; *event* is None for tensors on a CPU."""
 
     joined: torch.Tensor
     shapes: tuple[torch.Size, ...]
@@ -51,7 +51,7 @@ class HostCopy:
 
 
 def begin_copy(tensors: Ordered[torch.Tensor]) -> HostCopy:
-    """Start to copy float64 *tensors* to the host, in one transfer."""
+    """Start copying float64 *tensors* to the host, in one transfer."""
     joined = torch.cat([tensor.flatten() for tensor in tensors])
     shapes = tuple(tensor.shape for tensor in tensors)
     if joined.device.type != "cuda":
@@ -63,7 +63,7 @@ def begin_copy(tensors: Ordered[torch.Tensor]) -> HostCopy:
 
 
 def unpack(scores: npt.NDArray[np.float64], num_tops: Ordered[int | None]) -> list[TokenLogprob]:
-    """Return the rows of the output of `score`, row i with its num_tops[i] most likely tokens."""
+    """Convert the output of `score`; row i keeps its num_tops[i] most likely tokens."""
     width = (scores.shape[1] - 2) // 2
     ranks, top_ids = scores[:, 1].astype(np.int64).tolist(), scores[:, 2 : 2 + width].astype(np.int64).tolist()
     logprobs, tops = scores[:, 0].tolist(), scores[:, 2 + width :].tolist()

@@ -25,14 +25,14 @@ logger = structlog.get_logger(__name__)
 
 
 def block_format(config: EngineConfig, model: LoadedModel) -> BlockFormat:
-    """Return the format of the keys, values and latents of *model* in blocks."""
+    """Return the format in which blocks store the keys, values and latents of *model*."""
     if config.kv_cache_dtype == "fp8":
         return BlockFormat(torch.float8_e4m3fn, model.kv_scales)
     return BlockFormat(model.network.dtype)
 
 
 def limits(config: EngineConfig, model: LoadedModel) -> Limits:
-    """Return the limits of a step of *model*."""
+    """Return a step's limits for *model*."""
     return config.limits(model.network.device.type, has_states=has_states(model.network.spec.kv_specs))
 
 
@@ -61,7 +61,8 @@ def num_window_blocks(spec: ModelSpec, block_size: int, num_blocks: int) -> int:
     """Return how many blocks layers with a window have if the others have *num_blocks*; 0 without such layers.
 
     They are four fifths of what all layers would have in the same memory. So short sequences, which need as many blocks
-    of both, have a fifth less room, and the rest is for long ones. At least, two sequences go on at the same time.
+    of both, have a fifth less room, and the rest is for long ones. There are at least enough for two sequences to go on
+    at the same time, unless the others have fewer.
     """
     if (window := window_of(spec.kv_specs)) is None:
         return 0
@@ -70,7 +71,7 @@ def num_window_blocks(spec: ModelSpec, block_size: int, num_blocks: int) -> int:
 
 
 def least_blocks(spec: ModelSpec, num_blocks: int) -> int:
-    """Return how many blocks to have so that layers with a window have *num_blocks*, too."""
+    """Return how many blocks the other layers need so that layers with a window have *num_blocks*."""
     return num_blocks if window_of(spec.kv_specs) is None else ceil(num_blocks / _window_share(spec))
 
 
@@ -83,9 +84,9 @@ def _window_share(spec: ModelSpec) -> Fraction:
 
 
 def pool_bytes(config: EngineConfig, model: LoadedModel, num_blocks: int) -> int:
-    """Return the size in bytes of a pool of *num_blocks* on this rank, with those of layers with a window.
+    """Return the size in bytes of a pool of *num_blocks* on this rank.
 
-    State checkpoints that grow with the pool count, too.
+    This includes the blocks of layers with a window, and state checkpoints that grow with the pool.
     """
     counts = {False: num_blocks, True: num_window_blocks(model.network.spec, config.block_size, num_blocks)}
     dtype = block_format(config, model).dtype
@@ -109,10 +110,11 @@ def state_bytes(kv_specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
 
 
 def checkpoint_bytes_a_block(config: EngineConfig, model: LoadedModel) -> int:
-    """Return the bytes of state checkpoints to keep for each block of a GPU's KV cache; 0 if a setting has their size.
+    """Return the bytes of state checkpoints to keep for each block of a GPU's KV cache; 0 if a setting fixes them.
 
-    That is a checkpoint for every *state_snapshot_blocks* blocks, but no more than the block's own bytes: so wherever
-    the cache holds a prompt, a state to resume from is likely there too.
+    That is a checkpoint for every *state_snapshot_blocks* blocks, but no more than the block's own bytes. So if the
+    cache holds a prompt, it likely has a state to resume from too. The result is also 0 on a CPU and without prefix
+    caching.
     """
     settings = (config.state_snapshot_bytes, config.num_state_snapshots, config.kv_cache_bytes)
     if model.network.device.type == "cpu" or settings != (None, None, None) or not config.enable_prefix_caching:
@@ -124,7 +126,7 @@ def checkpoint_bytes_a_block(config: EngineConfig, model: LoadedModel) -> int:
 def num_state_checkpoints(
     config: EngineConfig, kv_specs: Ordered[KvSpec], dtype: torch.dtype, default_bytes: int = GIB
 ) -> int:
-    """Return how many checkpoints of recurrent states to keep; 0 for a model that has no such state."""
+    """Return how many checkpoints of recurrent states to keep; 0 without such states or without prefix caching."""
     size = state_bytes(kv_specs, dtype)
     if not (size and config.enable_prefix_caching):
         return 0
@@ -178,11 +180,11 @@ def num_blocks(
     device: torch.device,
     measured: Measured = NOTHING,
 ) -> int:
-    """Return the number of blocks of the pool, whose size in bytes *bytes_of* returns; *most* are of use.
+    """Return the number of blocks in the pool.
 
-    Raises StartupError if there is no room for one. On CUDA, call it after a warm-up at full size with all recurrent
-    states: everything but the pool needs torch's peak memory, corrected by *measured*. On other devices recurrent
-    states are not part of the pool's budget.
+    *bytes_of* maps a number of blocks to bytes; no more than *most* are of use. Raises StartupError if there is no room
+    for one. On CUDA, call it after a warm-up at full size with all recurrent states: everything but the pool needs
+    torch's peak memory, corrected by *measured*. On other devices recurrent states are not part of the pool's budget.
     """
     if config.num_blocks is not None:
         return config.num_blocks

@@ -1,4 +1,4 @@
-"""Run the network: encode, embed, forward, sample. Holds the tensors of every cache and executes steps."""
+"""Execute steps: encode, embed, run the network, sample. The runner holds the tensors of every cache."""
 
 import time
 from collections.abc import Iterator
@@ -34,9 +34,9 @@ logger = structlog.get_logger(__name__)
 
 
 class Forwarded(NamedTuple):
-    """A step's hidden states [N, E], to sample tokens from; None if the step has no chunks. *output* lacks draws.
+    """A step's hidden states [N, E], to sample tokens from; None if the step has no chunks.
 
-    *drafting* is for networks with a draft layer.
+    *output* does not have the draws yet. *drafting* is for networks with a draft layer.
     """
 
     step: StepInput
@@ -47,10 +47,10 @@ class Forwarded(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """Token ids, scores and drafts that are being computed and copied to the host; *copy* is None without any.
+    """Token ids, scores and drafts that are being computed and copied to the host; *copy* is None if there are none.
 
-    *scored* are the drawn tokens whose log probabilities are requested, as indices. The copy ends with the sums of what
-    *summed* names (executor.finite).
+    *scored* has the indices of the drawn tokens whose log probabilities are requested. The copy ends with the sums of
+    what *summed* names (executor.finite).
     """
 
     copy: logprobs.HostCopy | None
@@ -174,7 +174,7 @@ class ModelRunner:
         scored: tuple[int, ...],
         sums: dict[str, torch.Tensor],
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the drawn ids, and the results to copy: ids, their scores, those of prompts. Add to *sums*."""
+        """Return the drawn ids, and the results to copy: ids, their scores, and scores of prompts. Add to *sums*."""
         params = [self.rows.sampling(row) for row in batch.drawing]
         # Log probabilities are the model's own, so the raw logits are kept: sampling changes the logits in place.
         logits = self.network.logits(hidden.index_select(0, batch.sample_rows))
@@ -197,7 +197,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def receive_drawn(self, forwarded: Forwarded, prompt_scores: Ordered[PromptScores]) -> None:
-        """Compute another rank's part of the logits of `draw`, and receive the tokens that rank 0 draws."""
+        """Compute this rank's part of the logits from which rank 0 draws, and receive the drawn tokens."""
         batch, hidden, ids = forwarded.batch, forwarded.hidden, None
         if batch is not None and hidden is not None and (batch.drawing or prompt_scores):
             self.network.logits(hidden.index_select(0, batch.sample_rows))
@@ -250,7 +250,7 @@ class ModelRunner:
     def _prompt_logits(
         self, hidden: torch.Tensor, scoring: PromptScores, start: int
     ) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield the logits of a few tokens at a time, and the slice of all."""
+        """Yield the logits of a few tokens at a time, each time with their slice of all tokens."""
         first = start + scoring.offset
         before = hidden[first : first + len(scoring.target_ids)]
         for piece in logprobs.pieces(len(scoring.target_ids), self.network.spec.vocab_size):
@@ -264,7 +264,10 @@ def make_runner(
     caches: Caches,
     progress: Progress = lambda *_: None,
 ) -> ModelRunner:
-    """Return the runner of *model* in *caches*, after its graphs are captured: every rank at the same time."""
+    """Return the runner of *model* in *caches*, with its graphs captured. All ranks do this at the same time.
+
+    If a capture fails and no setting asks for graphs, a single rank runs without them. Raises StartupError.
+    """
     runner = ModelRunner(model.network, execution, caches)
     if execution.captures_decodes and config.cuda_graphs is not False:
         max_positions = model.network.spec.max_position_embeddings

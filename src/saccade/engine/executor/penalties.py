@@ -1,10 +1,10 @@
 """Keep the tokens of rows with penalties on the device, and change their logits.
 
-The counts of a step do not wait for the host to know the last token. The penalties follow apply_penalties of vLLM's V1
-sampler. The logit of a token of prompt or answer is divided by the repetition penalty if it is positive, and multiplied
-otherwise (Keskar et al. 2019, section 4.1). Then the frequency penalty times the token's count in the answer is
-subtracted, and for a count over 0 the presence penalty. Shapes: R rows, V vocabulary, P rows with penalties, L tokens
-of the longest of them.
+Counting a step's tokens need not wait until the host knows the last one. The penalties follow apply_penalties of vLLM's
+V1 sampler. The logit of a token of prompt or answer is divided by the repetition penalty if it is positive, and
+multiplied otherwise (Keskar et al. 2019, section 4.1). Then the frequency penalty times the token's count in the answer
+is subtracted, and, if the count is over 0, the presence penalty too. Shapes: R rows, V vocabulary, P rows with
+penalties, L tokens of the longest of them.
 """
 
 from collections.abc import Iterable
@@ -30,9 +30,9 @@ class Penalised(NamedTuple):
 
 
 class Penalties:
-    """Counts int32 [max_rows, V] of the tokens in answers, and a list of each row's tokens; made at the first use.
+    """Counts int32 [max_rows, V] of the tokens in answers, made at the first use, and a list of each row's tokens.
 
-    The list int64 [max_rows, entries] grows. It may name a token twice: equal entries write equal logits.
+    The list, int64 [max_rows, entries], grows. It may name a token twice, since equal entries write equal logits.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -56,7 +56,10 @@ class Penalties:
     def apply(
         self, logits_RV: torch.Tensor, rows: Ordered[int], params: Ordered[SamplingParams], places: Ordered[int]
     ) -> Penalised:
-        """Change float32 logits at *places* of the batch; logits i belong to rows[i]. Return what `note` needs."""
+        """Change float32 logits at *places* of the batch, and return what `note` needs.
+
+        Row i of the logits is for rows[i].
+        """
         numbers = [rows[place] for place in places]
         lengths = self._lengths[numbers]
         values = [
@@ -83,7 +86,7 @@ class Penalties:
         self._lengths[penalised.numbers] += 1
 
     def _change(self, flat: torch.Tensor, penalised: Penalised, penalties_3P: torch.Tensor, width: int) -> None:
-        """Change the logits of the tokens of each row; *flat* are the logits of all rows."""
+        """Change the logits of each row's tokens; *flat* are the logits of all rows."""
         repetition_P1, frequency_P1, presence_P1 = penalties_3P.unsqueeze(-1)
         ids_PL = self._tokens.index_select(0, penalised.rows_P)[:, :width]
         is_token_PL = torch.arange(width, device=flat.device) < penalised.lengths_P.unsqueeze(1)

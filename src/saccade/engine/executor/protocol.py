@@ -13,7 +13,7 @@ class Executor(Protocol):
     """
 
     def launch(self, step: StepInput, sampling: SamplingInput) -> None:
-        """Start to compute *step* and to draw its tokens; *sampling* must have its number. On a CPU, do it."""
+        """Start computing *step* and drawing its tokens; on a CPU, finish both. *sampling* has the step's number."""
 
     def collect_output(self) -> StepOutput:
         """Wait for the output of the oldest launched step, and return it."""

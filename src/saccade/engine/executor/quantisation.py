@@ -1,4 +1,4 @@
-"""The quantisation format of each module of a checkpoint, by module name."""
+"""Finds the quantisation format of a checkpoint's modules by name."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,8 +25,10 @@ class ModuleList:
 
     @classmethod
     def of(cls, patterns: Iterable[str]) -> "ModuleList":
-        """Read patterns: "re:" begins a regular expression, as in compressed-tensors; else * is a wildcard, as in
-        Model Optimizer's lists. Raises re.error.
+        """Read patterns. Raises re.error.
+
+        "re:" begins a regular expression, as in compressed-tensors. Otherwise * is a wildcard, as in Model Optimizer's
+        lists.
         """
         names, expressions = set(), []
         for pattern in patterns:
@@ -62,8 +64,8 @@ class Rule(NamedTuple):
 class Quantisation(NamedTuple):
     """The *format* of quantised weights, except in *ignored* modules, or the formats of *layers*, by name.
 
-    The first of *rules* that names a module decides about it. *only* are parts of the names of all modules that may be
-    quantised, if there are any. *source* names the configuration, for errors.
+    The first of *rules* that names a module decides its format. If *only* has entries, the name of a quantised module
+    contains one of them. *source* names the configuration in error messages.
     """
 
     format: WeightFormat | None
@@ -91,7 +93,7 @@ class Quantisation(NamedTuple):
 
     @property
     def formats(self) -> str:
-        """The names of all formats, for errors."""
+        """The names of all formats, for error messages."""
         return ", ".join(dict.fromkeys(format.name for format in self._every))
 
     @property

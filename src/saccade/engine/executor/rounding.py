@@ -1,4 +1,4 @@
-"""Round the plain weights of a loaded network to the nearest values of a format: --quantization."""
+"""Round the plain weights of a loaded network to the nearest values of a format, for --quantization."""
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -45,7 +45,7 @@ def _modules_of_decoders(network: nn.Module) -> Iterator[nn.Module]:
 
 
 def _in_groups(weight_OI: torch.Tensor) -> QuantisedWeight:
-    """Return a weight in four bits, or in eight if its columns make no whole groups."""
+    """Round a weight to four bits, or to eight if its columns do not make whole groups."""
     return rounded_rows(weight_OI) if weight_OI.shape[1] % GROUP_SIZE else rounded_groups(weight_OI, GROUP_SIZE)
 
 

@@ -1,12 +1,12 @@
 """Choose token ids from logits, for the whole batch at once.
 
 A draw depends only on the sample's seed, the token's index in the answer, and that token's logits. The uniform number
-is a hash of (seed, index), computed on the host; saccade.nn.draws maps it to a token.
-The batching of requests therefore changes no draw (beyond the last bits of logits).
+is a hash of (seed, index), computed on the host; saccade.nn.draws maps it to a token. Batching therefore changes no
+draw, except through the last bits of logits.
 
-The order of processing is that of vLLM's V1 sampler (vllm/v1/sample/sampler.py): log probabilities are taken from the
-unprocessed logits (executor.logprobs); then allowed ids, grammars, minimum length and biases
-(executor.logits_processors), and penalties (executor.penalties) apply; greedy rows take the largest logit; the others
+The order of processing is that of vLLM's V1 sampler (vllm/v1/sample/sampler.py). Log probabilities are taken from the
+unprocessed logits (executor.logprobs). Then allowed ids, grammars, biases and minimum length
+(executor.logits_processors) apply, and penalties (executor.penalties). Greedy rows take the largest logit. The others
 are divided by their temperature and cut by min_p, top_k and top_p, in this order. Ids of media placeholders are removed
 before everything else. Shapes: R rows, V vocabulary.
 """
@@ -29,7 +29,7 @@ from saccade.protocol.request import SamplingParams
 class Sampler:
     """Greedy and random sampling. *forbidden* ids, the media placeholders, are never sampled.
 
-    *changes* are what the rows' requests change in logits.
+    *changes* has what requests change in their rows' logits.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Sampler:
     ) -> torch.Tensor:
         """Return a token id for each of *rows*, int64 [R], drawn with *params*. Changes the logits in place.
 
-        The tokens count for the penalties of the rows' next ones. If a row draws several tokens, *next_ids_R* has the
-        proposal after each draw but its last, which counts for its later draws.
+        The drawn tokens count towards the penalties of the rows' next draws. If a row draws several tokens,
+        *next_ids_R* has the proposal after each draw but its last; the row's later draws count it.
         """
         logits_RV.index_fill_(1, self._forbidden, float("-inf"))
         if self._changes.allowed_ids:
@@ -81,7 +81,10 @@ class Sampler:
 
 
 def _parts(rows: Ordered[int], places: Ordered[int]) -> list[list[int]]:
-    """Divide *places* so that no row has two in a part. The last part has the last place of each row, and so on."""
+    """Divide *places* so that no row occurs twice in a part.
+
+    The last part has the last place of each row, and so on.
+    """
     parts: list[list[int]] = []
     num_seen = Counter[int]()
     for place in reversed(places):
@@ -93,7 +96,7 @@ def _parts(rows: Ordered[int], places: Ordered[int]) -> list[list[int]]:
 
 
 def _settings(params: Ordered[SamplingParams], uniforms: Ordered[float], vocab_size: int) -> npt.NDArray[np.float64]:
-    """Return the settings [5, R] of `draws.draw`."""
+    """Return the settings [5, R] for `draws.draw`."""
     array_5R = np.empty((5, len(params)))
     array_5R[0] = [param.temperature if param.temperature >= GREEDY_BELOW else 0 for param in params]
     array_5R[1] = [param.top_p for param in params]

@@ -19,7 +19,7 @@ need to deliver the step's tokens. On two cores, answers are faster with one thr
 
 @dataclass(frozen=True)
 class Threads:
-    """*count* threads; one for steps of at most *serial_tokens* tokens with short contexts."""
+    """Gives steps *count* threads, or one if they have at most *serial_tokens* tokens and short contexts."""
 
     count: int
     serial_tokens: int

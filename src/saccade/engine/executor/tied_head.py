@@ -1,6 +1,7 @@
-"""The output head of a network whose configuration ties it to the embedding.
+"""Decides which output head a network has if its configuration ties the head to the embedding.
 
-Fine-tunes and conversions often say so but store a head of their own; that head then counts, as in transformers.
+Fine-tunes and conversions often declare a tied head but store one of their own. That head then counts, as in
+transformers.
 """
 
 import structlog
@@ -29,7 +30,7 @@ def settle_head(network: Network, checkpoint: Checkpoint) -> None:
 
 
 def _is_embedding(head: StoredTensor, network: Network, checkpoint: Checkpoint) -> bool:
-    """Return whether *head* equals the embedding, or is the only tensor of both."""
+    """Return whether *head* equals the embedding, or is the only tensor for both."""
     place = network.locate(head.name)
     if head.dtype not in PLAIN_DTYPES or not head.name.endswith(f".{WEIGHT}"):
         return False

@@ -15,7 +15,7 @@ JOINED = re.compile(r"(?P<weight>.*\.experts\.(?:gate_up|down)_proj)(?:_(?P<end>
 
 
 class FieldOf(NamedTuple):
-    """A tensor is the field *end* of *weight*, the name for the network's `locate`, in *format*."""
+    """Says that a tensor is the field *end* of a weight in *format*; the network's `locate` knows the name *weight*."""
 
     weight: str
     end: str
@@ -23,9 +23,9 @@ class FieldOf(NamedTuple):
 
 
 def field_of(tensor: StoredTensor, quantisation: Quantisation) -> FieldOf | None:
-    """Return the weight and field of a tensor; None for a plain tensor.
+    """Return the weight that a tensor belongs to, and its field; None for a plain tensor.
 
-    Plain weights in the release have other dtypes.
+    A weight is plain if its dtype is none of the format's.
     """
     joined = JOINED.fullmatch(tensor.name)
     if joined is not None:
@@ -45,16 +45,17 @@ def field_of(tensor: StoredTensor, quantisation: Quantisation) -> FieldOf | None
 
 
 def field_name(weight: str, end: str) -> str:
-    """Return the name of the tensor with the field *end* of *weight*."""
+    """Return the name of the tensor that is the field *end* of *weight*."""
     module, _, last = weight.rpartition(".")
     return f"{module}.{end}" if last == WEIGHT else weight + end.removeprefix(WEIGHT)
 
 
 def fitted(format: WeightFormat, fields: Mapping[str, StoredTensor], parts: Sequence[int]) -> WeightFormat:
-    """Return *format* for the shapes of *fields*: instead of one scale, a weight may have one for each of its *parts*.
+    """Return *format* fitted to the shapes of *fields*: a weight may have a scale for each of its *parts*.
 
-    These are the rows of each matrix that the weight joins, and must be equal. transformers stores a scale each for
-    gate and up of joined experts, and some tools one for each row. Another number of scales stays a wrong shape.
+    *parts* are the rows of each matrix that the weight joins, and must be equal. For joined experts, transformers
+    stores one scale for gate and one for up, and some tools store one for each row. Any other number of scales is left
+    as a wrong shape.
     """
     if not isinstance(format, Fp8) or format.cell is not None or not {WEIGHT, format.scale} <= fields.keys():
         return format

@@ -1,4 +1,4 @@
-"""The files of a checkpoint's weights: safetensors, memory-mapped, one file or several with an index."""
+"""Reads a checkpoint's weight files: safetensors, memory-mapped, one file or several with an index."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -36,14 +36,14 @@ class StoredTensor(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Size of the values; 0 for a dtype that Saccade does not read."""
+        """The size of the values in bytes; 0 for a dtype that Saccade does not read."""
         return prod(self.shape) * STORED_DTYPES[self.dtype].itemsize if self.dtype in STORED_DTYPES else 0
 
 
 class Checkpoint:
-    """All tensors of open files, by name in the order of the files. Tensors that are read map the file's memory.
+    """All tensors in open files, by name, in the order of the files. Tensors that are read map the file's memory.
 
-    A tensor may stand in several files if it is the same in all: dtype, shape and bytes. Raises StartupError otherwise.
+    Several files may have the same tensor if its dtype, shape and bytes agree. Raises StartupError if they do not.
     """
 
     def __init__(self, files: Mapping[str, Any]) -> None:
@@ -87,7 +87,10 @@ class Checkpoint:
             yield StoredTensor(name, file, tuple(header.get_shape()), header.get_dtype())
 
     def read(self, name: str, slices: Sequence[slice] = ()) -> torch.Tensor:
-        """Return the part of a tensor in *slices* of its first dimensions. Its values are read at their first use."""
+        """Return the part of a tensor that *slices* of its first dimensions select.
+
+        Values are read at their first use.
+        """
         tensor = self.tensors[name]
         opened = self._files[tensor.file]
         if not tensor.shape:
@@ -105,7 +108,7 @@ class Checkpoint:
 
 @contextmanager
 def open_checkpoint(folder: Path) -> Iterator[Checkpoint]:
-    """Open the checkpoint in *folder*. Raises StartupError for a missing or damaged file, or an index that is wrong."""
+    """Open the checkpoint in *folder*. Raises StartupError for files that are missing, damaged or contradictory."""
     with open_files(weight_files(folder)) as checkpoint:
         _check_index(folder, checkpoint)
         yield checkpoint
@@ -113,7 +116,7 @@ def open_checkpoint(folder: Path) -> Iterator[Checkpoint]:
 
 @contextmanager
 def open_files(paths: Iterable[Path]) -> Iterator[Checkpoint]:
-    """Open safetensors files. Raises StartupError for a damaged one."""
+    """Open safetensors files. Raises StartupError for a damaged one, and if two disagree about a tensor."""
     with ExitStack() as stack:
         opened = {}
         for path in paths:
@@ -136,6 +139,6 @@ def _check_index(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return *names* for an error: the first of many."""
+    """Return *names* as text for an error message: the first LISTED of them, and how many more there are."""
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(names[:LISTED]) + more

@@ -1,4 +1,4 @@
-"""Read the tensors of a plan into a network's parameters, or into holders of quantised weights.
+"""Read a plan's tensors into a network's parameters, or into holders of quantised weights.
 
 If a tensor is cut over ranks, only the rank's part is read. Files are mapped into memory, so reading takes no memory in
 addition to the parameters.
@@ -23,9 +23,9 @@ Progress = Callable[[str, int, int], None]
 
 
 def fill(network: nn.Module, plan: LoadPlan, checkpoint: Checkpoint, device: torch.device, progress: Progress) -> None:
-    """Create *network*'s parameters on *device* and fill them by *plan*.
+    """Create *network*'s parameters on *device* and fill them according to *plan*.
 
-    *progress* counts bytes, and is called at most once for each hundredth of all.
+    *progress* counts bytes. It is called at the start, at the end, and in between at most once for each hundredth.
     """
     for name in filter(plan.is_quantised, plan.places):
         owner, _, own_name = name.rpartition(".")
@@ -70,7 +70,7 @@ def fill_randomly(network: nn.Module, device: torch.device, progress: Progress) 
 
 
 def _allocate(network: nn.Module, device: torch.device) -> None:
-    """Create the parameters on *device*. Module.to_empty would import sympy, for 0.2 s."""
+    """Create the parameters on *device*. Module.to_empty would import sympy, which takes 0.2 s."""
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False):
             storage = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
@@ -101,7 +101,7 @@ def _holder(place: WeightPlace, cut: PartSlice, filling: Filling, parameter: tor
 def _read(
     filling: Filling, place: WeightPlace, parts: dict[int, Part], parameter: torch.Tensor, checkpoint: Checkpoint
 ) -> None:
-    """Copy this rank's pieces of the tensors of *filling* into *parts*, and make quantised parts that are missing."""
+    """Copy this rank's pieces of *filling* into *parts*, and create quantised parts that are missing."""
     target = filling.target
     for cut in place.cuts(target):
         for index, expert in enumerate(place.own_experts):

@@ -62,7 +62,7 @@ def read_quantisation(config: Mapping[str, Any], folder: Path) -> Quantisation |
 
 
 def _sections(config: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the sections that describe the format, with their names for errors, in order of preference."""
+    """Yield the sections that describe the format, with their names for error messages, in order of preference."""
     text = config.get("text_config")
     if isinstance(config.get(KEY), dict):
         yield f"{CONFIG}: {KEY}", config[KEY]
@@ -101,7 +101,7 @@ def _compressed_tensors(section: Mapping[str, Any], source: str) -> Quantisation
 
 
 def _rules_of(group: Mapping[str, Any], otherwise: object, source: str) -> Iterator[Rule]:
-    """Yield the rules of a group; one that names nothing for the classes of modules among its targets.
+    """Yield a group's rules, one for each of its targets. The rule for a class of modules names no modules.
 
     *otherwise* is the format of groups that name none.
     """
@@ -131,7 +131,7 @@ def _packed(weights: Mapping[str, Any], source: str) -> WeightFormat:
 
 
 def _group_size(size: object, bits: int, source: str) -> int:
-    """Return the number of columns that share a scale; -1 is the whole row."""
+    """Return the number of columns that share a scale; a *size* of -1 stands for the whole row."""
     if size == -1:
         return WHOLE_ROW
     if type(size) is not int or size < 1 or size % (WORD // bits):
@@ -152,7 +152,7 @@ def _int8(weights: Mapping[str, Any], source: str) -> WeightFormat:
 
 
 def _cell(weight: Mapping[str, Any], source: str) -> Cell | None:
-    """Return the rows and columns of a weight that share a scale, by the `strategy` of compressed-tensors."""
+    """Return how many rows and columns of a weight share a scale, by the `strategy` of compressed-tensors."""
     match weight.get("strategy"), weight.get("block_structure"):
         case "tensor", _:
             return None
@@ -241,7 +241,7 @@ def _gptq_format(section: Mapping[str, Any], source: str) -> WeightFormat:
 
 
 def _dynamic_rule(section: Mapping[str, Any], pattern: str, settings: object, source: str) -> Rule:
-    """Return the rule of an entry of `dynamic`: the settings of its modules replace those of *section*."""
+    """Return the rule for an entry of `dynamic`, whose settings replace those of *section* for its modules."""
     place = f"{source}: dynamic {pattern!r}"
     if settings not in ({}, None, False) and not isinstance(settings, dict):
         raise StartupError(f"{place} must have settings, false or null, not {settings!r}.")
@@ -256,7 +256,7 @@ def _dynamic_rule(section: Mapping[str, Any], pattern: str, settings: object, so
 
 
 def _auto_round(section: Mapping[str, Any], source: str) -> Quantisation:
-    """Read a section of AutoRound, which packs as GPTQ or AWQ. Some modules have settings of their own."""
+    """Read a section of AutoRound, which packs weights like GPTQ or AWQ. Modules may have settings of their own."""
     packing = section.get("packing_format")
     read = next((PACKINGS[end] for end in PACKINGS if str(packing).removeprefix("auto_round:") == end), None)
     if read is None:
@@ -284,7 +284,7 @@ PACKINGS: Mapping[str, Callable[[Mapping[str, Any], str], Quantisation]] = Mappi
 
 
 def _in_blocks(section: Mapping[str, Any], source: str) -> tuple[str, ...]:
-    """Return the modules of a block that are quantised, of which GPTQ has a list, or lists for its order of work."""
+    """Return the modules in a block that GPTQ quantises; it lists them in one list, or in several in order of work."""
     key = "modules_in_block_to_quantize"
     lists = section.get(key) or []
     flat = (
@@ -316,7 +316,7 @@ def _modelopt(section: Mapping[str, Any], source: str) -> Quantisation:
 
 
 def _algorithm(section: Mapping[str, Any], source: str, supported: Iterable[str]) -> WeightFormat:
-    """Return the format of Model Optimizer's `quant_algo`; *supported* are the names for an error."""
+    """Return the format of Model Optimizer's `quant_algo`; *supported* are the names that an error lists."""
     algorithm = section.get("quant_algo")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         raise _unknown(source, "quant_algo", algorithm, ", ".join(supported))

@@ -1,4 +1,4 @@
-"""The names of the files of a checkpoint's weights. No torch."""
+"""Finds a checkpoint's weight files. Does not import torch."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ HF_QUANT_CONFIG = "hf_quant_config.json"
 
 
 def weight_map(folder: Path) -> Mapping[str, str]:
-    """Return the file of each tensor by the index, {} without an index. Raises StartupError."""
+    """Return the file that the index names for each tensor, or {} if there is no index. Raises StartupError."""
     index = folder / INDEX
     if not index.is_file():
         return {}
@@ -30,8 +30,8 @@ def weight_map(folder: Path) -> Mapping[str, str]:
 def weight_files(folder: Path) -> list[Path]:
     """Return the checkpoint's safetensors files, in name order.
 
-    Others than those that the index names do not count. Without it, one file counts, or all shards. Raises StartupError
-    if a file is missing, for an adapter, or for a whole file next to shards.
+    Only the files that the index names count; without an index, the whole file or all shards do. Raises StartupError if
+    a file is missing, if there is an adapter, or if there is a whole file as well as shards.
     """
     if (adapter := adapter_in(folder)) is not None:
         raise StartupError(

@@ -1,4 +1,4 @@
-"""The places of a checkpoint's tensors in the parameters of a rank."""
+"""Where a checkpoint's tensors go in a rank's parameters."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -84,7 +84,7 @@ class WeightPlace(NamedTuple):
         return (sum(self.experts.parts), *entry) if self.experts is not None and target.expert is None else (*entry,)
 
     def row_parts(self, target: Target) -> Sequence[int]:
-        """Return the rows of each part that a weight with *target* has."""
+        """Return the number of rows in each part of a weight with *target*."""
         if self.sharding.dim:
             return self.shape[:1]
         return self.sharding.parts if target.partition is None else (self.sharding.parts[target.partition],)
@@ -104,7 +104,7 @@ class WeightPlace(NamedTuple):
         return Region(0, self.shape[0], cut.source, cut.length)
 
     def slices(self, cut: PartSlice, target: Target, expert: int | None) -> tuple[slice, ...]:
-        """Return the part of *cut* for *expert* in a plain tensor with *target*."""
+        """Return the slices of a plain tensor with *target* that *cut* takes for *expert*."""
         slices = [slice(None)] * len(self.shape)
         if slices:
             slices[self.sharding.dim] = slice(cut.source, cut.source + cut.length)
@@ -114,13 +114,13 @@ class WeightPlace(NamedTuple):
 
 
 def field_slices(field: WeightField, region: Region, target: Target, expert: int | None) -> tuple[slice, ...]:
-    """Return the part of a tensor with *target*, a field of a quantised weight, that *region* touches for *expert*."""
+    """Return the slices of a tensor with *target*, a quantised weight's field, that *region* touches for *expert*."""
     slices = field.slices(region)
     return (*_of_expert(target, expert), *(slices[::-1] if is_turned(field, target) else slices))
 
 
 def is_turned(field: WeightField, target: Target) -> bool:
-    """Return whether the checkpoint has the last two dimensions of *field* in another order than memory."""
+    """Return whether the checkpoint stores the last two dimensions of *field* in the opposite order to memory."""
     return field.cell is not None and field.is_transposed != target.transposed
 
 
@@ -132,7 +132,8 @@ def _of_expert(target: Target, expert: int | None) -> tuple[slice, ...]:
 class Filling(NamedTuple):
     """Tensors that fill *target*: one that is plain, under the field PLAIN, or the fields of a weight in *format*.
 
-    *derived* are the weight's tensors whose values follow from its shape. *weight* is the name that it would have.
+    *derived* are the weight's tensors whose values follow from its shape. *weight* is the name that the weight itself
+    would have.
     """
 
     target: Target
@@ -148,5 +149,5 @@ class Filling(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the fields."""
+        """The size of the fields in bytes."""
         return sum(tensor.num_bytes for tensor in self.fields.values())

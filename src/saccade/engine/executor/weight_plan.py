@@ -1,8 +1,8 @@
-"""Match the tensors of a checkpoint, by the headers of its files, to a network's parameters.
+"""Match a checkpoint's tensors, by its files' headers, to a network's parameters.
 
-Every tensor fills a parameter, or has the values that the network or the format computes itself, or the family or the
-format declares it as not needed. Every parameter is filled once. All faults are reported together. It reads the values
-of two kinds of tensors only: biases that only the checkpoint has, and tensors that follow from others.
+Every tensor must fill a parameter, have values that the network or the format computes itself, or be declared unneeded
+by the family or format. Every parameter is filled once. All faults are reported together. Few tensors have their values
+read: biases that only the checkpoint has, tensors that repeat others, and tensors whose values can be computed.
 """
 
 from collections import Counter, defaultdict
@@ -38,7 +38,7 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """The parameters' *places* and *fillings*, by name, and the scales of caches.
+    """The parameters' *places* and *fillings*, by name, and the caches' scales.
 
     *spare* counts the tensors of quantised weights that only other arithmetic needs, by the ends of their names.
     """
@@ -50,17 +50,17 @@ class LoadPlan:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors that fill parameters."""
+        """The size in bytes of all tensors that fill parameters."""
         return sum(filling.num_bytes for fillings in self.fillings.values() for filling in fillings)
 
     def is_quantised(self, name: str) -> bool:
-        """Return whether a part of the parameter is quantised."""
+        """Return whether a part of the parameter *name* is quantised."""
         return any(filling.format is not None for filling in self.fillings[name])
 
 
 @dataclass(frozen=True)
 class _Faults:
-    """The faults of a checkpoint, by kind."""
+    """A checkpoint's faults, by kind."""
 
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
@@ -87,7 +87,7 @@ class _Faults:
 def make_plan(network: nn.Module, checkpoint: Checkpoint, quantisation: Quantisation | None, ranks: Ranks) -> LoadPlan:
     """Return the places and fillings of *network*'s parameters.
 
-    Raises StartupError, which lists the tensors that are missing, unexpected, or of another shape or dtype.
+    Raises a StartupError that lists tensors that are missing, unexpected, unusable, or at odds with the configuration.
     """
     places = {name: WeightPlace.of(network, name, ranks) for name, _ in network.named_parameters()}
     plan = LoadPlan(places)
@@ -118,7 +118,7 @@ def make_plan(network: nn.Module, checkpoint: Checkpoint, quantisation: Quantisa
 def _fillings(
     network: Any, checkpoint: Checkpoint, quantisation: Quantisation | None, plan: LoadPlan, faults: _Faults
 ) -> Iterator[Filling]:
-    """Yield all fillings, even of unknown parameters. Note in *plan* the scales of caches, and unused tensors."""
+    """Yield all fillings, even of unknown parameters. Record the caches' scales and unused tensors in *plan*."""
     quantised: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
     formats: dict[str, WeightFormat] = {}
     scales: list[StoredTensor] = []
@@ -163,7 +163,7 @@ def _are_equal(checkpoint: Checkpoint, first: StoredTensor, second: StoredTensor
 
 
 def _differences(tensor: StoredTensor, derived: Derived, checkpoint: Checkpoint) -> list[str]:
-    """Return the fault of a tensor that has none of the values that the network computes itself."""
+    """Return the fault of a tensor if it has none of the values that the network computes itself."""
     fault = [f"{tensor.name} ({tensor.file}; not {derived.words})"]
     if tensor.dtype not in PLAIN_DTYPES:
         return fault
@@ -177,7 +177,7 @@ def _differences(tensor: StoredTensor, derived: Derived, checkpoint: Checkpoint)
 
 
 def _contradictions(place: WeightPlace, filling: Filling, checkpoint: Checkpoint) -> list[str]:
-    """Return the faults of tensors of a quantised weight that do not have the values that follow from its shape."""
+    """Return the faults of a quantised weight's tensors that lack the values that its shape determines."""
     if filling.format is None:
         return []
     rows, columns = place.checkpoint_shape(filling.target)[-2:]
@@ -192,7 +192,7 @@ def _contradictions(place: WeightPlace, filling: Filling, checkpoint: Checkpoint
 
 
 def _without_copies(network: nn.Module, checkpoint: Checkpoint, fillings: list[Filling]) -> list[Filling]:
-    """Return *fillings* without plain tensors that equal the tensor of an earlier one, as a tied head does."""
+    """Return *fillings* without plain ones that equal an earlier one, as that of a tied head does."""
     firsts: dict[Target, Filling] = {}
     others = []
     for filling in fillings:
@@ -203,7 +203,7 @@ def _without_copies(network: nn.Module, checkpoint: Checkpoint, fillings: list[F
 
 
 def _are_copies(network: nn.Module, checkpoint: Checkpoint, first: Filling, second: Filling) -> bool:
-    """Return whether both are plain and equal in the network's dtype."""
+    """Return whether both fillings are plain, and equal in the network's dtype."""
     if first.format is not None or second.format is not None:
         return False
     tensors = first.fields[PLAIN], second.fields[PLAIN]
@@ -212,7 +212,7 @@ def _are_copies(network: nn.Module, checkpoint: Checkpoint, first: Filling, seco
 
 
 def _is_idle_bias(filling: Filling, checkpoint: Checkpoint, quantisation: Quantisation) -> bool:
-    """Return whether a tensor is a bias of zeros: AutoGPTQ gives one to every quantised layer."""
+    """Return whether a tensor is a bias of zeros, which AutoGPTQ gives every quantised layer."""
     name = next(iter(filling.tensors.values())).name
     module, _, end = name.rpartition(".")
     return end == "bias" and quantisation.format_of(module) is not None and not checkpoint.read(name).any()
@@ -231,7 +231,7 @@ def _missing_fields(filling: Filling) -> list[str]:
 
 
 def _wrong(place: WeightPlace, filling: Filling) -> list[str]:
-    """Return the faults in the shapes and dtypes of the tensors of *filling*."""
+    """Return the faults in shape or dtype that the tensors of *filling* have."""
     target, format = filling.target, filling.format
     expected = place.checkpoint_shape(target)
     if format is None:
@@ -258,7 +258,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _unlike(tensor: StoredTensor, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> list[str]:
-    """Return the differences of a tensor from *dtypes* and *shape*."""
+    """Return how a tensor differs from *dtypes* and *shape*."""
     faults = []
     if tensor.dtype not in dtypes:
         faults.append(f"{tensor.name} ({tensor.file}) is {tensor.dtype} instead of {' or '.join(dtypes)}")
@@ -268,7 +268,7 @@ def _unlike(tensor: StoredTensor, dtypes: tuple[str, ...], shape: tuple[int, ...
 
 
 def _check_slots(place: WeightPlace, fillings: list[Filling], faults: _Faults) -> None:
-    """Note slots that no tensor or several tensors fill, and parts with only some experts quantised."""
+    """Record slots that no tensor or several tensors fill, and parts whose experts have several formats."""
     filled: dict[Slot, Filling] = {}
     for filling in fillings:
         for slot in place.filled(filling.target):
@@ -286,6 +286,6 @@ def _check_slots(place: WeightPlace, fillings: list[Filling], faults: _Faults) -
 
 
 def _described(place: WeightPlace, slot: Slot) -> str:
-    """Return the name of a slot for an error."""
+    """Return a slot's name for an error message."""
     details = [f"{what} {which}" for what, which in zip(("part", "expert"), slot, strict=True) if which is not None]
     return f"{place.name} ({', '.join(details)})" if details else place.name

@@ -70,7 +70,7 @@ class FieldNames:
 
 
 def warning_of(part: RequestPart, names: FieldNames) -> str:
-    """Warn about what has no effect in the chat of *part*, in the client's *names*; "" if everything has an effect."""
+    """Return a warning about what has no effect in *part*'s chat, in the client's *names*; "" if there is none."""
     places = [] if part.answer_grammar is None else part.answer_grammar.dropped
     dropped = [names.name_of(place) for place in places]
     of_grammar = f"keywords that the grammar does not enforce: {listed(dropped, len(dropped))}" if dropped else ""
@@ -82,12 +82,12 @@ class AnswerWriter(ChunkWriter, Protocol):
     """Writes one answer in the format of its API: as events while the answer grows, or as a whole at its end."""
 
     async def end_answer(self) -> Sequence[JsonPart]:
-        """Return the last events, or the whole answer. With several prompts, only the last to end returns any."""
+        """Return the last events, or the whole answer. With several prompts, only the last to end returns anything."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """The format of a prompt's answer: the API's *names* of the request's fields, and a *writer* of the answer.
+    """The format of a prompt's answer: the API's *names* for the request's fields, and a *writer* for the answer.
 
     *failure* returns the last event of a stream that fails after it has begun. A chat has no *prompt*.
     """
@@ -100,10 +100,10 @@ class Format:
 
 @dataclass(frozen=True)
 class ReadBody:
-    """A body as a chat, or as prompts that share its parameters, with one of *formats* for each.
+    """A body read as a chat, or as prompts that share its parameters, with one of *formats* for each.
 
     *warning* is for the client. *num_kept_bytes* is the size of the messages that a writer keeps until the answer is
-    complete. *num_recalled_bytes* is the size of the messages that the server stored and this body did not send.
+    complete. *num_recalled_bytes* is the size of the messages that come from the server's store instead of the body.
     """
 
     request: ChatRequest
@@ -119,7 +119,7 @@ ReadApi = Callable[[Body, bytes], ReadBody]
 
 @dataclass(frozen=True)
 class ChatEndpoint:
-    """Serves chats for all APIs. When a client disconnects, streaming or not, the engine stops its request."""
+    """Serves chats for all APIs. If a client disconnects, the engine stops its request, even without streaming."""
 
     bodies: BodyReader
     pipeline: Pipeline
@@ -128,7 +128,7 @@ class ChatEndpoint:
     async def serve(self, read_api: ReadApi, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request.
 
-        Its place is free as soon as the answer is generated, even if the client still reads it.
+        The request gives up its place as soon as the answer is generated, even if the client is still reading it.
         """
         with self.bodies.begin_request(scope) as request:
             # Only _read() has the body, and drops it.
@@ -147,7 +147,7 @@ class ChatEndpoint:
             return await self.pipeline.preview(request, part)
 
     async def count(self, read_api: ReadApi, scope: Scope, receive: Receive) -> int:
-        """Check the chat as if it were to be answered, and return its prompt's number of tokens, images expanded."""
+        """Check the chat as if it were to be answered, and return its prompt's token count, with images expanded."""
         with self.bodies.begin_request(scope) as request:
             reading = self._read(read_api, scope, await self.bodies.read_body(scope, receive, request), request)
             with while_connected(scope):

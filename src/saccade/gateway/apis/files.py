@@ -1,4 +1,4 @@
-"""/v1/files: images that a client uploads once and names in many requests."""
+"""/v1/files: images and PDFs that a client uploads once and names in many requests."""
 
 import time
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ class DeletedFile(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Files:
-    """The files of each tenant; other tenants cannot find them."""
+    """The endpoints for each tenant's files, which other tenants cannot find."""
 
     store: FileStore
     bodies: BodyReader
@@ -59,7 +59,7 @@ class Files:
     threads: WorkThreads
 
     async def create(self, request: Request) -> Response:
-        """POST /v1/files: store an image."""
+        """POST /v1/files: store an image or a PDF."""
         self.store.check("file")
         tenant = _tenant(request)
         with self.bodies.begin_request(request.scope) as call:
@@ -112,7 +112,7 @@ class Files:
             return self.store.get(_tenant(request), request.path_params["file_id"], "file_id")
 
     def _read(self, tenant: bytes, body: bytearray, headers: list[tuple[bytes, bytes]]) -> StoredFile:
-        """Return the file in a form. Raises RequestError that names the field."""
+        """Return the file in a form. Raises RequestError."""
         form = {field.name: field for field in parse_form(body, headers)}
         for name in form:
             if name not in FIELDS:

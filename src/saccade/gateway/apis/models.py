@@ -69,7 +69,7 @@ class ModelInfo(Struct, frozen=True, tag="model"):
 
 
 class ModelPage(Struct, frozen=True):
-    """All served models, in Anthropic's form: one page."""
+    """All served models, as one page in Anthropic's form."""
 
     data: list[ModelInfo]
     first_id: str | None
@@ -83,7 +83,7 @@ class ModelPage(Struct, frozen=True):
 
 
 def parse_tokenize(body: bytes | bytearray, strict: bool = False) -> tuple[TokenizeRequest, str]:
-    """Parse *body* into a request for token ids, and a warning. Raises the same errors as parse_chat()."""
+    """Parse *body*; return the request for token ids and a warning. Raises the same errors as parse_chat()."""
     request, warning = _TOKENIZE.read_parameters(body, strict)
     check_messages(request.messages or ())
     if request.messages:
@@ -92,7 +92,7 @@ def parse_tokenize(body: bytes | bytearray, strict: bool = False) -> tuple[Token
 
 
 def parse_detokenize(body: bytes | bytearray, strict: bool = False) -> tuple[DetokenizeRequest, str]:
-    """Parse *body* into a request for a text, and a warning. Raises the same errors as parse_chat()."""
+    """Parse *body*; return the request for a text and a warning. Raises the same errors as parse_chat()."""
     return _DETOKENIZE.read_parameters(body, strict)
 
 

@@ -162,7 +162,7 @@ def _schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json(*bodies: type) -> dict[str, Any]:
-    """Return the content that is one of *bodies*."""
+    """Return the description of JSON content that is one of *bodies*."""
     first, *others = map(_reference, bodies)
     return _schema({"anyOf": [first, *others]} if others else first)
 

@@ -64,20 +64,23 @@ class Endpoints:
     siblings: Siblings
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models, in Anthropic's format for clients that name a version of Anthropic's API."""
+        """GET /v1/models: list the models, in Anthropic's format for clients that name a version of its API."""
         named = self.pipeline.model_registry.names()
         if ANTHROPIC_VERSION in request.headers:
             return _json(ModelPage.of_models([_info(name, served) for name, served in named]))
         return _json(ModelList([_card(name, served) for name, served in named]))
 
     async def model(self, request: Request) -> Response:
-        """GET /v1/models/{model}, in the same two formats."""
+        """GET /v1/models/{model}: describe a model, in the format that models() would use."""
         name = request.path_params["model"]
         served = self.pipeline.model_registry.get(name)
         return _json(_info(name, served) if ANTHROPIC_VERSION in request.headers else _card(name, served))
 
     async def tokenize(self, request: Request) -> Response:
-        """POST /tokenize: the token ids of a prompt or chat, images expanded; text never becomes special tokens."""
+        """POST /tokenize: the token ids of a prompt or chat, with images expanded.
+
+        Text never becomes special tokens.
+        """
         with self.bodies.begin_request(request.scope) as call:
             body_request = await self._read_body(request, call, partial(parse_tokenize, strict=self.strict_parameters))
             served = self.pipeline.model_registry.get(body_request.model)
@@ -93,7 +96,7 @@ class Endpoints:
         return _json(TokenizeAnswer(count=len(token_ids), max_model_len=served.max_model_len, tokens=token_ids))
 
     async def count_tokens(self, request: Request) -> Response:
-        """POST /v1/messages/count_tokens: the number of tokens of a chat's prompt, images expanded."""
+        """POST /v1/messages/count_tokens: the number of tokens in a chat's prompt, with images expanded."""
         read_api = partial(read_count, self.strict_parameters)
         return _json(CountAnswer(await self.chats.count(read_api, request.scope, request.receive)))
 
@@ -108,7 +111,7 @@ class Endpoints:
                 return _json(DetokenizeAnswer(await self.pipeline.prompts.text_of(served, body_request.tokens)))
 
     async def _read_body(self, request: Request, call: Call, parse: Callable[[bytes | bytearray], tuple[T, str]]) -> T:
-        """Return the parsed body of *request*. *call* counts its bytes, and the answer's headers get its warning."""
+        """Return the parsed body of *request*. *call* counts its bytes; its warning goes to the answer's headers."""
         body = await self.bodies.read_body(request.scope, request.receive, call)
         await call.hold_values(body, self.bodies.threads)
         async with call.turn(len(body)):
@@ -116,7 +119,7 @@ class Endpoints:
         return parsed
 
     async def live(self, request: Request) -> Response:
-        """GET /live: show that the process and its event loop run."""
+        """GET /live: show that the process and its event loop are running."""
         return _json({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
@@ -128,7 +131,7 @@ class Endpoints:
         return _json({"status": "ready"})
 
     async def load(self, request: Request) -> Response:
-        """GET /load: the number of requests in progress at all processes that share the port."""
+        """GET /load: the number of requests in progress in all processes that share the port."""
         return _json({"server_load": sum(work.num_requests for work in await self.siblings.works())})
 
     async def show_metrics(self, request: Request) -> Response:

@@ -48,7 +48,7 @@ class TextFiles:
     def read_file(self, url: str | None, filename: str | None, field: str) -> str | None:
         """Return the *filename* and the text of *url*, the value of *field*; None if *url* is not a text file.
 
-        Raises BodyTooLarge, InvalidBase64 and InvalidValue that name the field.
+        Raises BodyTooLarge, InvalidBase64 and InvalidValue, which name the field.
         """
         head, comma, _ = (url or "")[:MAX_HEAD].partition(",")
         if url is None or not comma:
@@ -59,7 +59,7 @@ class TextFiles:
     def text_of(self, head: str, payload: str, field: str, filename: str = "") -> str | None:
         """Return the text in *payload*, the rest of a data: URL after *head*; None if *head* states another type.
 
-        Raises as read_file() does.
+        Raises the same errors as read_file().
         """
         scheme, _, described = head.removesuffix(",").lower().partition(":")
         kind, *parameters = (word.strip() for word in described.split(";"))
@@ -83,7 +83,7 @@ class TextFiles:
 
 
 def on_own_lines(*texts: str | None) -> str:
-    """Return *texts* without None, each on its own line, since templates write parts without a separator."""
+    """Return the *texts* that are not None, each on its own line, since templates write no separator between parts."""
     return "\n".join(("", *(text.removesuffix("\n") for text in texts if text is not None), ""))
 
 
@@ -121,7 +121,7 @@ def check_no_limits(holder: ImageLimits, field: str) -> None:
 
 
 def with_text_files(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return *messages* with text files replaced by text parts. Raises RequestError that names the field."""
+    """Return *messages* with text files replaced by text parts. Raises a RequestError that names the field."""
     files = TextFiles()
     return [_with_texts(message, f"messages[{position}]", files) for position, message in enumerate(messages)]
 

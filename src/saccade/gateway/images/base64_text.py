@@ -17,7 +17,7 @@ STEP: Final = 1 << 20
 
 
 def decode_base64(text: str) -> bytes:
-    """Return the bytes that *text*, from a data: URL, encodes. Raises InvalidBase64 that says what is wrong."""
+    """Return the bytes that *text*, from a data: URL, encodes. Raises an InvalidBase64 that says what is wrong."""
     try:
         return pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

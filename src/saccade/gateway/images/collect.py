@@ -60,9 +60,9 @@ class ImageCollector:
     ) -> list[EncodedImage]:
         """Return the images of *sources*, and count their bytes in *request*. A repeated URL is fetched once.
 
-        A PDF becomes one image for each page. *salt* separates the tenants' caches. *sources* ends up empty, which
-        frees decoded data: URLs. If one image fails, the others are cancelled. Raises RequestError that names the
-        field.
+        A PDF becomes one image for each page. *salt* separates the tenants' caches. *sources* ends up empty, so that
+        data: URLs are freed once they are decoded. If one image fails, the others are cancelled. Raises a RequestError
+        that names the field.
         """
         pending = list(sources)
         sources.clear()
@@ -116,7 +116,7 @@ class ImageCollector:
         return await self._run(len(opened), partial(self._pages, served, options, source.field, opened, pages))
 
     async def _read(self, request: Request, source: ImageSource, salt: bytes, then: Callable[[bytes], T]) -> T:
-        """Return *then* of the file of *source*. A data: URL is decoded in the same turn."""
+        """Return the result of *then* on the file of *source*. A data: URL is decoded in the same turn."""
         url, content = source.url, source.content
         if content is None and is_data_url(url):
             return await self._run(len(url), lambda: then(decode_data_url(url)))
@@ -128,7 +128,7 @@ class ImageCollector:
         return await self._run(len(content), partial(then, content))
 
     async def _read_frames(self, request: Request, source: ImageSource, salt: bytes) -> list[bytes]:
-        """Return the files with the frames of *source*; they are read or fetched like images."""
+        """Return the encoded frames of *source*, which are read or fetched like images."""
         _check_number(len(source.frames), source.options)
         files: dict[int, bytes] = {}
 
@@ -148,7 +148,7 @@ class ImageCollector:
     def _image(
         self, served: ServedModel, options: ImageOptions, source: ImageSource, content: bytes
     ) -> list[EncodedImage] | bytes:
-        """Return the image in *content*; a PDF stays as it is."""
+        """Return the image in *content*, or *content* itself if it is a PDF."""
         header = read_image_header(content, source.url)
         if header is None:
             return content
@@ -204,7 +204,7 @@ class ImageCollector:
         return [EncodedImage(field, content, header.width * header.height, known_as, layout, settings, header)]
 
     def _check_together(self, images: Sequence[EncodedImage]) -> None:
-        """Raise ImageTooLarge if a request's *images* so far exceed the limit together."""
+        """Raise ImageTooLarge if a request's *images* so far exceed a limit together."""
         for number, limit, unit in (
             (num_encoded_bytes(images), self.max_encoded_bytes, "bytes"),
             (sum(image.num_pixels for image in images), self.limits.max_request_pixels, "pixels"),
@@ -217,7 +217,7 @@ class ImageCollector:
 
 
 def _of_part(error: RequestError, source: ImageSource) -> RequestError:
-    """Return *error*, about the limits for all images, reworded for the limits of *source* alone."""
+    """Return *error*. If it names a limit for all images but *source* has its own limits, name one of those instead."""
     kind, _, name = (error.param or "").partition(".")
     if kind != OF_ALL or not source.limits:
         return error

@@ -1,4 +1,4 @@
-"""A prompt's image or video, still encoded, with its place in the prompt."""
+"""A request's image or video, still encoded, with its place in the request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def num_encoded_bytes(images: Sequence[EncodedImage]) -> int:
 
 
 def with_pages(chat: Chat, images: Sequence[EncodedImage]) -> Chat:
-    """Return *chat* with one image part for each of *images*, including PDF pages."""
+    """Return *chat* with one part for each of *images*, so that every page of a PDF has its own."""
     if all(image.page is None for image in images):
         return chat
     numbers = [0 if image.page is None else image.page.number for image in images]

@@ -1,4 +1,4 @@
-"""Uploaded images for later requests: kept in memory, for a limited time, in a limited number of bytes."""
+"""Keeps uploaded images and PDFs in memory for later requests, for a limited time and within a byte budget."""
 
 import heapq
 import time
@@ -52,7 +52,7 @@ class _Entry:
 
 
 def file_id(tenant: bytes, content: bytes) -> str:
-    """Return the id of *tenant*'s file; the same content gets the same id."""
+    """Return the id of *tenant*'s file with *content*; the same content always gets the same id."""
     return f"file-{blake3(blake3(tenant).digest()).update(content).hexdigest(16)}"
 
 
@@ -80,7 +80,7 @@ class FileStore:
         return self._files.num_bytes
 
     def check(self, param: str) -> None:
-        """Raise UnsupportedParameter, naming *param*, if this gateway keeps no files."""
+        """Raise an UnsupportedParameter that names *param* if this gateway keeps no files."""
         if not self._files.budget_bytes:
             raise UnsupportedParameter(
                 f"`{param}`: this gateway keeps no files, because of --file-store-bytes 0 or of --gateway-processes "

@@ -1,5 +1,6 @@
-"""Reads frames that a client has sampled from a video: vLLM's `data:video/jpeg;base64,`, then images and commas.
+"""Reads frames that a client has sampled from a video and sent in vLLM's format.
 
+A URL begins with `data:video/jpeg;base64,`; the frames follow as encoded images, separated by commas.
 `media_io_kwargs.video` sets their times. It has the whole video's `fps`, by default 1, its `total_num_frames`, and the
 frames' indices in it, by default 0, 1, 2 and so on.
 """
@@ -30,7 +31,7 @@ DEFAULT_FPS = 1.0
 
 
 def is_frames_url(url: str) -> bool:
-    """Whether *url* contains frames instead of a video."""
+    """Return whether *url* contains frames instead of a video."""
     return url[: len(FRAMES_PREFIX)].lower() == FRAMES_PREFIX
 
 
@@ -55,7 +56,7 @@ def _check_number(num_frames: int, options: ImageOptions | VideoOptions) -> None
 def join_frames(
     frames: Sequence[bytes], options: VideoOptions, limits: ImageLimits, field: str = ""
 ) -> tuple[bytes, VideoHeader]:
-    """Return *frames*, encoded images from the list *field*, in the format of read_frames()."""
+    """Return *frames*, encoded images from the list *field*, in the form that read_frames() returns."""
     sizes = set()
     for position, frame in enumerate(frames):
         try:

@@ -1,4 +1,4 @@
-"""Constructs what fetches, collects, caches and decodes a gateway's images and videos."""
+"""Constructs the objects that fetch, collect, cache and decode a gateway's images and videos."""
 
 from collections.abc import Iterable
 
@@ -22,9 +22,9 @@ from saccade.telemetry import Metrics
 
 
 class Media:
-    """*images* collects the images of requests, *pixels* decodes them in *pool*, *threads* run long work.
+    """*images* collects the images of requests, *pixels* decodes them in *pool*, and *threads* runs long work.
 
-    *memory_parts* are its caches and its files. Raises StartupError if a setting is wrong.
+    *memory_parts* measure its caches and its files. Raises StartupError if a setting is wrong.
     """
 
     def __init__(self, config: GatewayConfig, pool: DecodePool, threads: WorkThreads, metrics: Metrics) -> None:

@@ -1,4 +1,4 @@
-"""Load the bytes of an image or video from a data: URL, a file or a web address."""
+"""Loads the bytes of an image or video from a data: URL or a web address."""
 
 from saccade.errors import (
     InvalidImageUrl,
@@ -22,7 +22,7 @@ class MediaLoader:
         self._flights = SingleFlight[tuple[bytes, str], bytes]()
 
     async def fetch(self, request: Request, url: str, salt: bytes) -> bytes:
-        """Return the encoded image at *url* for the tenant of *salt*, and count it in *request*.
+        """Return the encoded image at *url* for the tenant with *salt*, and count its bytes in *request*.
 
         Raises InvalidImageUrl, ImageTooLarge and QueueFull.
         """
@@ -44,7 +44,7 @@ class MediaLoader:
 
 
 def is_data_url(url: str) -> bool:
-    """Whether *url* contains the image itself."""
+    """Return whether *url* contains the image itself."""
     return url[:5].lower() == "data:"
 
 

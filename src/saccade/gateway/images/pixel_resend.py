@@ -1,4 +1,4 @@
-"""Send the pixels of images that went to a worker by hash alone.
+"""Sends the pixels of images that a worker got by hash alone, if the worker asks for them.
 
 If a worker should already hold an image's encoder output, it gets the image without pixels. PixelResend keeps the
 encoded image until the worker begins to answer, in case the output is missing after all.
@@ -42,9 +42,10 @@ class PixelResend:
         request.memory.keep(num_encoded_bytes((media if keeps_all else self._media).images))
 
     async def __call__(self, media: Sequence[int]) -> tuple[MediaPixels, ...]:
-        """Return the slots or inline pixels of *media*, by index; each holds one reference to its slot.
+        """Return the slots or inline pixels of the images at the indices *media*; each holds one reference to its slot.
 
-        Raises WorkerUnavailable if they are not ready in time, and the errors of prepare_images().
+        Raises InternalError for an image that was not sent by its hash, and WorkerUnavailable if the pixels are not
+        ready in time. Also raises the errors of prepare_images().
         """
         images = self._media
         if images is None or not all(images.is_by_hash(index) for index in media):

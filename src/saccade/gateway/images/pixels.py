@@ -33,7 +33,7 @@ class PixelPreparer:
 
         The decode queue is fair between clients. A repeated image is prepared once and has one slot. An item with a
         slot holds one reference to it until the item is sent or the slot is released. Failure and cancellation leave no
-        reference. Raises RequestError that names the field.
+        reference. Raises a RequestError that names the field.
         """
         self.metrics.images_by_hash.inc(sum(image.content_hash in media.held_hashes for image in media.images))
         pixels: dict[bytes, PreparedImage] = {}
@@ -51,7 +51,7 @@ class PixelPreparer:
         return tuple(self._items(media, pixels))
 
     async def resend(self, family: str, media: PromptImages, salt: bytes, client: Hashable) -> tuple[MediaItem, ...]:
-        """As prepare_images(), for a worker that waits for the pixels.
+        """Prepare images as prepare_images() does, for a worker that waits for the pixels.
 
         Raises WorkerUnavailable after *resend_seconds*.
         """
@@ -73,7 +73,7 @@ class PixelPreparer:
         client: Hashable,
         file_time: FileTime | None,
     ) -> None:
-        """Add those of *image* to *pixels*, by content hash."""
+        """Add the pixels of *image* to *pixels*, by content hash."""
         key = salt, image.content_hash, image.layout.pixel_dtype
         try:
             pixels[image.content_hash] = await self.cache.get(key, self._decode, family, image, client, file_time)

@@ -26,7 +26,7 @@ class ProcessorCache:
         pool.reclaim = self._reclaim
 
     async def get(self, key: Key, prepare: Callable[[*Ts], Awaitable[PreparedImage]], *args: *Ts) -> PreparedImage:
-        """Return the image of *key*; call *prepare* with *args* if it is not cached. Raises the errors of *prepare*."""
+        """Return the image for *key*, which *prepare* makes from *args* if need be. Raises what *prepare* raises."""
         image = self._entries.get(key)
         if image is not None and self._pool.is_lost(image) and key not in self._flights:
             self._entries.drop(key)
@@ -78,9 +78,9 @@ class ProcessorCache:
             self._pool.release([image.slot.name])
 
     def _reclaim(self, num_bytes: int) -> bool:
-        """Free slots of *num_bytes*, the least recently used first.
+        """Free slots of *num_bytes* together, the least recently used first; return whether any was freed.
 
-        Slots that requests hold are skipped: they would free nothing.
+        Slots that requests hold are skipped, since dropping them would free nothing.
         """
         missing_bytes = num_bytes
         for key, image in list(self._entries.items()):

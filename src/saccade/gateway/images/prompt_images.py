@@ -27,7 +27,7 @@ class PromptImages:
         return sum(image.layout.num_pixel_bytes for image in self.to_prepare().values())
 
     def to_prepare(self) -> dict[bytes, EncodedImage]:
-        """Return the images that need pixels by their content hash, each once."""
+        """Return the images that need pixels, each once, by content hash."""
         images: dict[bytes, EncodedImage] = {}
         for image in self.images:
             if image.content_hash not in self.held_hashes:
@@ -37,10 +37,10 @@ class PromptImages:
     def on_wire(
         self, layout: Layout, pixel_dtype: str, is_held: Callable[[bytes], bool] = lambda _: False
     ) -> "PromptImages":
-        """Return a copy with pixels for the wire: uint8 on Saccade's own, normalised *pixel_dtype* on others.
+        """Return a copy in a worker's pixel format: uint8 for Saccade's own workers, normalised otherwise.
 
-        Images whose content hash *is_held* are sent without pixels. Raises UnsupportedParameter if the model's family
-        has no such format.
+        Images whose content hash satisfies *is_held* are sent without pixels. Raises UnsupportedParameter if the
+        model's family or a video has no normalised format.
         """
         held_hashes = frozenset(image.content_hash for image in self.images if is_held(image.content_hash))
         images = self.images
@@ -52,7 +52,7 @@ class PromptImages:
         return PromptImages(images, self.spans, held_hashes)
 
     def is_by_hash(self, index: int) -> bool:
-        """Whether image *index* exists and is sent by its hash."""
+        """Return whether image *index* exists and is sent by its hash."""
         return 0 <= index < len(self.images) and self.images[index].content_hash in self.held_hashes
 
     def all_by_hash(self) -> "PromptImages":

@@ -53,7 +53,7 @@ class UrlCache:
         return self._entries.num_bytes
 
     def get(self, salt: bytes, url: str) -> CachedImage | None:
-        """Return the cached image at *url* for the tenant of *salt*."""
+        """Return the cached image at *url* for the tenant with *salt*, None if there is none."""
         entry = self._entries.get((salt, url))
         is_fresh = entry is not None and self._clock() < entry.fresh_until
         self.num_hits += is_fresh

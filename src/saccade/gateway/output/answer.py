@@ -1,4 +1,4 @@
-"""An answer while a worker generates it. Turns deltas into chunks, and counts usage, metrics and the log line."""
+"""Turns a worker's deltas into the chunks of an answer, and records the answer's tokens, metrics and log line."""
 
 import secrets
 import time
@@ -59,7 +59,7 @@ class MediaUsage(Struct, frozen=True, kw_only=True):
 
 
 class PromptTokensDetails(MediaUsage, frozen=True):
-    """How many of the prompt's tokens were in the prefix cache, and how many belong to images."""
+    """How many of the prompt's tokens were in the prefix cache, and how many belong to images and videos."""
 
     cached_tokens: int = 0
 
@@ -92,7 +92,7 @@ class TokenCounts:
         self._num_tokens = self._num_reasoning_tokens = 0
 
     def sums(self) -> tuple[int, int]:
-        """Return the number of all tokens, and of reasoning tokens."""
+        """Return the total number of tokens, and how many of them are reasoning."""
         for choice in self.changed:
             num_tokens, num_reasoning_tokens = self._counts[choice.index]
             self._counts[choice.index] = choice.num_tokens, choice.num_reasoning_tokens
@@ -107,7 +107,7 @@ class Answer:
 
     *prompt* holds the prompt's token ids, *images* the layout and spans of each image and video. The request began at
     *begun_at*, in seconds of the process's clock. As a context manager, it measures and logs the answer when the block
-    ends, complete or not, if a worker was sent_to().
+    ends, complete or not, if sent_to() has named a worker.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class Answer:
                 answers.tpot_seconds.labels(model).observe(tpot_seconds)
 
     def _note(self, worker: str, reasons: list[str]) -> None:
-        """Record the answer in its request's log line, with the request's id and the engine's id."""
+        """Record the answer in its request's log line, with its id, its model and its *worker*."""
         line = line_of_request()
         if line is None:
             return

@@ -59,7 +59,7 @@ class CallReader(ABC):
     - functions: the functions that the answer may call.
     - many: whether several calls are allowed; else the answer ends with its first call.
     - num_earlier: how many calls the chat already has.
-    - separator: filters the content's text.
+    - separator: removes the white space around calls from the content.
     - is_cut: whether the answer ended within a call.
     """
 
@@ -88,7 +88,7 @@ class CallReader(ABC):
         """How many tokens are not content: tokens of calls and their sections, and buffered tokens."""
 
     def take_tokens(self, token_ids: Sequence[int]) -> Iterator[Piece]:
-        """Yield the pieces in new *tokens*, which exclude the id that ended the answer."""
+        """Yield the pieces in the new *token_ids*, which exclude the id that ended the answer."""
         content = list[int]()
         for token_id in token_ids:
             if self.is_full:
@@ -103,18 +103,18 @@ class CallReader(ABC):
 
     @abstractmethod
     def _is_content(self, token_id: int) -> bool:
-        """Whether the next token neither belongs to a call nor begins one."""
+        """Return whether the next token neither belongs to a call nor begins one."""
 
     @abstractmethod
     def _read_token(self, token_id: int) -> Iterator[Piece]:
-        """Yield the pieces in the next token, which may not be content."""
+        """Yield the pieces in the next token, for which _is_content() is false."""
 
     @abstractmethod
     def finish_answer(self, is_cut: bool) -> Iterator[Piece]:
         """Yield the pieces in the buffered tokens at the end of the answer, which the token limit may have cut off."""
 
     def _generated(self, name: str, arguments: str, call_id: str | None) -> GeneratedCall:
-        """Return the next call; *call_id* is the id that the model gave it."""
+        """Return the next call; *call_id* is the id that the model gave it, if any."""
         self.num_calls += 1
         number = self.num_earlier + self.num_calls - 1
         own_id = f"{name}_{number}" if self._format.numbers_calls else call_id
@@ -142,7 +142,7 @@ class OpenCall:
         return self._text(self._texts.push_token(token) if isinstance(token, int) else token)
 
     def finish_call(self) -> str:
-        """Return the last piece, before the end tag."""
+        """Return the last piece of the arguments, before the end tag."""
         before = self._text(self._texts.finish_text())
         return before if self.pieces.is_broken else before + self.pieces.finish_arguments()
 
@@ -151,7 +151,7 @@ class OpenCall:
 
 
 def _marks(tokens: ToolCallTokens) -> dict[Token, Mark]:
-    """Return the ids of the tags within calls."""
+    """Return the tags within calls, by token id."""
     ids: dict[int | None, Mark] = {
         tokens.separator_id: "separator",
         tokens.key_begin_id: "key_begin",
@@ -163,7 +163,7 @@ def _marks(tokens: ToolCallTokens) -> dict[Token, Mark]:
 
 
 class Separator:
-    """Omits white space around calls: it belongs to their format, not to the content."""
+    """Omits white space around calls, which belongs to their format rather than the content."""
 
     def __init__(self) -> None:
         self._white_space = ""

@@ -57,8 +57,8 @@ class GeneratedChoice:
 
     *detokenizer* reads the content. *reasoning* reads the reasoning if the model has any, and *tool_calls* reads tool
     calls if the request has tools; stop strings apply to neither. *markup* comes before both and reads tags of several
-    tokens. *hidden_ids* that end the choice count as generated but are not shown. A call ends the reasoning, unless a
-    grammar *holds_calls*, since the grammar applies after the reasoning.
+    tokens. *hidden_ids* that end the choice count as generated but are not shown. A call ends the reasoning. If a
+    grammar *holds_calls*, no call can begin before the reasoning ends, since the grammar applies after it.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class GeneratedChoice:
     def take_delta(self, delta: TokenDelta) -> AnswerChunk:
         """Take a delta of this choice and return its chunk, whose text may be "".
 
-        Raises WorkerFailed if it was aborted.
+        Raises WorkerFailed if the worker gave the request up.
         """
         if delta.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
             raise WorkerFailed("The worker gave this request up.")
@@ -279,7 +279,7 @@ def _reasoning(request: ChatRequest, served: ServedModel, rules: TextRules, prom
 
 
 def _holds_calls(request: ChatRequest, chat: Chat) -> bool:
-    """Whether a grammar constrains calls of *chat*'s tools."""
+    """Return whether a grammar constrains calls of *chat*'s tools."""
     return read_choice(request).must_call or any(tool["function"].get("strict") for tool in chat.tools or ())
 
 
@@ -291,7 +291,7 @@ def _record(request: ChatRequest, served: ServedModel) -> TokenRecord | None:
 def _call_readers(
     request: ChatRequest, served: ServedModel, chat: Chat, *, holds_calls: bool
 ) -> Callable[[], CallReader] | None:
-    """Return a factory of call readers, one for each choice; None if the answer has no calls.
+    """Return a factory of call readers, one for each choice; None if the answer cannot call tools.
 
     All readers share the functions.
     """

@@ -1,4 +1,4 @@
-"""Turn a worker's deltas into the bytes for its client."""
+"""Turns a worker's deltas into bytes for the client."""
 
 import time
 from typing import Protocol
@@ -17,7 +17,7 @@ class ChunkWriter(Protocol):
 
     @property
     def num_kept_bytes(self) -> int:
-        """Size in bytes of the part of the answer that still waits to be written; an estimate."""
+        """An estimate of the size in bytes of the part of the answer that still waits to be written."""
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
         """Return the events for *chunk*, if any."""

@@ -2,7 +2,7 @@
 
 Reasoning models write `<think> reasoning </think> content`, or their chat template writes the first marker. Markers are
 recognised by their token ids, so that no ordinary text is mistaken for a marker. Reasoning and content are detokenised
-separately: no character spans both, and a streamed answer has the same text as a whole one. Line breaks around the
+separately, so no character spans both, and a streamed answer has the same text as a whole one. Line breaks around the
 markers are kept.
 """
 
@@ -14,10 +14,11 @@ from saccade.tokenization.tokenizer import Tokenizer
 
 
 class Reasoning:
-    """Separates one answer's tokens. The first end marker closes the reasoning; later ones are left out.
+    """Separates one answer's tokens. The first end marker closes the reasoning.
 
-    Reasoning tokens count even if they are not shown. *rules* apply to the reasoning's text. The token ids *prompt* may
-    end within reasoning.
+    Later end markers are left out, unless a start marker in the content precedes them. Reasoning tokens count even if
+    they are not shown. *rules* apply to the reasoning's text. *prompt* holds the prompt's token ids, which may end
+    within reasoning.
     """
 
     def __init__(

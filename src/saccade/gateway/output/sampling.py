@@ -17,7 +17,7 @@ _BIAS_KEY = re.compile(BIAS_KEY)
 
 @dataclass(frozen=True)
 class TokenRules:
-    """A request's rules for single tokens. All its prompts share them, since both may be many."""
+    """A request's rules for single tokens. All its prompts share them, since there may be many of both."""
 
     logit_bias: dict[int, float]
     allowed_token_ids: tuple[int, ...]
@@ -48,7 +48,7 @@ def sampling_params(
     temperature = float(_or_default(request.temperature, defaults.temperature))
     return SamplingParams(
         max_tokens=max_tokens,
-        # No share of the tokens: the likeliest alone, which engines are told by the temperature.
+        # A top_p of 0 leaves only the likeliest token, which a temperature of 0 tells engines.
         temperature=temperature if top_p else 0.0,
         top_p=top_p or 1.0,
         top_k=int(max(_or_default(request.top_k, defaults.top_k), 0)),
@@ -71,7 +71,7 @@ def sampling_params(
 def _after_reasoning(grammar: Grammar, served: ServedModel, prompt: Sequence[int]) -> Grammar:
     """Return *grammar* for the answer to the token ids *prompt*.
 
-    If they end in reasoning, the grammar begins after that.
+    If the prompt ends in reasoning, the grammar applies after it; a structural tag stays as it is.
     """
     markers = served.reasoning
     if grammar.kind == "structural_tag" or markers is None or not markers.opened_by(prompt):

@@ -8,7 +8,7 @@ from saccade.tokenization.tokenizer import Tokenizer
 
 
 class TokenRecord:
-    """A choice's tokens that were not yet sent, if the client requests their ids or log probabilities."""
+    """A choice's tokens that have not been sent yet, if the client requests their ids or log probabilities."""
 
     def __init__(self, tokenizer: Tokenizer, with_ids: bool, with_logprobs: bool) -> None:
         self._tokenizer = tokenizer

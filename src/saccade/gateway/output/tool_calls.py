@@ -4,8 +4,8 @@ Text that merely looks like a tag has other ids and opens no call. Tokens are bu
 that they may be a call; at the call's end, the format's function parses them together. So a call appears when it is
 complete and names one of the request's tools. If the tokens turn out not to be a call, the first becomes content. The
 others are read again, since a call may begin in them. If the token limit cuts off a call of a declared function, the
-certain part of the call is sent. Arguments become JSON as chat templates write it in later turns (json.dumps), so that
-the turn that a client sends back begins with the tokens that the model generated.
+part of the call that is certain is sent. Arguments become JSON as chat templates write it in later turns (json.dumps).
+So the turn that a client sends back begins with the tokens that the model generated.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -140,7 +140,7 @@ class ToolCallReader(CallReader):
 
 
 def _tags(tokens: ToolCallTokens) -> dict[Token, Tag]:
-    """Return the ids of *tokens* that scanners know."""
+    """Return the tags that scanners know, by token id."""
     ids: dict[int | None, Tag] = {
         tokens.begin_id: "begin",
         tokens.end_id: "end",

@@ -84,8 +84,8 @@ class MediaOptions:
     def of_part(self, part: ImageLimits, within: ImageLimits | None, field: str, key: str) -> "MediaOptions":
         """Return the options for the image or video in *part*, the value of *field*.
 
-        The part's own limits override these. Some limits may be *within* the object at *key*. Raises InvalidValue that
-        names the limit.
+        The part's own limits override these. Some limits may be *within* the object at *key*. Raises an InvalidValue
+        that names the limit.
         """
         stated = {f"{field}.{name}": raw for name, raw in limits_of(part).items()}
         if within is not None:
@@ -124,7 +124,7 @@ NO_OPTIONS = MediaOptions()
 def read_media_options(
     processor: Mapping[str, Any] | None, media_io: Mapping[str, Any] | None, defaults: MediaOptions = NO_OPTIONS
 ) -> MediaOptions:
-    """Return the options in *processor* and *media_io*, else *defaults*. Raises RequestError that names the field."""
+    """Return the options in *processor* and *media_io*, else *defaults*. Raises a RequestError that names the field."""
     processor, videos = processor or {}, _read_media_io(media_io or {})
     sampling = {
         f"{name}.{key}": values.get(key)
@@ -193,7 +193,7 @@ def _indices(value: object, path: str) -> tuple[int, ...]:
 
 
 def _whole(value: object, least: int, most: int) -> int | None:
-    """Return *value* if it is an integer, also one like 4.0, within bounds; None otherwise."""
+    """Return *value* as an integer if it is a whole number within bounds, such as 4 or 4.0; None otherwise."""
     number = int(value) if isinstance(value, float) and value.is_integer() else value
     return number if type(number) is int and least <= number <= most else None
 
@@ -266,7 +266,7 @@ def excerpt(name: str) -> str:
 class RequestDefaults:
     """The operator's defaults for requests.
 
-    *switches* apply to models whose template has them. Each limit in *media* applies on its own.
+    *switches* apply to models whose template has them. Each limit in *media* applies unless the request sets it.
     """
 
     switches: Mapping[str, Any] = field(default_factory=dict)
@@ -277,7 +277,7 @@ NO_DEFAULTS = RequestDefaults()
 
 
 def default_image_options(processor_kwargs: str | None, family: Family) -> ImageOptions:
-    """Return the options for an image if its request sets none, at a gateway with these --mm-processor-kwargs.
+    """Return an image's options at a gateway with these --mm-processor-kwargs, if its request sets none.
 
     Raises StartupError.
     """

@@ -20,7 +20,7 @@ _VIDEO: Final = msgspec.json.Decoder(VideoUrl | list[str] | str | None)
 def image_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
     """Return the source of the image in *part*, the value of *field*: a URL or a file.
 
-    Raises RequestError that names the field. A `uuid` next to an image is ignored; a `uuid` without an image is
+    Raises a RequestError that names the field. A `uuid` next to an image is ignored; a `uuid` without an image is
     refused.
     """
     if part.type == "file":
@@ -40,7 +40,7 @@ def image_source(part: ContentPart, field: str, options: MediaOptions) -> ImageS
 
 
 def video_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
-    """Return the source of the video in *part*, like image_source(). A `uuid` is ignored."""
+    """Return the source of the video in *part*, as image_source() does for an image. A `uuid` is ignored."""
     video = part.video_url
     if part.type == "video" and part.video is not UNSET:
         video = decode(part.video, _VIDEO, f"{field}.video")

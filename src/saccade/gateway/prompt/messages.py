@@ -57,7 +57,7 @@ MAX_SWITCH_CHARACTERS = 256
 
 
 def read_chat(request: ChatRequest | TokenizeRequest, family: Family, defaults: RequestDefaults = NO_DEFAULTS) -> Chat:
-    """Return the chat in *request* for a model of *family*. Raises RequestError that names the field."""
+    """Return the chat in *request* for a model of *family*. Raises a RequestError that names the field."""
     options = defaults.media
     if request.mm_processor_kwargs or request.media_io_kwargs:
         options = read_media_options(request.mm_processor_kwargs, request.media_io_kwargs, options)
@@ -102,7 +102,7 @@ def _num_characters(message: ChatMessage) -> int:
 
 
 def _continues(request: ChatRequest | TokenizeRequest) -> bool:
-    """Whether the answer continues the last message. Raises InvalidValue if that message cannot be continued."""
+    """Return whether the answer continues the last message. Raises InvalidValue if that message cannot be continued."""
     if not request.continue_final_message:
         return False
     last = request.messages[-1] if request.messages else None
@@ -240,7 +240,7 @@ def _refuse_other_media(holder: ChatMessage | ContentPart, field: str) -> None:
 
 
 def _holds_something(raw: Refused) -> bool:
-    """Whether a raw value is present and neither null nor empty."""
+    """Return whether a raw value is present and neither null nor empty."""
     if raw is UNSET:
         return False
     return memoryview(raw).nbytes > MAX_EMPTY_BYTES or bool(parse(raw, object))

@@ -27,10 +27,10 @@ class PieceCache:
     def encode(
         self, salt: bytes, tokenizer: bytes, texts: Sequence[str], encode: Callable[[str], list[int]]
     ) -> list[int]:
-        """Return the ids of *texts*, joined.
+        """Return the token ids of all *texts*, in order.
 
-        Ids of texts that the tenant of *salt* has used are cached; *encode* makes the rest. *tokenizer* names the
-        tokenizer. Threads may call this at the same time.
+        Ids of texts that the tenant with *salt* has used are cached; *encode* makes the rest. *tokenizer* names the
+        tokenizer. Several threads may call this at the same time.
         """
         token_ids: list[int] = []
         for text in texts:

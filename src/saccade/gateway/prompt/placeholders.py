@@ -19,7 +19,7 @@ def write_images(
     placeholders: Placeholders,
     layouts: Sequence[ImageLayout],
 ) -> Iterator[Segment]:
-    """Yield a rendered prompt in which each of *layouts* replaces the template's text with its own.
+    """Yield the rendered prompt *segments*, with the template's text for each image or video replaced by its layout's.
 
     Every run is written as a single placeholder, which `expand` repeats. A prompt whose images do not match *layouts*
     stays unchanged, and `expand` refuses it. Raises InvalidValue if the videos do not match.

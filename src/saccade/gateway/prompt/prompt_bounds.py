@@ -1,4 +1,4 @@
-"""Checks, by characters and by tokens, whether a prompt may fit the context."""
+"""Checks, by characters and by tokens, whether a prompt can fit the context."""
 
 from dataclasses import replace
 

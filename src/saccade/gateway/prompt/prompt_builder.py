@@ -1,7 +1,7 @@
-"""From a request to the token ids of its prompt, with room for its images.
+"""Turns a request into the token ids of its prompt, with room for its images.
 
-The bytes of a prompt's text are checked first: one that is too long is refused before anything is fetched or tokenised.
-An image's tokens are counted from its header alone, so a refusal costs little: no pixel is decoded.
+The length of a prompt's text is checked first, so a text that is too long is refused before anything is fetched or
+tokenised. An image's tokens are counted from its header alone, so no pixel is decoded for a prompt that is refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ THREAD_FROM_CHARACTERS = 16 * 1024
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The token ids of a prompt; the tokens of image i lie in spans[i]."""
+    """The token ids of a prompt; the tokens of image i are in spans[i]."""
 
     token_ids: list[int]
     spans: tuple[tuple[Span, ...], ...] = ()
@@ -41,7 +41,7 @@ class PromptTokens:
 @dataclass(frozen=True)
 class PromptBuilder:
     """Turns requests into token ids. *limits* bound the images and videos of a request. Requests may bring their own
-    chat template only if it *takes_templates*. *defaults* are for what requests do not set.
+    chat template only if it *takes_templates*. *defaults* apply to what requests do not set.
     """
 
     limits: MediaLimits
@@ -52,7 +52,7 @@ class PromptBuilder:
     pieces: PieceCache = field(default_factory=lambda: PieceCache(PIECES_BYTES))
 
     def read_chat(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
-        """Return the chat in *request*. Raises RequestError, naming the field."""
+        """Return the chat in *request*. Raises a RequestError that names the field."""
         if request.chat_template is not None and not self.takes_templates:
             raise UnsupportedParameter(
                 "`chat_template`: this server renders chats with the model's own template only, unless its operator "
@@ -67,7 +67,7 @@ class PromptBuilder:
         return chat
 
     async def read_long(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
-        """As read_chat(), in a thread, for a request that `is_long`."""
+        """Read a chat as read_chat() does, but in a thread, because the request is_long()."""
         return await self.threads.run_work(True, 0, lambda: self.read_chat(served, request))
 
     async def read_plain(self, served: ServedModel, request: ChatRequest, prompts: Sequence[PlainPrompt]) -> list[Chat]:
@@ -100,13 +100,13 @@ class PromptBuilder:
     ) -> PromptTokens:
         """Return the token ids of *chat*; image i has layouts[i].
 
-        The encoded images have *num_image_bytes* together. With *as_vllm_chat* the ids are those that vLLM would
-        compute. Parts of a long chat that the tenant with *salt* has sent before are not encoded again. Raises
-        RequestError, naming the field.
+        The encoded images have *num_image_bytes* together. With *as_vllm_chat*, the ids are those that vLLM would
+        compute. Parts of a long chat that the tenant with *salt* has sent before are not encoded again if they are
+        still cached. Raises a RequestError that names the field.
         """
         if chat.plain is not None:
             return PromptTokens(chat.plain)
-        # Processors of images add a BOS that the template did not write; for text alone, transformers adds none either.
+        # Image processors add a BOS that the template did not write; for text alone, transformers adds none either.
         adds_bos = served.declaration.takes_images and not as_vllm_chat
         encode = served.tokenizer.encode if adds_bos else served.tokenizer.encode_as_vllm_chat
         placeholders, long = served.placeholders, chat.num_characters > THREAD_FROM_CHARACTERS
@@ -136,7 +136,7 @@ class PromptBuilder:
         return await self.threads.run_work(long, len(token_ids), lambda: served.tokenizer.decode(token_ids))
 
     def _check_media(self, served: ServedModel, chat: Chat) -> None:
-        """Raise RequestError for too many images or videos, and for videos of a model that takes none."""
+        """Raise RequestError for too many images or videos, and for videos if the model takes none."""
         videos = [source for source in chat.images if isinstance(source.options, VideoOptions)]
         if videos and served.videos is None:
             raise UnsupportedParameter(
@@ -163,7 +163,7 @@ class PromptBuilder:
 
 
 def is_long(request: ChatRequest | TokenizeRequest) -> bool:
-    """Whether reading the chat in *request* would block the event loop for long."""
+    """Return whether reading the chat in *request* would block the event loop for too long."""
     return request.chat_template is not None or num_characters(request) > THREAD_FROM_CHARACTERS
 
 

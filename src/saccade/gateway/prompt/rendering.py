@@ -1,4 +1,4 @@
-"""Renders chats with the model's template."""
+"""Renders chats with the model's template, or with the request's own."""
 
 from saccade.gateway.chat import Chat
 from saccade.gateway.prompt.sent_texts import check_sent_texts
@@ -9,7 +9,7 @@ from saccade.tokenization.tokenizer import Segment
 
 
 def render(served: ServedModel, chat: Chat) -> list[Segment]:
-    """Return the prompt that the model's template writes for *chat*.
+    """Return the prompt that the template writes for *chat*.
 
     Raises InvalidValue if the template refuses the chat or leaves out a text of the request.
     """

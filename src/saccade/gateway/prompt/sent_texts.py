@@ -13,7 +13,7 @@ MAX_HEADS: Final = 16
 
 
 def check_sent_texts(messages: Sequence[Message], prompt: str, end_of_reasoning: str, results_first: bool) -> None:
-    """Raise InvalidValue that names the first of *messages* with a text that *prompt* lacks.
+    """Raise an InvalidValue that names the first of *messages* with a text that *prompt* lacks.
 
     Texts must be in order, except for system turns, which a template may write at the beginning or in the last turn.
     Texts may be trimmed or escaped as in JSON. An assistant's text may lack everything before *end_of_reasoning*. With
@@ -40,7 +40,7 @@ def check_sent_texts(messages: Sequence[Message], prompt: str, end_of_reasoning:
 
 
 def _in_written_order(messages: Sequence[Message]) -> Iterator[int]:
-    """Yield the turns' positions, each turn with calls after the results of these calls."""
+    """Yield the positions of the turns; a turn with calls comes after the results of those calls."""
     caller: int | None = None
     for position, message in enumerate(messages):
         if caller is not None and message["role"] != "tool":
@@ -78,7 +78,7 @@ def _find_end(text: str, prompt: str, start: int) -> int:
 
 
 def _escaped_forms(text: str) -> Collection[str]:
-    """Return the escaped forms of *text* in JSON that differ from *text* itself."""
+    """Return the JSON-escaped forms of *text* that differ from *text* itself."""
     return {dumps(text, ensure_ascii=False)[1:-1], dumps(text)[1:-1]} - {text}
 
 

@@ -37,7 +37,7 @@ class CallRule:
 def read_tools(request: ChatRequest | TokenizeRequest) -> tuple[Tool, ...]:
     """Return the tools that the prompt declares; none with `tool_choice: "none"`.
 
-    Raises InvalidValue for a wrong declaration, UnsupportedParameter for an unsupported one.
+    Raises InvalidValue for a wrong declaration, and UnsupportedParameter for an unsupported one.
     """
     tools = tuple(_read_tool(tool, f"tools[{position}]") for position, tool in enumerate(request.tools or ()))
     names: set[str] = set()
@@ -186,7 +186,7 @@ def check_history(messages: Sequence[Message], template: ChatTemplate) -> None:
 def place_result_images(messages: list[Message], template: ChatTemplate) -> list[Message]:
     """Return *messages* with the media of tool results moved to where *template* writes them, in the same order.
 
-    If the template drops media in results, they move to the user's turn that follows at once, or to a new user's turn.
+    If the template drops media in results, they move to the user's turn that follows directly, or to a new one.
     """
     results = [message["content"] for message in messages if message["role"] == "tool"]
     has_media = any(part["type"] != "text" for parts in results if not isinstance(parts, str) for part in parts)

@@ -1,9 +1,9 @@
 """Rewrites turns into a form that the template writes, so that every text of a request is in its prompt.
 
-What a template would drop is known when it is loaded (tokenization/written_turns.py). Those turns are rewritten:
+Which turns a template would drop is known once it is loaded (tokenization/written_turns.py). They are rewritten:
 
 - System turns at the beginning become one, in order, with a blank line between them.
-- A later system turn becomes text of the user's turn before it, else of the one after it, else of a new one. So it
+- A later system turn becomes text in the user's turn before it, else in the one after it, else in a new one. So it
   keeps its place, and the next request's prompt begins with this one's.
 - A list of texts becomes one string, with a line for each text.
 - A call whose arguments are not a JSON object becomes text of its turn, if the template takes only objects.
@@ -57,7 +57,7 @@ def rewrite_turns(messages: Sequence[Message], form: WrittenTurns) -> tuple[list
 
 
 def _is_written(before: Sequence[Message], role_after: str | None, form: WrittenTurns) -> bool:
-    """Whether the template writes system turns after the turns *before*, if a turn of *role_after* follows."""
+    """Return whether the template writes system turns after the turns *before*, if a turn of *role_after* follows."""
     if not before:
         return form.systems or role_after is None
     return (before[-1]["role"], role_after) in form.late_systems

@@ -33,7 +33,7 @@ class _Task(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the child's output: it starts with a file, it refuses the model, or all files have passed."""
+    """A line of the child's output: it begins a file, it has refused the model, or all files have passed."""
 
     begins: str | None = None
     refused: str | None = None
@@ -49,9 +49,9 @@ class ModelProbe:
         self.stop = self._child.stop
 
     def run_child(self) -> None:
-        """Load the files in a child. Raises StartupError that names the file and the cause if they fail.
+        """Load the files in a child. If they fail, raise a StartupError that names the file and the cause.
 
-        If something kills the child, the files may not be the cause, and another child loads them.
+        If something else kills the child, the files may not be the cause, so a second child loads them.
         """
         output, status, in_time, was_killed = self._child.run_child(self._limits.seconds, MAX_ANSWER_BYTES)
         if was_killed:

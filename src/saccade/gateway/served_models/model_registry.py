@@ -24,8 +24,8 @@ class ModelRegistry:
     - parsers: the operator's choice of parsers for answers.
     - model_files: replace the files that workers send, by model name.
     - chat_template: replaces the template in the files.
-    - unservable: called with the reason if all workers have described their models, none can be built, and none was
-          served before.
+    - unservable: a future that gets the reason if all workers have described their models, none can be built, and none
+          was served before. It is cancelled when a model is served.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class ModelRegistry:
         return served
 
     def is_current(self, served: ServedModel) -> bool:
-        """Whether *served* still matches what its model's workers serve."""
+        """Return whether *served* still matches what its model's workers serve."""
         return self._models.get(served.name) is served
 
     def _on_model(self, model: Model) -> None:
         last = self._described.get(model.name)
         if last is None or self._worker_pool.releases.difference(last, model.description):
             self._models.pop(model.name, None)
-        # Else only its length is another, and the one that is there is served until the new one is built.
+        # Otherwise only its length differs, and the present model is served until the new one is built.
         self._refused.pop(model.name, None)
         self._described[model.name] = model.description
         task = asyncio.create_task(self._build(model.description), name=f"model {model.name}")
@@ -124,7 +124,7 @@ class ModelRegistry:
                 gc.freeze()
 
     def _judge(self) -> None:
-        """Call *unservable* if no worker has a model that can be served, or may yet describe one."""
+        """Set *unservable* if there are workers and the models of all of them have been refused."""
         described = [client.description for client in self._worker_pool.clients]
         reasons = [None if description is None else self._refused.get(description.model) for description in described]
         first = next(iter(reasons), None)

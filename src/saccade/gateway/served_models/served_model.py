@@ -147,21 +147,21 @@ class ReasoningTokens:
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Tokenizer, tags: ReasoningTags) -> "ReasoningTokens | None":
-        """Return a model's markers, None if it has none."""
+        """Return a model's markers, None if its tokenizer lacks them."""
         if Markup.of_tokenizer(tokenizer) is not None:
             return cls(THINK, END_THINK)
         start_id, end_id = tokenizer.token_id(tags.begin), tokenizer.token_id(tags.end)
         return None if start_id is None or end_id is None else cls(start_id, end_id, tags.header)
 
     def opened_by(self, prompt: Sequence[int]) -> bool:
-        """Whether the token ids *prompt* end within reasoning, so that the answer continues the reasoning."""
+        """Return whether the token ids *prompt* end within reasoning, so that the answer continues the reasoning."""
         last = list(prompt[-OPENING_TOKENS:])
         return self.start_id in last and self.end_id not in last[last.index(self.start_id) :]
 
 
 @dataclass(frozen=True)
 class VideoSide:
-    """The gateway's side of a model's videos. Their token is *placeholder*, which may lack an id of its own."""
+    """The gateway's side of a model's videos. Their *placeholder* may be the same token as that of images."""
 
     placeholder: str
     placeholder_token_id: int
@@ -215,10 +215,10 @@ class ServedModel:
         begin: Callable[[str], None] = _ignore,
         parsers: Parsers = DECLARED,
     ) -> "ServedModel":
-        """Build the gateway's side of a model from its files; *begin* is called with each file's name before its use.
+        """Build the gateway's side of a model from its files. Raises StartupError.
 
-        *parsers* is the operator's choice of parsers for answers. A gateway first tries the files in a child
-        (model_probe). Raises StartupError.
+        *begin* is called with the name of the config, tokenizer or template file before each is used. *parsers* is the
+        operator's choice of parsers for answers. A gateway first tries the files in a child (model_probe).
         """
         begin(CONFIG)
         config = files.parse_json(model_files, CONFIG)
@@ -266,13 +266,13 @@ class ServedModel:
         return processor_fingerprint(settings, self.files_digest, DECODER)
 
     def video_fingerprint(self, settings: Mapping[str, Any]) -> bytes:
-        """Like fingerprint(), for a video that is sampled and processed with *settings*."""
+        """Return what fingerprint() returns for an image, for a video sampled and processed with *settings*."""
         return processor_fingerprint(settings, self.files_digest, video_header.DECODER)
 
 
 @dataclass(frozen=True)
 class TextSide:
-    """The parts that turn a chat into token ids."""
+    """The parts of a model that turn a chat into token ids."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -390,9 +390,10 @@ def text_side(
 
 
 def _writes_probe(template: ChatTemplate, tokenizer: Tokenizer, image_id: int | None) -> bool:
-    """Whether *template* writes an image as a single *image_id* or, without images, writes a text alike in both forms.
+    """Return whether *template* writes an image as a single *image_id*.
 
-    Raises InvalidValue if the template refuses the message.
+    For a model without images, return whether it writes the same prompt for both forms of a text. Raises InvalidValue
+    if the template refuses the message.
     """
     if image_id is None:
         return template.render(TEXT_PROBE) == template.render(PLAIN_PROBE)

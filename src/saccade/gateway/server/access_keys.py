@@ -20,7 +20,7 @@ class Keys:
     """Checks requests' keys. PROBES and *more_open_paths* need no key.
 
     Keys from the keys file do not open /metrics, which shows every tenant's usage. If /metrics is an open path, a
-    request without an operator's key gets everybody's account, and sees no tenant.
+    request without an operator's key gets everybody's account, and sees no tenant's metrics.
     """
 
     def __init__(self, api_keys: ApiKeyStore, more_open_paths: Collection[str] = ()) -> None:

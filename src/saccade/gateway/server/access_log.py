@@ -53,8 +53,8 @@ _STEP: Final = re.compile(r"\.?([^.\[\]]+)|\[[0-9]{1,6}\]")
 class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="event", tag="request"):
     """One request's line. The code that serves the request fills it in.
 
-    The line contains nothing that a user sent, except for *request_id*, which people send in order to find the line.
-    The fields from *id* to *ttft_seconds* are for chats.
+    The line contains nothing that a user sent except *request_id*, which people send in order to find the line. The
+    fields from *id* to *ttft_seconds* are for chats.
     """
 
     timestamp: datetime
@@ -130,7 +130,7 @@ def _known_names() -> frozenset[str]:
 class AccessLog:
     """Writes lines to *output*: text on a terminal, else JSON. *errors* keeps the last MAX_ERRORS, newest first.
 
-    The line of a polled path that answers 200 or 503 has the level DEBUG, and no short form.
+    If a polled path answers 200 or 503, its line has the level DEBUG and no short form.
     """
 
     def __init__(self, output: LogOutput | None = None) -> None:
@@ -157,7 +157,7 @@ class AccessLog:
         return line
 
     def end_line(self, line: RequestLine) -> None:
-        """Write *line*, and keep its error, if it has one and is not a probe's."""
+        """Write *line*, and keep its error if it has one, unless the request is a probe."""
         if line.code is not None and line.route not in PROBES:
             fields = msgspec.structs.asdict(line) | {"time": line.timestamp.timestamp(), "message": line.reason}
             self.errors.appendleft(msgspec.convert(fields, RequestError))
@@ -170,7 +170,7 @@ class AccessLog:
 
 
 class LogMetrics(Collector):
-    """Counts log lines for metrics: the dropped ones, and all of each level. Lines of requests do not count."""
+    """Collects the number of dropped log lines, and the number of lines of each level, except lines of requests."""
 
     def __init__(self, output: LogOutput) -> None:
         self._output = output
@@ -187,7 +187,7 @@ class LogMetrics(Collector):
 def access_log(output: LogOutput | None) -> AccessLog:
     """Return the access log that writes to *output*.
 
-    Without short lines, it writes nothing if its level is above INFO.
+    Unless *output* has short lines, nothing is written if its level is above INFO.
     """
     writes = output is not None and (output.level <= logging.INFO or output.has_short_lines)
     return AccessLog(output if writes else None)
@@ -220,5 +220,5 @@ def _short_text(line: RequestLine) -> bytes:
 
 
 def _printable(text: str) -> bytes:
-    """Return *text* without control characters, which a model's name may contain and a terminal would act on."""
+    """Return *text* with control characters escaped, since a model's name may contain some, and terminals obey them."""
     return (text if text.isprintable() else text.encode("unicode_escape").decode()).encode(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""Frames and writes answers where uvicorn, which knows only HTTP/1.1, does not."""
+"""Frames and writes answers in ways that uvicorn, which knows only HTTP/1.1, does not."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ CONTINUE = b"HTTP/1.1 100 "
 
 
 def needs_framing(cycle: RequestResponseCycle) -> bool:
-    """Whether the answer in *cycle* may need framed()."""
+    """Return whether the answer in *cycle* may need framed()."""
     return cycle.scope["http_version"] != "1.1" or cycle.waiting_for_100_continue
 
 
@@ -23,7 +23,7 @@ def framed(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
     """Return *app* for one request, with its answer framed in a way that the client understands.
 
     - HTTP/1.0 has no chunks: the end of the connection ends a body of unknown length (RFC 9112, 6.3).
-    - A client that waited in vain for 100 Continue may still send its body. So nothing can be read after the request
+    - A client that waited in vain for 100 Continue may still send its body. So nothing after the request can be read
           (RFC 9110, 10.1.1).
     """
 
@@ -48,7 +48,7 @@ def framed(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
 
 
 class AnswerTransport:
-    """The transport of a request's answer, with *close* instead of its own.
+    """The transport for a request's answer. It is closed by *close*, which the connection provides.
 
     uvicorn writes the head separately, which costs a system call and a packet. If *holds_head*, the head waits for the
     first write of the body.
@@ -62,7 +62,7 @@ class AnswerTransport:
         self._head = b""
 
     def write(self, data: bytes) -> None:
-        """Send *data*, unless it is the head."""
+        """Send *data*, or hold it if it is a head that waits for the body."""
         if self._holds_head and not data.startswith(CONTINUE):
             self._head, self._holds_head = data, False
             return

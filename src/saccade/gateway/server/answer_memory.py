@@ -22,7 +22,7 @@ IS_COUNTED = "saccade.is_counted"
 class AnswerMemory:
     """An ASGI application around *app*: each long answer takes its bytes from the reservation of its request.
 
-    If there is no room, QueueFull is raised from the call that would have sent the answer, and nothing is sent.
+    If there is no room, the call that would have sent the answer raises QueueFull or BodyTooLarge, and nothing is sent.
     """
 
     def __init__(self, app: ASGIApp, reservation_of: Callable[[Scope], Reservation]) -> None:
@@ -68,7 +68,7 @@ class AnswerMemory:
 
 
 def _pieces(body: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Return *body* in pieces, each with whether it is the last.
+    """Yield *body* in pieces, each with whether it is the last.
 
     Pieces are copies, since a view would keep all of *body*.
     """

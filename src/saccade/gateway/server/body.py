@@ -1,4 +1,4 @@
-"""Reads and decodes request bodies within the byte budget; a body that is too long is refused before it is read."""
+"""Reads and decodes request bodies within the byte budget. A body that announces too many bytes is refused unread."""
 
 import asyncio
 import codecs
@@ -54,9 +54,9 @@ class BodyReader:
     def begin_request(
         self, scope: Scope, account: Account | None = None, *, is_charged: bool = True
     ) -> AbstractContextManager[Request]:
-        """Serve the request of *scope* in the block, for *account* or that of its key.
+        """Begin the request in *scope*, which ends with the block, for *account* or the account of its key.
 
-        Raises as Request.begin_request().
+        Raises what Request.begin_request() raises.
         """
         account = account or scope[ACCOUNT]
         return Request.begin_request(self.limits, account, self._client(scope, account), is_charged=is_charged)
@@ -66,9 +66,10 @@ class BodyReader:
         return self.limits.memory.reservation(self._client(scope, scope[ACCOUNT]))
 
     async def read_body(self, scope: Scope, receive: Receive, request: Request) -> bytearray:
-        """Return the decoded body, and reserve memory for it; a body of at most LARGE_BODY_BYTES needs no reservation.
+        """Return the decoded body, and reserve memory for it.
 
-        Raises UnsupportedContentEncoding, InvalidValue, BodyTooLarge, QueueFull and ClientDisconnected.
+        A body of at most LARGE_BODY_BYTES needs no reservation unless it is encoded. Raises UnsupportedContentEncoding,
+        InvalidValue, BodyTooLarge, QueueFull and ClientDisconnected.
         """
         memory = request.memory
         arrival = _Arrival(receive, scope["headers"], self.threads)
@@ -165,7 +166,7 @@ class _Arrival:
         return piece
 
     async def _decode(self, encoded: EncodedBody, piece: bytes) -> bytes:
-        """Decode the next step of *encoded*; if that needs more input, feed it *piece* first."""
+        """Decode one more step of *encoded*; if it needs more input, feed it *piece* first."""
         if not encoded.has_more:
             encoded.feed(piece, not self._is_coming)
         # A step for a short body takes less time than a thread needs to begin.
@@ -176,14 +177,14 @@ class _Arrival:
 
 
 def _without_mark(body: bytearray) -> bytearray:
-    """Remove a byte order mark, which a parser of JSON may ignore (RFC 8259, 8.1)."""
+    """Remove a byte order mark, which a JSON parser may ignore (RFC 8259, 8.1)."""
     if body.startswith(codecs.BOM_UTF8):
         del body[: len(codecs.BOM_UTF8)]
     return body
 
 
 def content_length(scope: Scope) -> int | None:
-    """Return Content-Length: 0 for methods without body, None if the header is missing."""
+    """Return Content-Length: 0 for methods without a body, None if the header is missing or wrong."""
     if scope["method"] in BODILESS:
         return 0
     length: bytes = next((value for name, value in scope["headers"] if name == b"content-length"), b"")

@@ -36,7 +36,7 @@ class TrustedProxies:
             raise StartupError("--trusted-proxies takes networks such as 10.1.0.0/16 or fd00:1::/64.") from error
 
     def is_trusted(self, host: str) -> bool:
-        """Whether *host*, an address, is one of the proxies."""
+        """Return whether *host*, an address, is one of the proxies."""
         address = _parse(host) if self._networks else None
         return address is not None and any(address in network for network in self._networks)
 

@@ -1,6 +1,6 @@
 """HTTP connections with limits that apply before any application runs.
 
-The limits are on the number of connections, the size and time of a head, and the rate of a body. Another limits how
+The limits are on the number of connections, the size and time of a head, and the rate of a body. One more limits how
 long a client may leave its answer unread.
 """
 
@@ -54,7 +54,7 @@ class Places(Protocol):
     limits: ConnectionLimits
 
     def takes(self, connection: "Connection", path: str) -> bool:
-        """Whether *connection* may ask for *path*."""
+        """Return whether *connection* may ask for *path*."""
 
     def mark_authenticated(self, connection: "Connection", tenant: bytes) -> None:
         """Count *connection* towards *tenant*. Raises QueueFull if the tenant has its share of them."""
@@ -101,7 +101,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def can_go(self) -> bool:
-        """Whether the connection may end without loss: it is idle, or reads the rest of a refused body."""
+        """Whether the connection may end without loss: it is idle, or only discards the rest of a refused body."""
         return self.is_idle or (self.cycle is not None and self.cycle.response_complete)
 
     @property
@@ -114,7 +114,7 @@ class Connection(HttpToolsProtocol):
     def write_piece(self, content: bytes) -> bool:
         """Send *content* as the next piece of an unfinished answer, if its client reads fast enough.
 
-        Return whether it was sent. ASGI's send() does the same, but passes every middleware first.
+        Return whether it was sent. ASGI's send() does the same, but goes through every middleware first.
         """
         if self.flow.write_paused or self.transport.is_closing():
             return False
@@ -142,10 +142,10 @@ class Connection(HttpToolsProtocol):
             raise
 
     def bytes_per_second(self, now: float) -> float | None:
-        """Return how fast the client moves on: the rate of its body, or 0.0 if it does not read its answer.
+        """Return how fast the client makes progress: the rate of its body, or 0.0 if it does not read its answer.
 
-        None if the server does not wait for the client, or has not waited for *waiting_seconds* yet. *now* is the event
-        loop's time.
+        Return None if the server does not wait for the client, or has not waited for *waiting_seconds* yet. *now* is
+        the event loop's time.
         """
         reads_body = self._expects_body and not self.flow.read_paused
         since = self._unread_since if self.flow.write_paused else self._body_since if reads_body else None
@@ -226,7 +226,7 @@ class Connection(HttpToolsProtocol):
         cast(dict[str, Any], self.scope)[CONNECTION] = self
 
     def on_headers_complete(self) -> None:
-        """Begin to wait for the body. If the answer ends before the body, the connection closes with a delay."""
+        """Begin to wait for the body. If the answer ends before the body, the connection closes after a delay."""
         if self.parser.should_upgrade():
             return  # the reader gives the head to another parser
         version = self.parser.get_http_version()
@@ -302,8 +302,8 @@ class Connection(HttpToolsProtocol):
     def _discard_the_rest(self) -> None:
         """Send nothing more, and discard input until the client ends the connection, too (RFC 9112, 9.6).
 
-        To close with unread bytes would reset the connection, and the client might miss its answer. TLS connections
-        close their own way.
+        Closing with unread bytes would reset the connection, and the client might miss its answer. TLS connections
+        close in their own way.
         """
         self._is_last = True
         self._next = b""
@@ -370,7 +370,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def _is_unread(self, now: float) -> bool:
-        """Whether the client has left sent bytes unread for too long."""
+        """Return whether the client has left sent bytes unread for too long."""
         num_bytes = self.transport.get_write_buffer_size() + _unacknowledged_bytes(self.transport)
         if not num_bytes:
             self._unread_since = None
@@ -390,7 +390,7 @@ def _unacknowledged_bytes(transport: asyncio.Transport) -> int:
 
 
 def _has_left(transport: asyncio.Transport) -> bool:
-    """Whether the client has ended the connection, which the event loop notices only while the server reads."""
+    """Return whether the client has ended the connection, which the event loop notices only while the server reads."""
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
     return bool(poll.poll(0))
@@ -401,6 +401,6 @@ def _is_over(since: float | None, seconds: float, now: float) -> bool:
 
 
 async def _refuse_request(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer the request with an error: there are too many connections."""
+    """Answer the request with the error that there are too many connections."""
     error = QueueFull(TOO_MANY)
     await send_json(send, error.status, encode_error(error))

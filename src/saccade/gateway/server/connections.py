@@ -71,7 +71,7 @@ class Connections:
 
     @property
     def memory_part(self) -> MemoryPart:
-        """The answers' bytes in the connections.
+        """The bytes of answers that the connections hold.
 
         While UNSENT_BYTES wait, one more piece of an answer may still be added.
         """
@@ -100,7 +100,7 @@ class Connections:
             self._sweep_later()
 
     def takes(self, connection: Connection, path: str) -> bool:
-        """Whether *connection* may ask for *path*."""
+        """Return whether *connection* may ask for *path*."""
         if connection not in self._probing or path in self._probes:
             return True
         if self._find_room():
@@ -168,7 +168,7 @@ class Connections:
         self._probing[connection] = None
 
     def _close_idle(self, holder: Holder = None) -> bool:
-        """Close the oldest connection without a request, of *holder* if set. Return False if there is none."""
+        """Close the oldest connection without a request, or *holder*'s oldest if set. Return False if there is none."""
         idle = (one for one, its in self._open.items() if one.can_go and holder in (None, its))
         oldest = next((one for one in idle if one not in self._probing), None)
         if oldest is not None:

@@ -102,7 +102,7 @@ def _zstd(start: bytes) -> Stream:
 
 @dataclass(frozen=True)
 class Coding:
-    """A content coding. *begin* returns the decoder for a stream's first bytes.
+    """A content coding. *begin* takes a stream's first bytes and returns its decoder.
 
     If more streams may follow the first one, *next_start* matches their first bytes.
     """

@@ -33,7 +33,7 @@ class ErrorDetail(Struct, frozen=True):
 
 
 class ErrorAnswer(Struct, frozen=True):
-    """The body of every answer whose status is not 2xx."""
+    """The body of an answer whose status is not 2xx, in OpenAI's format."""
 
     error: ErrorDetail
 
@@ -48,7 +48,7 @@ class MessagesErrorDetail(Struct, frozen=True):
 
 
 class MessagesError(Struct, frozen=True, tag="error"):
-    """The body of an answer whose status is not 2xx, and the last event of a failed stream."""
+    """The body of an answer whose status is not 2xx, and the last event of a failed stream, in Anthropic's format."""
 
     error: MessagesErrorDetail
 
@@ -56,8 +56,8 @@ class MessagesError(Struct, frozen=True, tag="error"):
 def drop_tracebacks(error: BaseException) -> None:
     """Drop the tracebacks of *error* and of the errors that led to it.
 
-    An error in a local variable forms a cycle with its frame, so the frames of its traceback would keep the request's
-    body until the garbage collector runs. To clear the frames instead would end suspended ones, and a shared task's
+    An error in a local variable forms a cycle with its frame. So the frames of its traceback would keep the request's
+    body until the garbage collector runs. Clearing the frames instead would end suspended ones, and a shared task's
     error may still pass through another request's frames.
     """
     errors: list[BaseException | None] = [error]

@@ -1,4 +1,4 @@
-"""Server-sent events over raw ASGI, without a framework's response class."""
+"""Whole responses and server-sent events over raw ASGI, without a framework's response class."""
 
 import asyncio
 import time
@@ -71,7 +71,7 @@ class WholeResponse:
 
 
 class EventStream:
-    """A response in events. The headers wait for the first event, so that an earlier error has its own HTTP status.
+    """A response made of events. The headers wait for the first event, so that an earlier error has its own status.
 
     A stream is in one of three states:
 

@@ -17,7 +17,7 @@ def event(data: bytes) -> bytes:
 
 
 def named_event(name: str, data: bytes) -> bytes:
-    """Return *data* as a server-sent event."""
+    """Return *data* as a server-sent event called *name*."""
     return b"event: " + name.encode() + b"\n" + event(data)
 
 

@@ -2,7 +2,7 @@
 
 Each part is an ASGI application around the next; the outermost comes first:
 
-    TelemetryMiddleware     shortens the path by a slash at its end, gives the request an id, logs and counts it
+    TelemetryMiddleware     removes a slash at the end of the path, gives the request an id, logs and counts it
     (CORS)                  Starlette's, if origins are allowed
     GuardMiddleware         checks the request's origin and key, turns errors into responses
     NamedRoute              names the route, inside Starlette's router
@@ -169,7 +169,7 @@ class GuardMiddleware:
     """Checks path and raw headers, and turns every exception of the application into a response.
 
     PROBES pass unchecked. For all other paths it checks Host and Origin, then the key, and then routes the request.
-    Response headers tell what is left of the tenant's limits.
+    Response headers say what is left of the tenant's limits.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, web_pages: AllowedOrigins) -> None:

@@ -70,7 +70,7 @@ class AllowedOrigins:
             raise OriginNotAllowed(ORIGIN_REFUSED)
 
     def _reads_as_own(self, host: bytes) -> bool:
-        """Whether *host* is an IP address, a name of this machine, or an allowed name."""
+        """Return whether *host* is an IP address, a name of this machine, or an allowed name."""
         match = _HOST.fullmatch(host.decode("latin-1"))
         if match is None:
             return False

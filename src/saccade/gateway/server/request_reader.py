@@ -1,7 +1,7 @@
 """Splits a client's bytes into requests, and decides what the HTTP parser leaves open.
 
-The parser (llhttp, through httptools) sees one request's bytes at a time, so later bytes are read when the answer has
-been sent. A request whose end is ambiguous is refused, and its connection ends.
+The parser (llhttp, through httptools) sees one request's bytes at a time, so later bytes are read only after the answer
+has been sent. A request whose end is ambiguous is refused, and its connection ends.
 """
 
 import re

@@ -53,7 +53,7 @@ class Constraint:
 def read_constraint(request: ChatRequest) -> Constraint | None:
     """Return the constraint on the answer, None if there is none.
 
-    Raises InvalidValue for two constraints or an incomplete one, and UnsupportedParameter for other fields of vLLM's.
+    Raises InvalidValue for two constraints or an incomplete one, and UnsupportedParameter for vLLM's other fields.
     """
     constraints = [*_response_format(request), *_structured_outputs(request), *_guided(request), *_others(request)]
     if len(constraints) > 1:

@@ -1,6 +1,6 @@
 """Tries each request's grammar once, and caches the outcome.
 
-Tenants share neither trials nor cached outcomes, since an answer's timing would reveal other tenants' grammars.
+Tenants share neither trials nor cached outcomes; otherwise an answer's timing would reveal other tenants' grammars.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class AnswerGrammar:
 
     @property
     def refusal(self) -> UnsupportedParameter | None:
-        """The error for a request if its model's workers take no grammars; structural tags are for such workers."""
+        """The error for a request if its model's workers take no grammars; None for a structural tag."""
         if self.grammar.kind == "structural_tag":
             return None
         field = self.param.split(".")[0]
@@ -76,10 +76,11 @@ class RequestGrammars:
     async def grammar_of(
         self, constraint: Constraint, salt: bytes = b"", client: Hashable = None, priority: int = 1
     ) -> AnswerGrammar:
-        """Return the grammar for *constraint* and the tenant of *salt*; a trial takes a turn of *client*.
+        """Return the grammar for *constraint* and the tenant with *salt*; a trial takes one of *client*'s turns.
 
         A trial ends when the last request that waits for it is cancelled. Raises InvalidValue and UnsupportedParameter,
-        which name the place, and QueueFull if too many wait.
+        which name the place, and QueueFull if too many wait or this one waits too long. Raises InternalError or
+        DeadlineExceeded if the trial says nothing about the grammar.
         """
         key = salt, constraint
         outcome = self._outcomes.get(key)

@@ -1,8 +1,8 @@
 """Tries a grammar in a limited child.
 
-A schema of a hundred bytes can take llguidance minutes: its fuel limit does not count all of its work. So the gateway
-first compiles each new grammar in a child, and workers compile only grammars that passed. The child reads a Constraint
-and writes an Outcome.
+A schema of a hundred bytes can keep llguidance busy for minutes, because its fuel limit does not count all of its work.
+So the gateway first compiles each new grammar in a child, and workers compile only grammars that passed. The child
+reads a Constraint and writes an Outcome.
 """
 
 import os
@@ -93,7 +93,7 @@ def _too_large(constraint: Constraint, limits: ChildLimits) -> Outcome:
 
 
 def try_constraint(constraint: Constraint) -> Outcome:
-    """Compile *constraint*, in this process."""
+    """Compile *constraint* in this process, and return the outcome."""
     try:
         return _compiled(constraint, byte_vocabulary())
     except RequestError as error:

@@ -98,8 +98,8 @@ def request_salt(salt: bytes, cache_salt: str | None) -> bytes:
 class TokenBucket:
     """At most *per_minute* units, which refill evenly within a minute; None means no limit.
 
-    A new bucket is full. A caller may spend more than the level, which then becomes negative and has to rise to 0
-    first. *clock* returns seconds.
+    A new bucket is full. A caller may spend more than the level, which then becomes negative; *wait_seconds* says how
+    long it takes until a unit is available again. *clock* returns seconds.
     """
 
     def __init__(self, per_minute: int | None, clock: Callable[[], float]) -> None:

@@ -1,4 +1,4 @@
-"""ApiKeyStore: the accounts of all tenants by their keys. It follows changes of the keys file."""
+"""ApiKeyStore: the accounts of all tenants, by their keys. It follows changes to the keys file."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ def flag_keys(api_keys: Iterable[str], admin_keys: Iterable[str]) -> dict[bytes,
 
 
 def read_keys_file(file: WatchedFile, flags: Mapping[bytes, str]) -> KeyTable:
-    """Parse the keys file *file* when a program starts. Raises StartupError that names the file."""
+    """Parse the keys file *file* at a program's start. Raises a StartupError that names the file."""
     try:
         return parse_keys(file.read_content() or b"", flags)
     except StartupError as error:
@@ -92,7 +92,7 @@ class ApiKeyStore:
         return account
 
     def usages(self) -> dict[str, TenantUsage]:
-        """Return the usage at this process of each tenant in the file, by name."""
+        """Return each keys-file tenant's usage at this process, by name."""
         return {name: account.usage for name, account in self.named.items()}
 
     async def follow(self) -> None:

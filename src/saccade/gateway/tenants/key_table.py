@@ -65,7 +65,7 @@ def digest_of(key: bytes) -> bytes:
 def parse_keys(content: bytes, flags: Mapping[bytes, str]) -> KeyTable:
     """Return the table in *content*. Raises StartupError, which names the line or the entry.
 
-    *flags* are the flags of keys by hash; the file must not contain those keys.
+    *flags* maps the hashes of other keys to the flags that set them; the file must not contain those keys.
     """
     table = parse_toml(content)
     _check_names(table, _TOP, "at the top level")
@@ -123,7 +123,7 @@ def _key(entry: object, place: str, tenants: Mapping[str, Tenant]) -> tuple[byte
 
 
 def _number(entry: Mapping[str, Any], name: str, most: int, place: str) -> int | None:
-    """Return a number of an entry, None if it is missing."""
+    """Return the number *name* in an entry, None if it is missing."""
     number = entry.get(name)
     if number is None:
         return None

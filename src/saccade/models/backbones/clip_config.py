@@ -1,4 +1,4 @@
-"""The configuration of CLIP's vision tower, checked, for networks and specs. No torch."""
+"""Reads and checks the configuration of CLIP's vision tower, for networks and specs. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,14 +40,14 @@ LARGE_336: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class ClipConfig(VisionConfig):
-    """A tower for square images of *image_size* pixels."""
+    """The configuration of a tower for square images, *image_size* pixels on each side."""
 
     image_size: Annotated[int, "image_size"]
     norm_eps: Annotated[float, "layer_norm_eps"]
 
     @classmethod
     def read_vision(cls, vision: Mapping[str, Any]) -> Self:
-        """Read a `vision_config`. Raises StartupError that names the key."""
+        """Read a `vision_config`. Raises a StartupError that names the key."""
         vision = {**SILENT, **vision}
         activation = choice(vision, "hidden_act", ("quick_gelu", "gelu", "gelu_pytorch_tanh"))
         config = cls(activation=activation, **values_of(cls, vision))
@@ -70,13 +70,13 @@ class ClipConfig(VisionConfig):
 
     @property
     def num_patches(self) -> int:
-        """Number of patches of an image."""
+        """The number of patches in an image."""
         return self.side**2
 
     def num_blocks(self, feature_layer: object) -> int:
         """Return how many blocks produce hidden_states[feature_layer]; entry 0 is the first block's input.
 
-        Raises StartupError for an index that is not one of depth + 1 hidden states.
+        Raises StartupError unless *feature_layer* is the index of one of the depth + 1 hidden states.
         """
         if type(feature_layer) is not int or not -self.depth - 1 <= feature_layer <= self.depth:
             raise StartupError(

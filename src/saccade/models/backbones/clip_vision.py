@@ -2,8 +2,8 @@
 
 Formulas: transformers, modeling_clip.py (CLIPVision*). Parameters have the releases' names, including their spelling
 `pre_layrnorm`. Encoder contract: `prepare` runs on the host; `forward` then runs without a device sync. Shapes: V
-images of one size, S the side of an image in pixels, P patches of all images, C values of a patch, T tokens of all
-images (each has a class token before its patches), H heads, D head size, E hidden size.
+images of one size, S pixels per side, P patches of all images, C values per patch, T tokens of all images (each image
+has a class token before its patches), H heads, D head size, E hidden size.
 """
 
 from collections.abc import Iterable
@@ -28,14 +28,14 @@ from saccade.nn.vision import IN_THE_ENCODER, PatchEmbedding, packed_sequences
 
 @dataclass(frozen=True, slots=True)
 class ViewMetadata:
-    """The metadata for a number of images."""
+    """The metadata for a batch of images."""
 
     layout: PackedLayout
     backend: VisionAttentionBackend
 
     @property
     def num_views(self) -> int:
-        """Number of images."""
+        """The number of images."""
         return len(self.layout.sequence_lengths)
 
 
@@ -57,7 +57,7 @@ class ClipAttention(nn.Module):
 
 
 class ClipBlock(nn.Module):
-    """Attention, then the MLP; each reads a normalised input and adds its result to the residual."""
+    """Attention, then the MLP. Each reads a normalised input and adds its result to the residual."""
 
     def __init__(self, config: ClipConfig, ranks: Ranks, norm: Norm = LayerNorm) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class ClipEmbeddings(nn.Module):
 
 
 class ViewTower(nn.Module):
-    """Embeddings of square images, each of *view_length* vectors, and blocks."""
+    """A tower for square images: *embeddings* make *view_length* vectors of each, which *blocks* then process."""
 
     def __init__(self, embeddings: nn.Module, blocks: Iterable[nn.Module], view_length: int) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class ClipTower(ViewTower):
 
 
 class MlpProjector(nn.Module):
-    """Two linear layers, which map features of a tower to the text network's *width*."""
+    """Two linear layers that map a tower's features to the text network's *width*."""
 
     def __init__(self, inputs: int, width: int, activation: Activation = GELU, bias: bool = True) -> None:
         super().__init__()
@@ -167,13 +167,13 @@ class MlpProjector(nn.Module):
 
 
 def joined_squares(x_VPC: torch.Tensor, scale: int) -> torch.Tensor:
-    """Join the channels of every *scale* x *scale* patches of square views, by rows: [U, C * scale^2]."""
+    """Join the channels of each *scale* x *scale* block of patches in square views, row by row: [U, C * scale^2]."""
     side = round(x_VPC.shape[1] ** 0.5)
     blocks: torch.Tensor = x_VPC.unflatten(1, (side // scale, scale, side // scale, scale))
     return blocks.transpose(2, 3).flatten(3).flatten(0, 2)
 
 
 def view_patches(views_V3SS: torch.Tensor, patch_size: int) -> torch.Tensor:
-    """Return the images' patches [P, 3 * patch_size^2] by rows, without pixels beyond whole patches."""
+    """Return the images' patches [P, 3 * patch_size^2], row by row, without the pixels that fill no whole patch."""
     patches = views_V3SS.unfold(2, patch_size, patch_size).unfold(3, patch_size, patch_size)
     return patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)

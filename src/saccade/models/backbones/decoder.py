@@ -21,7 +21,7 @@ Norm = Callable[[int, float], nn.Module]
 
 
 class DecoderLayer(nn.Module):
-    """A mixer of tokens, then the MLP or experts; each reads a normalised input, and adds its result to the residual.
+    """A token mixer, then the MLP or experts. Each reads a normalised input and adds its result to the residual.
 
     *mixer*, which checkpoints call *mixer_name*, has an `add_to` that takes the residual, its input, the decoder's
     rotation, and the context. The `add_to` of *mlp* takes the residual and its input.
@@ -50,7 +50,7 @@ class DecoderLayer(nn.Module):
 
 
 class TextDecoder(nn.Module):
-    """Maps embeddings to hidden states. It may add features after the first layers, at chosen rows."""
+    """Maps embeddings to hidden states. It can add features at chosen rows after the first layers."""
 
     def __init__(self, config: DecoderConfig, ranks: Ranks, layers: Iterable[nn.Module], norm: Norm = RMSNorm) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class TextDecoder(nn.Module):
         return self.embed_tokens.weight
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Map ids int64 [N] to [N, E]."""
+        """Map int64 ids [N] to embeddings [N, E]."""
         return self.embed_tokens(input_ids)  # type: ignore[no-any-return]
 
     def finish(self) -> None:
@@ -105,7 +105,7 @@ class TextDecoder(nn.Module):
 
 
 class GatedMlp(Layer):
-    """down(activation(gate(x)) * up(x)), gate and up from one matrix (Shazeer 2020, arXiv:2002.05202)."""
+    """Computes down(activation(gate(x)) * up(x)), with gate and up in one matrix (Shazeer 2020, arXiv:2002.05202)."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The config.json of DeepSeek-V3's decoder, checked, for networks and specs. No torch."""
+"""Reads and checks the config.json of DeepSeek-V3's decoder, for networks and specs. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from saccade.models.spec import KvSpec, Latent
 
 @dataclass(frozen=True)
 class ExpertConfig:
-    """Routed experts and shared experts. Every token uses *num_chosen* of the routed experts, and all shared ones.
+    """Routed experts and shared experts. Every token uses *num_chosen* of the routed experts and all the shared ones.
 
-    The experts form *num_groups* groups of equal size; a token chooses within its best *num_chosen_groups*. Its
-    experts' weights are multiplied by *scaling*; with *normalised*, they sum to 1 before that.
+    The experts form *num_groups* groups of equal size; a token's experts come from its best *num_chosen_groups*. Their
+    weights are multiplied by *scaling*; with *normalised*, they are first made to sum to 1.
     """
 
     num_experts: Annotated[int, "n_routed_experts"]
@@ -30,7 +30,7 @@ class ExpertConfig:
 
     @classmethod
     def read_experts(cls, text: Mapping[str, Any]) -> "ExpertConfig":
-        """Read `text_config`. Raises StartupError that names the key."""
+        """Read `text_config`. Raises a StartupError that names the key."""
         check_equal(text, {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1})
         config = cls(
             shared_intermediate_size=integer(text, "moe_intermediate_size") * integer(text, "n_shared_experts"),
@@ -49,12 +49,12 @@ class ExpertConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DeepseekTextConfig(DecoderConfig):
-    """Attention over latents.
+    """The configuration of a decoder with attention over latents.
 
-    A token's keys come from *latent_width* channels, shared by all heads, and *rope_width* rotated channels;
-    a head's query has *plain_width* and *rope_width* channels, its value *value_width*. *query_latent_width* is None if
-    queries are computed directly from the hidden state. The first *num_dense_layers* layers have an MLP, the rest
-    experts. Checkpoints may hold *num_draft_layers* after the last layer, which predict further tokens.
+    All heads share a token's latent of *latent_width* channels and its *rope_width* rotated channels. A head's query
+    has *plain_width* plus *rope_width* channels, and its value has *value_width*. *query_latent_width* is None if
+    queries are computed directly from the hidden state. The first *num_dense_layers* layers have an MLP, and the rest
+    have experts. After the last layer, checkpoints may hold *num_draft_layers* more, which predict further tokens.
     """
 
     latent_width: Annotated[int, "kv_lora_rank"]
@@ -86,10 +86,10 @@ class DeepseekTextConfig(DecoderConfig):
 
     @property
     def kv_specs(self) -> tuple[KvSpec, ...]:
-        """Return latent attention for every layer."""
+        """Latent attention for every layer."""
         return (Latent(self.latent_width, self.rope_width),) * self.num_layers
 
     @property
     def score_scale(self) -> float:
-        """The factor for the products of queries and keys."""
+        """The factor that scales the products of queries and keys."""
         return float((self.plain_width + self.rope_width) ** -0.5 * self.rope.score_factor)

@@ -1,9 +1,9 @@
 """DeepSeek-V3's decoder: attention over latents, then an MLP or a mixture of experts.
 
-All of a token's keys and values derive from one latent, and only the latent is cached. The key matrix is applied to the
-queries instead, and the value matrix to the attended latents (DeepSeek-V2, arXiv:2405.04434, section 2.1.2). Formulas:
-transformers, modeling_deepseek_v3.py. Shapes: N tokens, E hidden size, Q query heads, K plain width of a query, R
-rotated width, W latent width, C = W + R, V value width of a head.
+All of a token's keys and values derive from one latent. Only the latent and one rotated key, which the heads share, are
+cached. The key matrix is applied to the queries instead, and the value matrix to the attended latents (DeepSeek-V2,
+arXiv:2405.04434, section 2.1.2). Formulas: transformers, modeling_deepseek_v3.py. Shapes: N tokens, E hidden size, Q
+query heads, K plain width of a query, R rotated width, W latent width, C = W + R, V value width of a head.
 """
 
 import torch
@@ -46,7 +46,7 @@ class Queries(Layer):
 class LatentAttention(Layer):
     """Causal attention with absorbed queries over cached latents.
 
-    The ranks share the heads, but each has all latents.
+    The heads are divided among the ranks, but every rank has all latents.
     """
 
     def __init__(self, config: DeepseekTextConfig, layer: int, ranks: Ranks) -> None:
@@ -65,7 +65,7 @@ class LatentAttention(Layer):
         self.to_keys_QKW = self.to_values_QWV = torch.empty(0)
 
     def finish(self) -> None:
-        """Split the loaded kv_b_proj into the matrices of keys and of values, in the network's dtype."""
+        """Split the loaded kv_b_proj into a key matrix and a value matrix, in the network's dtype."""
         if self.kv_b_proj is None:
             return
         parts = self.kv_b_proj.dequantised().data.unflatten(0, (self.num_heads, -1))
@@ -102,11 +102,11 @@ class LatentAttention(Layer):
 
 
 class ExpertRouter(Layer):
-    """Chooses each token's experts, in float32.
+    """Picks each token's experts, computing in float32.
 
     *e_score_correction_bias* changes which experts are chosen, but not their weights (DeepSeek-V3, arXiv:2412.19437,
-    section 2.1.2). It decides between near equals, so it stays float32 as in the releases. Shapes: X experts, G groups,
-    T experts of a token.
+    section 2.1.2). The bias decides between experts with nearly equal scores, so it stays float32, as in the releases.
+    Shapes: X experts, G groups, T experts of a token.
     """
 
     float32 = ("e_score_correction_bias",)
@@ -139,7 +139,7 @@ class ExpertRouter(Layer):
 
 
 class ExpertMlp(nn.Module):
-    """The token's routed experts, plus the shared experts, which are one MLP."""
+    """Each token's routed experts, plus the shared experts, which form one MLP."""
 
     def __init__(self, hidden_size: int, config: ExpertConfig, ranks: Ranks) -> None:
         super().__init__()

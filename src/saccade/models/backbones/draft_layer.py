@@ -1,7 +1,7 @@
 """A hybrid decoder's draft layer, which predicts the token after the next one.
 
-Formulas: vLLM, qwen3_5_mtp.py (Qwen3_5MultiTokenPredictor); the idea is that of DeepSeek-V3, arXiv:2412.19437, section
-2.2. The releases share the embedding table and the head with the decoder. Shapes: N tokens, E hidden size.
+Formulas: vLLM, qwen3_5_mtp.py (Qwen3_5MultiTokenPredictor); the idea comes from DeepSeek-V3, arXiv:2412.19437, section
+2.2. In the releases, the layer shares the decoder's embedding table and head. Shapes: N tokens, E hidden size.
 """
 
 from typing import Any
@@ -38,7 +38,10 @@ class DraftLayer(nn.Module):
     def forward(
         self, x_NE: torch.Tensor, hidden_NE: torch.Tensor, rotation: Any, context: ForwardContext, *, attends: bool
     ) -> torch.Tensor:
-        """Return the states [N, E] after the layer's norm; without *attends*, only write keys and values."""
+        """Return the states [N, E] after the layer's norm.
+
+        Without *attends*, only write keys and values, and return *hidden_NE*.
+        """
         joined_NE = self.fc(torch.cat((self.pre_fc_norm_embedding(x_NE), self.pre_fc_norm_hidden(hidden_NE)), -1))
         [layer] = self.layers
         if attends:

@@ -1,4 +1,4 @@
-"""Gated delta net, a linear attention layer whose state has a fixed size for any context.
+"""The gated delta net, a linear attention layer whose state has the same size for any context length.
 
 Formulas: transformers, modeling_qwen3_5.py (Qwen3_5GatedDeltaNet); Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464.
 Shapes: N tokens, E hidden size, K key heads, H value heads, D key width, W value width, T taps of the convolution,
@@ -17,7 +17,7 @@ from saccade.nn.parallel import Ranks, Sharding, shards_of
 
 
 class CausalConv(Layer):
-    """The taps of a depthwise convolution over queries, keys and values; ranks share the heads."""
+    """The taps of a depthwise convolution over queries, keys and values. The heads are divided among the ranks."""
 
     def __init__(self, config: DeltaNetConfig, ranks: Ranks) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class CausalConv(Layer):
 
 
 class GatedDeltaNet(Layer):
-    """Queries, keys and values go through a short convolution, then the delta rule; the result is normed and gated."""
+    """Queries, keys and values pass through a short convolution and the delta rule; the result is normed and gated."""
 
     float32 = ("A_log", "dt_bias")
 
@@ -65,7 +65,7 @@ class GatedDeltaNet(Layer):
         return RuleHeads(keys // self.key_width, len(self.A_log), self.key_width, self.value_width)
 
     def finish(self) -> None:
-        """Convert the loaded norm."""
+        """Convert the loaded norm weights to float32."""
         self.norm_weight = self.norm.weight.float()
 
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor, _: CosSin, context: ForwardContext) -> torch.Tensor:
@@ -92,7 +92,7 @@ class GatedDeltaNet(Layer):
         lengths: tuple[int, ...],
         trail: Trail = None,
     ) -> torch.Tensor:
-        """Return `ops.gated_delta_rule` for projected tokens, [N, H, W]; update the live states of their *rows*."""
+        """Return the delta rule's result for projected tokens, [N, H, W]; update the live states of their *rows*."""
         states, inputs = state.live
         qkv_NC = self.ops.causal_conv(qkv_NC, self.conv1d.taps_TC, inputs, rows, lengths, SILU, trail)
         q_NC, k_NC, v_NC = qkv_NC.split_with_sizes(self.in_proj_qkv.partitions, -1)

@@ -1,4 +1,4 @@
-"""The specs of models that merge squares of patches, with plain positions or grid positions. No torch."""
+"""Specs of models that merge squares of patches, with plain positions or grid positions. Does not import torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from saccade.protocol.media import MediaItem
 
 
 def placeholders(config: Mapping[str, Any], vocab_size: int) -> Mapping[str, int]:
-    """Return the placeholders of images and of videos in config.json. Raises StartupError."""
+    """Return the placeholder ids of images and videos in config.json. Raises StartupError."""
     ids = {kind: integer(config, f"{kind}_token_id", least=0) for kind in (IMAGE, VIDEO)}
     if max(ids.values()) >= vocab_size:
         raise StartupError("config.json: `image_token_id` and `video_token_id` must be below `vocab_size`.")
@@ -22,24 +22,24 @@ def placeholders(config: Mapping[str, Any], vocab_size: int) -> Mapping[str, int
 
 
 class MergedPatchSpec(ModelSpec):
-    """The spec for images of one frame and videos, in which vision.merge_size squared patches become one token.
+    """The spec for images and videos in which each square of vision.merge_size^2 patches becomes one token.
 
-    A patch of a video has vision.temporal_patch_size frames.
+    An image's patch has one frame; a video's has vision.temporal_patch_size.
     """
 
     vision: Any
 
     def patch_values(self, modality: str = IMAGE) -> int:
-        """Return the number of values of a patch."""
+        """Return the number of values in a patch."""
         frames: int = self.vision.temporal_patch_size if modality == VIDEO else 1
         return CHANNELS * int(self.vision.patch_size) ** 2 * frames
 
     def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, ...]:
-        """Return (patches, values of a patch)."""
+        """Return (number of patches, values per patch)."""
         return prod(grid), self.patch_values(modality)
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return one token for every merged square of patches. Raises InvalidValue for a grid that cannot be merged."""
+        """Return the number of merged squares of patches. Raises InvalidValue for a grid that cannot be merged."""
         frames, rows, columns = grid
         merge = self.vision.merge_size
         if min(grid) < 1 or rows % merge or columns % merge:
@@ -55,17 +55,17 @@ class MergedPatchSpec(ModelSpec):
 
     @property
     def num_encoder_layers(self) -> int:
-        """The blocks of the tower."""
+        """The number of blocks in the tower."""
         return int(self.vision.depth)
 
     def square_grid(self, max_patches: int) -> Grid:
-        """Return a square of whole merged squares."""
+        """Return the largest square of whole merged squares within *max_patches*, or one such square."""
         merge = self.vision.merge_size
         side = max(merge, isqrt(max_patches) // merge * merge)
         return 1, side, side
 
     def padding_grid(self, num_patches: int) -> Grid | None:
-        """Return one row of merged squares."""
+        """Return one row of merged squares with *num_patches* patches."""
         merge = self.vision.merge_size
         return 1, merge, num_patches // merge
 
@@ -74,7 +74,7 @@ class MergedPatchSpec(ModelSpec):
 class GridSpec(MergedPatchSpec):
     """The spec for models whose positions follow the grids, on three axes.
 
-    With *divides_videos*, there is text between a video's frame groups, so that each group has an image's positions.
+    With *divides_videos*, there is text between a video's frame groups, so each group has positions like an image's.
     """
 
     divides_videos: ClassVar[bool] = True
@@ -90,7 +90,7 @@ class GridSpec(MergedPatchSpec):
         return any(divisor != 1 for divisor in self.text.rope.divisors)
 
     def positions(self, media: Sequence[MediaItem]) -> MultimodalPositions:
-        """Return the positions. An image's or video's tokens have the positions of the merged grid."""
+        """Return the positions. The tokens of an image or video have the positions of its merged grid."""
         return MultimodalPositions(sorted(span for item in media for span in self._grid_spans(item)))
 
     def time_step(self, item: MediaItem) -> float:

@@ -2,8 +2,7 @@
 
 Formulas: transformers, modeling_llama.py, modeling_mistral.py, modeling_phi3.py, modeling_qwen2_vl.py
 (Qwen2VLAttention), modeling_qwen3_vl.py (Qwen3VLText*) and modeling_qwen3_vl_moe.py (Qwen3VLMoeTextSparseMoeBlock).
-Shapes: N tokens, E hidden size, Q query heads, K key/value heads, H = Q + K, D head size, C experts that compute a
-token.
+Shapes: N tokens, E hidden size, Q query heads, K key/value heads, H = Q + K, D head size, C experts per token.
 """
 
 from typing import Any, ClassVar
@@ -21,9 +20,9 @@ from saccade.nn.parallel import ALONE, Ranks
 
 
 class GroupedQueryAttention(Layer):
-    """One matrix computes queries, keys and values.
+    """Grouped-query attention in which one matrix computes queries, keys and values.
 
-    Queries and keys are rotated per head, in some models after a norm.
+    Each head's queries and keys are rotated, in some models after a norm.
     """
 
     def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
@@ -76,7 +75,7 @@ class GroupedQueryAttention(Layer):
 
 
 class MixtureOfExperts(nn.Module):
-    """A router chooses each token's experts by probability; the probabilities also weight their results."""
+    """A router picks each token's most probable experts, and weights their results by their probabilities."""
 
     def __init__(self, config: TextConfig, experts: ExpertsConfig, ranks: Ranks) -> None:
         super().__init__()
@@ -89,7 +88,7 @@ class MixtureOfExperts(nn.Module):
         return residual_NE + self.experts(x_NE, *self.choose(x_NE))  # type: ignore[no-any-return]
 
     def choose(self, x_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ids and weights [N, C] of each token's experts."""
+        """Return the ids and weights [N, C] of each token's experts."""
         return self.experts.ops.softmax_top_k(self.gate(x_NE), self.config.num_chosen, self.config.normalised)
 
 
@@ -103,7 +102,7 @@ def mlp_of(
 
 
 class GroupedQueryDecoder(TextDecoder):
-    """Maps embeddings to hidden states, with layers of the class *attention*."""
+    """Maps embeddings to hidden states. Its layers use the class *attention*."""
 
     attention: ClassVar[type[GroupedQueryAttention]] = GroupedQueryAttention
 

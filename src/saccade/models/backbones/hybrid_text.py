@@ -18,7 +18,7 @@ from saccade.nn.parallel import ALONE, Ranks
 
 
 class GatedAttention(Layer):
-    """Grouped-query attention with a sigmoid gate for each channel of its output, projected with the queries.
+    """Grouped-query attention with a sigmoid gate for each output channel. The gates are projected with the queries.
 
     For each head, the checkpoint's `q_proj` has D rows for the query, then D rows for the gate.
     """
@@ -38,7 +38,7 @@ class GatedAttention(Layer):
         self.qk_scale_HD = torch.empty(0)
 
     def finish(self) -> None:
-        """Concatenate the norms of all heads, so that one call normalises queries and keys."""
+        """Concatenate the norm scales of all heads, so that one call normalises queries and keys."""
         counts = self.attention.num_heads, self.attention.num_kv_heads
         self.qk_scale_HD = head_scales(tuple(zip((self.q_norm, self.k_norm), counts, strict=True)))
 

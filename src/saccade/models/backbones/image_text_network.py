@@ -1,6 +1,6 @@
-"""Shared parts of networks with a vision tower and a text decoder: what the tower needs, and pixel normalisation.
+"""The shared base of networks with a vision tower and a text decoder, with pixel normalisation.
 
-Shapes: N rows of pixels, I values of a row.
+Shapes: N rows of pixels, I values per row.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from saccade.nn.parallel import ALONE, Ranks
 
 
 class ImageTextNetwork(TextNetwork):
-    """A decoder and the parts for images. A family adds its *layout*, `build`, `prepare` and `encode`."""
+    """A text decoder and the parts for images. A family adds its *layout*, `build`, `prepare` and `encode`."""
 
     layout: ClassVar[type[Layout]]
 
@@ -38,7 +38,7 @@ class ImageTextNetwork(TextNetwork):
         self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=self.device) * 255
 
     def normalised(self, pixels_NI: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return uint8 rows, channel after channel, normalised like the family's processor does."""
+        """Return *pixels_NI*, uint8 rows of one channel after another, normalised as in the family's processor."""
         mean, std = self.scaled_mean_std
         # This order and precision is bit-equal to the reference processor, which folds 1/255 into mean and std.
         return normalise_pixels(pixels_NI, mean, std, dtype)

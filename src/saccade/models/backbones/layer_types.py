@@ -1,4 +1,4 @@
-"""Reads the type of each layer from config.json, for a decoder with two types. No torch."""
+"""Reads the type of each layer from config.json, for a decoder with two layer types. Does not import torch."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -14,7 +14,7 @@ FULL: Final = "full_attention"
 def layer_types(text: Mapping[str, Any], other: str, interval: Callable[[], int]) -> list[str]:
     """Return each layer's type, FULL or *other*, from `layer_types`, or else with every *interval*-th layer FULL.
 
-    Raises StartupError that names the key.
+    Raises a StartupError that names the key.
     """
     num_layers, types = integer(text, "num_hidden_layers"), text.get("layer_types")
     if types is None:

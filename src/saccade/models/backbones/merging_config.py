@@ -1,4 +1,4 @@
-"""The config.json of vision towers that merge patches, checked. No torch."""
+"""Reads and checks the config.json of vision towers that merge patches. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "silu")
 
 @dataclass(frozen=True, kw_only=True)
 class MergingConfig(MergingVisionConfig):
-    """The fields of all towers; *defaults* are values of keys that config.json leaves out."""
+    """The settings that all these towers have; *defaults* are values for keys that config.json leaves out."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
 
@@ -27,7 +27,7 @@ class MergingConfig(MergingVisionConfig):
 
     @classmethod
     def read_vision(cls, vision: Mapping[str, Any]) -> Self:
-        """Read `vision_config`. Raises StartupError that names the key."""
+        """Read `vision_config`. Raises a StartupError that names the key."""
         vision = {**cls.defaults, **vision}
         activation = choice(vision, "hidden_act", ACTIVATIONS)
         config = cls(activation=activation, **values_of(cls, vision), **cls.more(vision))
@@ -38,7 +38,7 @@ class MergingConfig(MergingVisionConfig):
 
     @classmethod
     def more(cls, vision: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a subclass that name no key. Raises StartupError that names the key."""
+        """Return a subclass's fields that name no key. Raises a StartupError that names the key."""
         return {}
 
     @property

@@ -1,6 +1,6 @@
 """A merging tower and a text decoder as one network. Families differ in the tower, the decoder and the names.
 
-Shapes: B bytes of pixels, U tokens of images in the step, W = E * number of features of a token.
+Shapes: B bytes of pixels, U image tokens in the step, W hidden size * features per token.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ from saccade.nn.vision import grid_list
 
 @dataclass(frozen=True, slots=True)
 class VideoMetadata:
-    """The *tower*'s metadata for videos, whose patches have the pixels of all frames of a group."""
+    """The *tower*'s metadata for videos, whose patches hold the pixels of every frame in a group."""
 
     tower: Any
 
 
 class MergingNetwork(ImageTextNetwork):
-    """models.network.Network. *tower* is made from the spec's vision and the encoder's ranks."""
+    """Implements models.network.Network. *tower* is built from the spec's vision and the encoder's ranks."""
 
     decoder: ClassVar[Callable[..., Any]] = GroupedQueryDecoder
     tower: ClassVar[type[Any]]

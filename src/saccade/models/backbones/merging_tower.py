@@ -1,9 +1,9 @@
-"""A vision tower that rotates patches by row and column, and joins each square of them into one vector.
+"""A vision tower that rotates patches by row and column, and joins each square of patches into one vector.
 
 Formulas: transformers, modeling_qwen2_vl.py (Qwen2VisionTransformerPretrainedModel), modeling_qwen3_vl.py
 (Qwen3VLVision*) and modeling_paddleocr_vl.py. Encoder contract: `prepare` does everything that depends on grids, on the
-host; `forward` then runs without a device sync. Shapes: P patches, C channels * height * width of a patch, E hidden
-size, D head size, T entries of the table for one position, U merged patches, X text width.
+host; `forward` then runs without a device sync. Shapes: P patches, C values per patch, E hidden size, D head size, T
+entries of the table for one position, U merged patches, X text width.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class BlockMetadata:
 class LearnedMetadata:
     """The metadata that depends only on grids; `prepare` computes it.
 
-    *taps* int64 [P, T] and *tap_weights* [P, T] resample the learned positions; *block* is for every block.
+    *taps* int64 [P, T] and *tap_weights* [P, T] resample the learned positions; every block gets *block*.
     """
 
     block: BlockMetadata
@@ -80,7 +80,7 @@ class TowerMlp(VisionMlp):
 
 
 class GatedTowerMlp(GatedMlp):
-    """A gated MLP of the size of the tower's configuration."""
+    """A gated MLP whose size comes from the tower's configuration."""
 
     def __init__(self, config: MergingVisionConfig, ranks: Ranks) -> None:
         width, bias = self.shape(config)
@@ -109,7 +109,7 @@ class VisionBlock(nn.Module):
 
 
 class PatchMerger(nn.Module):
-    """Concatenates each merge block and projects it. The norm comes before or after the concatenation."""
+    """Concatenates each merge block's patches and projects the result. A norm comes before or after concatenation."""
 
     def __init__(
         self,
@@ -135,9 +135,9 @@ class PatchMerger(nn.Module):
 
 
 class MergingTower(nn.Module):
-    """Embedded patches, blocks and a merger; each frame attends to itself.
+    """A patch embedding, blocks and a merger. Each frame attends only to itself.
 
-    A family's tower names its *norm* and its blocks' *mlp*. With *patch_bias*, the embedding of patches has a bias.
+    A family's tower sets its *norm* and its blocks' *mlp*. With *patch_bias*, the patch embedding has a bias.
     """
 
     norm: Norm = LayerNorm
@@ -172,7 +172,7 @@ class MergingTower(nn.Module):
         return self.frames(grids, backend)
 
     def frames(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> BlockMetadata:
-        """Return the metadata of blocks in which each frame attends to itself."""
+        """Return the blocks' metadata, by which each frame attends only to itself."""
         frames = (frame_coordinates(grid, self.config.merge_size) for grid in grids for _ in range(grid[0]))
         places_P2 = to_device(np.concatenate(list(frames)), self.device)
         layout = packed_layout(grids, self.device, backend)
@@ -200,11 +200,11 @@ class LearnedTower(MergingTower):
 
     @property
     def table(self) -> tuple[int, int]:
-        """Rows and columns of the table."""
+        """The numbers of rows and columns in the table."""
         return self.config.side, self.config.side
 
     def finish(self) -> None:
-        """Convert the loaded table: resampling computes weighted sums of entries in float32."""
+        """Convert the loaded table to float32, in which resampling sums its weighted entries."""
         self.pos_embed.weight.data = self.pos_embed.weight.data.float()
 
     def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> LearnedMetadata:
@@ -218,7 +218,7 @@ class LearnedTower(MergingTower):
         return taps, weights
 
     def embed(self, patches_PC: torch.Tensor, metadata: LearnedMetadata) -> torch.Tensor:
-        """Map normalised patches to [P, E], with their positions."""
+        """Map normalised patches to [P, E], with their learned positions added."""
         return self.placed(self.patch_embed["proj"](patches_PC), metadata)
 
     def placed(self, x_PE: torch.Tensor, metadata: LearnedMetadata) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Reads values from a checkpoint's config.json. A missing or wrong value raises StartupError that names its key."""
+"""Reads values from a checkpoint's config.json. A missing or wrong value raises a StartupError that names its key."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -18,7 +18,7 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def part(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the object under *key*, {} if it is null or absent. Raises StartupError."""
+    """Return the object under *key*, or {} if it is null or absent. Raises StartupError."""
     return {} if config.get(key) is None else section(config, key)
 
 
@@ -47,7 +47,7 @@ def choice(config: Mapping[str, Any], key: str, supported: tuple[str, ...]) -> s
 
 
 def flag(config: Mapping[str, Any], key: str) -> bool:
-    """Return whether the value under *key* is true; false if there is none."""
+    """Return whether the value under *key* is true; False if there is none."""
     return bool(config.get(key, False))
 
 
@@ -59,8 +59,8 @@ READERS: Mapping[type, Callable[[Mapping[str, Any], str], Any]] = MappingProxyTy
 def values_of(kind: type, config: Mapping[str, Any], spellings: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the values of those fields of the dataclass *kind* that name their key. Raises StartupError.
 
-    A field names its key in its type: `depth: Annotated[int, "num_hidden_layers"]`. *spellings* are other names of
-    keys; such a name counts if *config* has it, or lacks the key.
+    A field names its key in its type: `depth: Annotated[int, "num_hidden_layers"]`. *spellings* maps keys to other
+    names; such a name is read if *config* has it, or lacks the key.
     """
     others = {key: other for key, other in (spellings or {}).items() if other in config or key not in config}
     hints = get_type_hints(kind, include_extras=True).items()
@@ -69,7 +69,7 @@ def values_of(kind: type, config: Mapping[str, Any], spellings: Mapping[str, str
 
 
 def check_equal(config: Mapping[str, Any], supported: Mapping[str, Any]) -> None:
-    """Raise StartupError if *config* has another value than *supported* under one of its keys."""
+    """Raise StartupError if *config* has a value other than that in *supported* under any of its keys."""
     for key, value in supported.items():
         if config.get(key, value) != value:
             raise StartupError(f"{CONFIG}: `{key}` is {config[key]!r}; this network knows {value!r}.")

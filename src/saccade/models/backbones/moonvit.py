@@ -1,11 +1,11 @@
 """MoonViT, a vision tower for images of any size and clips of a few frames, and its projector.
 
-Every image attends to itself, with learned positions that are resampled to its grid and 2-D rotary positions. A clip's
-frames attend to each other, also have positions in time, and are averaged into one. A video is cut into clips of
-`clip_frames`; the last may be shorter. Patches arrive in raster order, frame after frame, and are first put into
+Each image attends only to itself, with learned positions, which are resampled to its grid, and 2-D rotary positions. A
+clip's frames attend to each other, also have positions in time, and are averaged into one. A video is cut into clips of
+`clip_frames` frames; the last may be shorter. Patches arrive in raster order, frame after frame, and are first put into
 merge-block order.
 
-Formulas: transformers, modeling_kimi_k25.py (vision tower) and vision_utils.py. Shapes: P patches, C values of a patch,
+Formulas: transformers, modeling_kimi_k25.py (vision tower) and vision_utils.py. Shapes: P patches, C values per patch,
 E hidden size, F frames of a clip, U merged patches, X text width.
 """
 
@@ -42,10 +42,11 @@ from saccade.nn.vision import (
 
 @dataclass(frozen=True, slots=True)
 class ClipMetadata:
-    """Additional metadata of clips with several frames. M is the number of patches after averaging the frames.
+    """Additional metadata for clips with several frames. M is the number of patches after averaging the frames.
 
-    *times* int64 [P] are rows of the table of times, 0 in clips of one frame. *frames* int64 [M, F] are the patches
-    whose weighted sum is one patch, with the weights *shares* [M, F, 1]; a clip with fewer frames has weights of 0.
+    *times* int64 [P] holds each patch's row in the table of times, 0 in clips of one frame. Each row of *frames* int64
+    [M, F] names the patches whose weighted sum becomes one patch. *shares* [M, F, 1] are the weights; clips with fewer
+    than F frames have some weights of 0.
     """
 
     times: torch.Tensor
@@ -57,7 +58,7 @@ class ClipMetadata:
 class MoonVitMetadata(LearnedMetadata):
     """The metadata that depends only on grids. *clips* is None if all clips have one frame.
 
-    *order* int64 [P] is the raster position of each patch in merge-block order.
+    *order* int64 [P] lists the patches' raster positions in merge-block order.
     """
 
     order: torch.Tensor
@@ -71,7 +72,7 @@ def clips_of(grid: Grid, most: int) -> list[Grid]:
 
 
 def clip_metadata(clips: Sequence[Grid], device: torch.device) -> ClipMetadata | None:
-    """Return the metadata of *clips* with several frames; None if there are none."""
+    """Return the additional metadata of *clips*, or None if each has one frame."""
     most = max(frames for frames, _, _ in clips)
     if most == 1:
         return None
@@ -89,7 +90,7 @@ def clip_metadata(clips: Sequence[Grid], device: torch.device) -> ClipMetadata |
 
 
 def times_table(num_times: int, width: int) -> torch.Tensor:
-    """Return a row of zeros, then the positions in time, [1 + num_times, E]: half of a row sines, half cosines."""
+    """Return a row of zeros, then the positions in time, [1 + num_times, E]: each row is half sines, half cosines."""
     frequencies = 1.0 / (ROPE_THETA ** (torch.arange(0, width, 2).float() / width))
     angles = torch.outer(torch.arange(num_times).float(), frequencies)
     return torch.cat((torch.zeros(1, width), torch.cat((angles.sin(), angles.cos()), 1)))
@@ -117,7 +118,7 @@ class MoonVitTower(LearnedTower):
         return PackedSelfAttention(self.config.hidden_size, self.config.num_heads, ranks)
 
     def make_merger(self, ranks: Ranks) -> PatchMerger:
-        """Return the projector, which is not cut over ranks."""
+        """Return the projector, which every rank holds whole."""
         return PatchMerger(self.config, norm_eps=self.config.projector_eps)
 
     @property

@@ -1,4 +1,4 @@
-"""MoonViT's config.json, checked, for networks and specs. No torch."""
+"""Reads and checks MoonViT's config.json, for networks and specs. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ FIXED: Mapping[str, Any] = MappingProxyType(
 class MoonVitConfig(MergingVisionConfig):
     """The vision part of config.json, checked.
 
-    *table_rows* and *table_columns* are the size of the table of learned positions. A clip has at most *clip_frames*
+    *table_rows* and *table_columns* give the size of the table of learned positions. A clip has at most *clip_frames*
     frames.
     """
 

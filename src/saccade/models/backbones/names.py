@@ -1,4 +1,4 @@
-"""Maps checkpoint tensors' names to decoder parameters: parts of fused matrices, and single experts."""
+"""Maps checkpoint tensors' names to decoder parameters, including parts of fused matrices and single experts."""
 
 import re
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ EXPERT_PARTS = {"gate": ("gate_up_proj", 0), "up": ("gate_up_proj", 1), "down": 
 def target_of(name: str, prefixes: Prefixes = (), fused: Fused = FUSED) -> Target:
     """Return the target of the checkpoint tensor *name*.
 
-    *prefixes* are pairs of the checkpoint's and the network's prefix; the first that fits is replaced. So is the first
-    matching part of *fused*, which may name a partition.
+    *prefixes* are pairs of the checkpoint's and the network's prefix; the first that matches is replaced. So is the
+    first matching part of *fused*, which may name a partition.
     """
     for theirs, ours in prefixes:
         if name.startswith(theirs):

@@ -1,8 +1,10 @@
-"""Reads from config.json the rotary frequencies for contexts longer than in training. No torch.
+"""Reads a decoder's rotary frequencies from config.json, also for contexts longer than in training.
 
-Each method divides every channel pair's frequency by a number of its own. Formulas: transformers 5.23,
-modeling_rope_utils.py. Linear: Chen et al. 2023, arXiv:2306.15595. YaRN: Peng et al. 2023, arXiv:2309.00071. Longrope:
-Ding et al. 2024, arXiv:2402.13753.
+Does not import torch.
+
+Each method has its own divisor for each channel pair's frequency. Formulas: transformers 5.23, modeling_rope_utils.py.
+Linear: Chen et al. 2023, arXiv:2306.15595. YaRN: Peng et al. 2023, arXiv:2309.00071. Longrope: Ding et al. 2024,
+arXiv:2402.13753.
 """
 
 import math
@@ -18,7 +20,9 @@ ORIGINAL_LENGTH = "original_max_position_embeddings"
 
 
 class Rope(NamedTuple):
-    """Channel pair i has the frequency 1 / (divisors[i] * theta^(i / pairs)); cosine and sine times *magnitude*.
+    """Rotary frequencies: channel pair i has 1 / (divisors[i] * theta^(i / pairs)).
+
+    The cosine and sine are multiplied by *magnitude*.
 
     Some decoders multiply attention scores by *score_factor*. *factors* says which of longrope's two sets applies.
     """
@@ -31,7 +35,7 @@ class Rope(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A reader's input: the decoder's keys, the keys of its scaling, and the longest sequence to serve."""
+    """A reader's input: the decoder's keys, those for its scaling, and the length of the longest sequence to serve."""
 
     text: Mapping[str, Any]
     scaling: Mapping[str, Any]
@@ -41,12 +45,12 @@ class _Source(NamedTuple):
 
     @property
     def original_length(self) -> int:
-        """Return the sequence length in training."""
+        """The sequence length in training."""
         return original_length(self.text)
 
 
 def rope_section(text: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the decoder's keys for rotary positions, {} if there are none. Raises StartupError.
+    """Return the decoder's keys for rotary positions, or {} if there are none. Raises StartupError.
 
     Older releases have `rope_scaling` next to `rope_theta`; newer ones put both into `rope_parameters`.
     """
@@ -63,8 +67,8 @@ def original_length(text: Mapping[str, Any]) -> int:
 def read_rope(text: Mapping[str, Any], head_dim: int, max_model_len: int, rotary_factor: float = 1.0) -> Rope:
     """Return the rotary frequencies of a decoder that serves sequences of up to *max_model_len* tokens.
 
-    *rotary_factor* is the share of a head's channels that the decoder rotates. *max_model_len* chooses between
-    longrope's two sets of factors, once for sequences of any length. Raises StartupError that names the key.
+    *rotary_factor* is the share of a head's channels that the decoder rotates. *max_model_len* decides which of
+    longrope's two sets of factors applies, to sequences of any length. Raises a StartupError that names the key.
     """
     scaling = rope_section(text)
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
@@ -77,9 +81,10 @@ def read_rope(text: Mapping[str, Any], head_dim: int, max_model_len: int, rotary
 
 
 def longest(text: Mapping[str, Any]) -> int:
-    """Return the longest sequence in tokens: `max_position_embeddings`, or the training length as YaRN extends it.
+    """Return the longest sequence in tokens: `max_position_embeddings`, or the training length times YaRN's factor.
 
-    Operators who add YaRN by a release's README may leave `max_position_embeddings` unchanged. Raises StartupError.
+    The larger one counts: operators who add YaRN by a release's README may leave `max_position_embeddings` unchanged.
+    Raises StartupError.
     """
     scaling, stated = rope_section(text), integer(text, "max_position_embeddings")
     original = scaling.get(ORIGINAL_LENGTH)
@@ -136,7 +141,7 @@ def _magnitude(factor: float, weight: float) -> float:
 
 
 def _number_or(scaling: Mapping[str, Any], key: str, otherwise: float) -> float:
-    """Return the positive number under *key*, *otherwise* if it is null, zero or missing."""
+    """Return the positive number under *key*, or *otherwise* if it is null, zero or missing."""
     return number(scaling, key) if scaling.get(key) else otherwise
 
 

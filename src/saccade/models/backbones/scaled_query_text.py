@@ -1,4 +1,4 @@
-"""A decoder with grouped-query attention whose queries grow with their positions.
+"""A decoder with grouped-query attention, whose queries are scaled up as their positions grow.
 
 Formula: transformers 5.23, modeling_ministral3.py (get_llama_4_attn_scale). Shapes: N tokens, E hidden size, Q query
 heads, D head size.
@@ -31,13 +31,13 @@ class ScaledQueryAttention(GroupedQueryAttention):
 
 
 class ScaledQueryDecoder(GroupedQueryDecoder):
-    """Maps embeddings to hidden states; *config* has a query_scaling."""
+    """Maps embeddings to hidden states; *config* must have a query_scaling."""
 
     attention = ScaledQueryAttention
     config: TextConfig
 
     def rotation_at(self, positions: torch.Tensor, dtype: torch.dtype) -> ScaledRotation:
-        """Return rotation and factors for tokens at *positions* int64 [3, N]."""
+        """Return the rotation and factors for tokens at *positions* int64 [3, N]."""
         scaling = self.config.query_scaling
         if scaling is None:
             raise ValueError("This decoder needs a configuration with a query_scaling.")

@@ -1,7 +1,7 @@
-"""SigLIP's vision tower: square images to hidden states (Zhai et al. 2023, arXiv:2303.15343).
+"""SigLIP's vision tower: maps square images to hidden states (Zhai et al. 2023, arXiv:2303.15343).
 
 Formulas: transformers 5.23, modeling_siglip.py (SiglipVision*). Shapes: V views, P patches of a view, T patches of all
-views, D values of a patch, C channels.
+views, D values per patch, C channels.
 """
 
 from typing import ClassVar
@@ -42,7 +42,7 @@ class SiglipEmbeddings(nn.Module):
 
 
 class SiglipTower(ViewTower):
-    """SigLIP's vision tower (Zhai et al. 2023, arXiv:2303.15343): like CLIP's, but without class token and first norm.
+    """SigLIP's tower (Zhai et al. 2023, arXiv:2303.15343): like CLIP's, but without a class token and first norm.
 
     A family may have its own *embedding_class*.
     """

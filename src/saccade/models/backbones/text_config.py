@@ -1,6 +1,6 @@
 """Reads and checks the config.json of text decoders: one reader, and a table of the differences between styles.
 
-No torch.
+Does not import torch.
 """
 
 from collections.abc import Mapping
@@ -33,12 +33,12 @@ SHARED_WIDTH = "shared_expert_intermediate_size"
 class TextStyle(NamedTuple):
     """An architecture's properties that config.json does not state, and *defaults* for keys that it leaves out.
 
-    *fixed* are keys with a single supported value, which the reference ignores but other programs obey. *normed_heads*:
-    queries and keys are normalised per head, and config.json names the head size. *qkv_bias*: queries, keys and values
-    have biases. *has_window*: `sliding_window` counts. *axes*: how M-RoPE's axes divide the channels, None for
-    positions on one axis; *mrope_section* applies if config.json has none. *rotary_factor* is the share of a head's
-    channels that is rotated if config.json does not say; None for decoders that support only 1. *scales_queries*:
-    queries grow with their positions.
+    *fixed* has keys with a single supported value, which the reference ignores but other programs obey. *normed_heads*:
+    queries and keys are normalised per head. *qkv_bias*: queries, keys and values have biases. *has_window*:
+    `sliding_window` applies. *axes*: how M-RoPE's axes divide the channels, or None for positions on one axis;
+    *mrope_section* applies if config.json has none. *rotary_factor* is the share of a head's channels that is rotated
+    if config.json does not say, or None for decoders that support only 1. *scales_queries*: queries are scaled up as
+    their positions grow.
     """
 
     defaults: Mapping[str, Any] = text_defaults.COMMON
@@ -66,7 +66,7 @@ DEEPSEEK = TextStyle(text_defaults.DEEPSEEK)
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """The keys that all decoders have."""
+    """The settings that all decoders have."""
 
     vocab_size: Annotated[int, "vocab_size"]
     hidden_size: Annotated[int, "hidden_size"]
@@ -84,9 +84,9 @@ class DecoderConfig:
 
     @classmethod
     def read_decoder(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None = None) -> Self:
-        """Read the decoder's keys *text*. Raises StartupError that names the key.
+        """Read the decoder's keys *text*. Raises a StartupError that names the key.
 
-        *max_model_len* is the length of the longest sequence to serve, None for the model's own. See read_rope.
+        *max_model_len* is the length of the longest sequence to serve, or None for the model's own. See read_rope.
         """
         text = {**style.defaults, **text}
         if text.get("rope_parameters") is None and "rope_parameters" in style.defaults:
@@ -97,7 +97,7 @@ class DecoderConfig:
 
     @classmethod
     def more(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None) -> dict[str, Any]:
-        """Return the fields that name no key. Raises StartupError that names the key."""
+        """Return the fields that name no key. Raises a StartupError that names the key."""
         raise NotImplementedError
 
     def rope_of(self, layer: int) -> Rope:
@@ -106,13 +106,13 @@ class DecoderConfig:
 
     @property
     def kv_specs(self) -> tuple[KvSpec, ...]:
-        """Return the kind of state that each layer keeps of a sequence."""
+        """The kind of state that each layer keeps for a sequence."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsConfig:
-    """Mixture of experts: *num_chosen* of *num_experts* MLPs compute each token in layers with experts.
+    """A mixture of experts: in layers with experts, *num_chosen* of *num_experts* MLPs compute each token.
 
     *layers* are the indices of these layers; the others have a dense MLP. With *normalised*, the weights of the chosen
     experts sum to 1.
@@ -126,7 +126,7 @@ class ExpertsConfig:
 
     @classmethod
     def read_experts(cls, text: Mapping[str, Any]) -> "ExpertsConfig | None":
-        """Read the decoder's keys; None for a dense model. Raises StartupError that names the key."""
+        """Read the decoder's keys; return None for a dense model. Raises a StartupError that names the key."""
         # transformers reads the first name before the second.
         key = next((key for key in ("num_local_experts", "num_experts") if key in text), "")
         if not text.get(key):
@@ -146,7 +146,10 @@ class ExpertsConfig:
 
 
 class QueryScaling(NamedTuple):
-    """A query at position p is multiplied by 1 + *beta* * log(1 + floor(p / *length*)), with the training length."""
+    """Queries at position p are multiplied by 1 + *beta* * log(1 + floor(p / *length*)).
+
+    *length* is the sequence length in training.
+    """
 
     beta: float
     length: int
@@ -154,7 +157,7 @@ class QueryScaling(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(DecoderConfig):
-    """Grouped-query attention. *attention_bias*: all four attention matrices have biases.
+    """A decoder with grouped-query attention. With *attention_bias*, all four attention matrices have biases.
 
     *sliding_window* is the number of tokens, including itself, that a token attends to; None if no sequence is longer.
     """
@@ -192,14 +195,14 @@ class TextConfig(DecoderConfig):
 
     @property
     def kv_specs(self) -> tuple[KvSpec, ...]:
-        """Return paged attention for every layer."""
+        """Paged attention for every layer."""
         return (Paged(self.num_kv_heads, self.head_dim, self.head_dim),) * self.num_layers
 
 
 def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the text model's keys: `text_config`, or all of an older, flat config.json. Raises StartupError.
 
-    If the top level says whether the embedding is tied, it decides.
+    If the top level says whether the embedding is tied, that decides.
     """
     text = config if config.get("text_config") is None else part(config, "text_config")
     tied = "tie_word_embeddings"
@@ -207,7 +210,7 @@ def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _or(text: Mapping[str, Any], key: str, otherwise: int) -> int:
-    """Return the whole number under *key*, *otherwise* if it is null or missing."""
+    """Return the whole number under *key*, or *otherwise* if it is null or missing."""
     return otherwise if text.get(key) is None else integer(text, key)
 
 
@@ -235,7 +238,7 @@ def _query_scaling(text: Mapping[str, Any]) -> QueryScaling:
 
 
 def _mrope_section(text: Mapping[str, Any], style: TextStyle, num_pairs: int) -> tuple[int, int, int] | None:
-    """Return the channels of each of M-RoPE's axes, which sum to *num_pairs*; None for one axis."""
+    """Return the number of channel pairs for each of M-RoPE's axes, *num_pairs* in all; None for one axis."""
     if style.axes is None:
         return None
     rope, interleaved = rope_section(text), style.axes == "interleaved"
@@ -255,7 +258,7 @@ def _mrope_section(text: Mapping[str, Any], style: TextStyle, num_pairs: int) ->
 
 @dataclass(frozen=True)
 class DeltaNetConfig:
-    """The layers with a state. Each key head serves equally many value heads."""
+    """The settings of layers with a state. Each key head serves the same number of value heads."""
 
     num_key_heads: Annotated[int, "linear_num_key_heads"]
     num_value_heads: Annotated[int, "linear_num_value_heads"]
@@ -265,7 +268,7 @@ class DeltaNetConfig:
 
     @classmethod
     def read_delta_net(cls, text: Mapping[str, Any]) -> "DeltaNetConfig":
-        """Read the decoder's keys. Raises StartupError that names the key."""
+        """Read the decoder's keys. Raises a StartupError that names the key."""
         integer(text, "linear_conv_kernel_dim", least=2)
         config = cls(**values_of(cls, text))
         if config.num_value_heads % config.num_key_heads:
@@ -295,7 +298,7 @@ class DeltaNetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HybridConfig(TextConfig):
-    """*full_attention* lists the layers that attend to all tokens.
+    """A hybrid decoder. *full_attention* holds the layers that attend to all tokens.
 
     Every other layer keeps a recurrent state, which *delta_net* describes.
 
@@ -322,10 +325,10 @@ class HybridConfig(TextConfig):
 
     @property
     def kv_specs(self) -> tuple[KvSpec, ...]:
-        """Return paged attention for some layers, and a recurrent state for the others.
+        """Paged attention for some layers, and a recurrent state for the others.
 
-        The draft layer has both: its state is the hidden state and the position of the sequence's last token, a float
-        that is exact up to 2**24.
+        The draft layer has both. Its state holds the hidden state and position of the sequence's last token; the
+        position's floats are exact up to 2**24.
         """
         paged, recurrent = Paged(self.num_kv_heads, self.head_dim, self.head_dim), self.delta_net.state
         layers = tuple(paged if layer in self.full_attention else recurrent for layer in range(self.num_layers))

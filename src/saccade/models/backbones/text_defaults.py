@@ -1,7 +1,9 @@
-"""Values for keys that a text network's section leaves out: the defaults of its configuration class. No torch.
+"""Values for keys that a text network's section leaves out: the defaults of its configuration class.
 
-Source: transformers 5.23; a conformance test compares each key with the class. A family whose decoder has a separate
-class has the table in its own folder.
+Does not import torch.
+
+Source: transformers 5.23; a conformance test compares each key with its class. If a family's decoder has a
+configuration class of its own, the table is in the family's folder.
 """
 
 from collections.abc import Mapping

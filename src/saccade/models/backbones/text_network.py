@@ -1,7 +1,7 @@
-"""A text decoder between embedding and head: the base of every network, and the whole network if there is no tower.
+"""A text decoder with its embedding and head: the base of every network, and all of one that has no tower.
 
-Shapes: N tokens, E hidden size, R rows to predict from, V vocabulary, U tokens of images, W = E, except for families
-with several features for each token.
+Shapes: N tokens, E hidden size, R rows to predict from, V vocabulary, U image tokens, W = E, except for families with
+several features for each token.
 """
 
 import re
@@ -23,9 +23,9 @@ LAYER = re.compile(r"language_model\.layers\.(\d+)\.")
 
 
 class TextNetwork(Layer):
-    """models.network.Network, except for images. Parameters are empty until the loader has filled them.
+    """Implements models.network.Network, except for images. Parameters are empty until the loader has filled them.
 
-    A family names its *decoder*, which is made from the spec's text and the ranks, and adds `target`. Networks that
+    A family sets its *decoder*, which is built from the spec's text and the ranks, and adds `target`. Networks that
     take images also read config.json and the image processor's settings, which this one ignores.
     """
 
@@ -84,7 +84,7 @@ class TextNetwork(Layer):
     def _frequencies(self, target: Target) -> Derived | Target:
         """Return the rotary frequencies of a layer, or of the whole decoder; *target* if there is no such layer.
 
-        Releases have them as their code uses them, or before they are stretched for longer contexts.
+        Releases store them either as their code uses them, or as they are before being stretched for longer contexts.
         """
         match = LAYER.match(target.parameter)
         layer = 0 if match is None else int(match[1])
@@ -123,13 +123,13 @@ class TextNetwork(Layer):
     def embed(
         self, input_ids: torch.Tensor, media_rows: torch.Tensor | None = None, media_UW: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the decoder's input [N, E] for the same arguments."""
+        """Return the decoder's input [N, E] for the same arguments as `forward`."""
         x_NE = self.language_model.embed(input_ids)
         if media_rows is not None and media_UW is not None:
             x_NE.index_copy_(0, media_rows, media_UW[:, : x_NE.shape[1]])
         return x_NE
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, V] in float32 on rank 0. All ranks must call; the others get only their part."""
+        """Return logits [R, V] in float32 on rank 0. All ranks must call this; the others get only their part."""
         part = self.lm_head(hidden_RE)  # type: ignore[misc]
         return self.language_model.embed_tokens.ranks.gather(part).float()

@@ -1,6 +1,6 @@
 """A tower for square views and a text decoder as one network.
 
-Families differ in the tower, the projector and the names. Shapes: B bytes of pixels, U tokens of images in the step, E
+Families differ in the tower, the projector and the names. Shapes: B bytes of pixels, U image tokens in the step, E
 hidden size.
 """
 
@@ -21,9 +21,9 @@ from saccade.nn.vision import grid_list
 
 
 class TiledNetwork(ImageTextNetwork):
-    """models.network.Network of a TiledSpec.
+    """Implements models.network.Network for a TiledSpec.
 
-    *tower* is made from the spec's vision and the encoder's ranks; *projection* is made from the spec, and maps the
+    *tower* is built from the spec's vision and the encoder's ranks; *projection* is built from the spec, and maps the
     tower's views to features.
     """
 

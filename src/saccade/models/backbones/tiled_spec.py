@@ -1,4 +1,4 @@
-"""The spec of a model that sees an image as square tiles plus the whole image. No torch."""
+"""The spec of a model that sees an image as square tiles plus the whole image. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from saccade.models.spec import IMAGE, Grid, ModelSpec, Size
 
 @dataclass(frozen=True)
 class TiledSpec(ModelSpec):
-    """models.spec.ModelSpec. *scale* x *scale* patches become one token."""
+    """Implements models.spec.ModelSpec. Each square of *scale* x *scale* patches becomes one token."""
 
     text: DecoderConfig
     vision: ClipConfig
@@ -22,7 +22,7 @@ class TiledSpec(ModelSpec):
     placeholder_of: Mapping[str, int]
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return the tokens of all views. Raises InvalidValue for a grid that does not consist of whole tiles."""
+        """Return the number of tokens of all views. Raises InvalidValue for a grid that is not made of whole tiles."""
         return self.num_views(grid) * (self.vision.side // self.scale) ** 2
 
     def num_views(self, grid: Grid) -> int:
@@ -41,12 +41,12 @@ class TiledSpec(ModelSpec):
         return self.num_views(grid), CHANNELS, self.vision.image_size, self.vision.image_size
 
     def encode_cost(self, grid: Grid) -> int:
-        """Return the number of patches of all views."""
+        """Return the number of patches in all views."""
         return self.num_views(grid) * self.vision.num_patches
 
     @property
     def num_encoder_layers(self) -> int:
-        """The blocks of the tower."""
+        """The number of blocks in the tower."""
         return self.vision.depth
 
     def square_grid(self, max_patches: int) -> Grid:

@@ -1,4 +1,4 @@
-"""The fields that all vision towers' configurations share. No torch."""
+"""The fields that all vision towers' configurations share. Does not import torch."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -9,7 +9,7 @@ from saccade.models.preprocessing.processor_config import CHANNELS
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig:
-    """A tower of *depth* blocks, with the keys of transformers' configurations. Patches have *patch_size* pixels."""
+    """A tower of *depth* blocks, read from transformers' keys. Patches have *patch_size* x *patch_size* pixels."""
 
     depth: Annotated[int, "num_hidden_layers"]
     hidden_size: Annotated[int, "hidden_size"]
@@ -21,7 +21,7 @@ class VisionConfig:
 
     @property
     def head_dim(self) -> int:
-        """Channels of one head."""
+        """The number of channels in a head."""
         return self.hidden_size // self.num_heads
 
     @property
@@ -32,15 +32,15 @@ class VisionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MergingVisionConfig(VisionConfig):
-    """A tower whose *merge_size* squared patches become one token of width *out_hidden_size*."""
+    """A tower in which *merge_size* x *merge_size* patches become one token of width *out_hidden_size*."""
 
     merge_size: int
     out_hidden_size: int
 
     def check_rotation(self, heads: str) -> None:
-        """Raise StartupError unless pairs of a head's channels rotate by rows and as many by columns.
+        """Raise StartupError unless as many of a head's channel pairs can rotate by rows as by columns.
 
-        *heads* is the configuration's key for the number of heads.
+        *heads* is what the error calls the number of heads.
         """
         if self.hidden_size % (4 * self.num_heads):
             raise StartupError(f"config.json: the vision tower's width must be a multiple of 4 * {heads}.")

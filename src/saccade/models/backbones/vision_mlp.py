@@ -10,7 +10,7 @@ from saccade.nn.parallel import Ranks
 
 
 class VisionMlp(nn.Module):
-    """Two linear layers with biases, which have *names* in checkpoints, and an activation between them."""
+    """Two linear layers with biases, called *names* in checkpoints, and an activation between them."""
 
     names = ("fc1", "fc2")
 

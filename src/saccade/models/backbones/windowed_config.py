@@ -1,4 +1,4 @@
-"""The configuration of Gemma 3's text decoder, checked. No torch."""
+"""Reads and checks the configuration of Gemma 3's text decoder. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ UNSERVED = ("use_bidirectional_attention", "attn_logit_softcapping", "final_logi
 
 
 class LayerKind(NamedTuple):
-    """The attention of a kind of layers. *window* is None for layers that attend to all tokens."""
+    """The attention of one kind of layer. *window* is None for layers that attend to all tokens."""
 
     window: int | None
     rope: Rope
@@ -53,7 +53,7 @@ class LayerKind(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WindowedConfig(DecoderConfig):
-    """The decoder. *kinds* has the attention of each layer. Scores are multiplied by *score_scale*."""
+    """The decoder's configuration. *kinds* holds each layer's attention. Scores are multiplied by *score_scale*."""
 
     num_kv_heads: Annotated[int, "num_key_value_heads"]
     head_dim: Annotated[int, "head_dim"]
@@ -91,15 +91,15 @@ class WindowedConfig(DecoderConfig):
 
     @property
     def kv_specs(self) -> tuple[KvSpec, ...]:
-        """Return paged attention for every layer."""
+        """Paged attention for every layer."""
         return tuple(Paged(self.num_kv_heads, self.head_dim, self.head_dim, kind.window) for kind in self.kinds)
 
 
 def _rope(text: Mapping[str, Any], name: str, max_model_len: int | None) -> Rope:
-    """Return the rotary frequencies of a kind of layers.
+    """Return the rotary frequencies of one kind of layer.
 
     Newer files have parameters for each kind. Older ones have two bases, and one scaling for the layers that attend to
-    all tokens. A file with both adds that scaling to the parameters.
+    all tokens. If a file has both, that scaling is added to the parameters.
     """
     parameters = part(text, "rope_parameters")
     if not set(parameters) <= {SLIDING, FULL}:

@@ -36,7 +36,7 @@ class WindowedAttention(Layer):
         self.qk_scale_HD = torch.empty(0)
 
     def finish(self) -> None:
-        """Concatenate the norms of all heads, so that one call normalises queries and keys."""
+        """Concatenate the norm scales of all heads, so that one call normalises queries and keys."""
         counts = self.attention.num_heads, self.attention.num_kv_heads
         self.qk_scale_HD = head_scales(tuple(zip((self.q_norm, self.k_norm), counts, strict=True)))
 
@@ -87,7 +87,7 @@ class WindowedDecoder(TextDecoder):
         self.embedding_scale = 1.0
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Map ids int64 [N] to [N, E]."""
+        """Map int64 ids [N] to embeddings [N, E]."""
         return super().embed(input_ids) * self.embedding_scale
 
     def finish(self) -> None:
@@ -101,7 +101,7 @@ class WindowedDecoder(TextDecoder):
             self.frequencies_of[kind] = inverse_frequencies(rope.theta, self.config.head_dim, device, rope.divisors)
 
     def rotation_at(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotations:
-        """Return the rotation of each kind of layers for tokens at *positions* int64 [3, N]."""
+        """Return the rotation of each kind of layer for tokens at *positions* int64 [3, N]."""
         positions_N1 = positions[0].unsqueeze(1)
         return {
             kind: cos_sin(positions_N1 * frequencies, dtype, kind.rope.magnitude)

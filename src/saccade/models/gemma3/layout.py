@@ -1,4 +1,4 @@
-"""Size, tokens and text of an image, which are the same for all images. Runs in the gateway: no torch.
+"""An image's size, tokens and text, which are the same for all images. Runs in the gateway, without torch.
 
 Source of the rules: transformers 5.23, models/gemma3/image_processing_gemma3.py and processing_gemma3.py.
 """
@@ -18,17 +18,17 @@ BREAK = "\n\n"
 
 
 class Layout(FixedSizeLayout):
-    """Layout of an image that is resized to a square, whatever its shape."""
+    """The layout of an image that is resized to a square, whatever its shape."""
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         self.settings: Mapping[str, Any] = resolve(config, preprocessor)
 
     def low_detail(self) -> Mapping[str, Any]:
-        """Return no change: an image has few tokens already."""
+        """Return no change: an image already has few tokens."""
         return {}
 
     def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
-        """Return grid (1, rows, columns), tokens and the text around them, and the shape of the view [1, 3, s, s]."""
+        """Return grid (1, rows, columns), tokens with the text around them, and the view's shape [1, 3, s, s]."""
         return image_layout(width, height, settings)
 
 

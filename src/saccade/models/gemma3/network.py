@@ -1,7 +1,7 @@
-"""SigLIP's tower, the mean of squares of patches, and Gemma 3's decoder.
+"""SigLIP's tower, a projector that averages squares of patches, and Gemma 3's decoder.
 
 Formulas: transformers 5.23, modeling_gemma3.py (Gemma3MultiModalProjector). Shapes: V images, P patches of an image, C
-channels of the tower, U tokens of images, E hidden size.
+channels of the tower, U image tokens, E hidden size.
 """
 
 import torch
@@ -17,7 +17,7 @@ from saccade.nn.layers import Linear, OffsetNorm
 
 
 class Projector(nn.Module):
-    """Averages *scale* x *scale* patches, then applies a norm and a matrix to the text network's width."""
+    """Averages *scale* x *scale* patches, normalises the means, and maps them to the text network's width."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from saccade.protocol.media import ImageLayout
 
 
 class Pixels(DecodedImage):
-    """The whole image as a square, uint8 planes [1, 3, s, s]."""
+    """Writes the whole image as a square, in uint8 planes [1, 3, s, s]."""
 
     layout_of = staticmethod(image_layout)
 

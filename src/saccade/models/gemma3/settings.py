@@ -1,4 +1,7 @@
-"""The processor's settings, from config.json and preprocessor_config.json, for gateway and engine. No torch."""
+"""The processor's settings, from config.json and preprocessor_config.json, for the gateway and the engine.
+
+Does not import torch.
+"""
 
 from collections.abc import Mapping
 from math import isqrt
@@ -69,7 +72,7 @@ def tower(config: Mapping[str, Any]) -> ClipConfig:
 
 
 def tokens_per_image(config: Mapping[str, Any], vision: ClipConfig) -> int:
-    """Return an image's number of tokens, which form a square whose side divides the side in patches.
+    """Return the number of tokens in an image, which form a square whose side divides the image's side in patches.
 
     Raises StartupError.
     """

@@ -1,4 +1,4 @@
-"""The spec for the engine's core, read from config.json. No torch."""
+"""The spec for the engine's core, read from config.json. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,13 +19,16 @@ DEFAULT_IMAGE_TOKEN_ID = 262_144
 
 @dataclass(frozen=True)
 class Spec(TiledSpec):
-    """models.spec.ModelSpec, and the validated parts of config.json for the network. An image is one view."""
+    """Implements models.spec.ModelSpec, and holds the network's checked settings from config.json.
+
+    An image is one view.
+    """
 
     text: WindowedConfig
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> "Spec":
-        """Read config.json. Raises StartupError that names the key."""
+        """Read config.json. Raises a StartupError that names the key."""
         section(config, "text_config")
         text, vision = WindowedConfig.read_decoder(text_section({**TIED, **config})), tower(config)
         token_id = FAMILY.placeholder_below(config, text.vocab_size, DEFAULT_IMAGE_TOKEN_ID)
@@ -34,7 +37,7 @@ class Spec(TiledSpec):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of an image."""
+        """The number of tokens in an image."""
         return (self.vision.side // self.scale) ** 2
 
     @property
@@ -56,5 +59,5 @@ class Spec(TiledSpec):
         return 1
 
     def square_grid(self, max_patches: int) -> Grid:
-        """Return the grid of all images."""
+        """Return the grid that all images have."""
         return 1, self.vision.side, self.vision.side

@@ -1,4 +1,4 @@
-"""Gemma 4: the releases with a vision tower (26B-A4B, 31B, E2B, E4B), and that without (12B)."""
+"""Gemma 4: the releases with a vision tower (26B-A4B, 31B, E2B, E4B), and the one without (12B)."""
 
 from collections.abc import Mapping
 from dataclasses import replace

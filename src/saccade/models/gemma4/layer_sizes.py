@@ -1,7 +1,7 @@
-"""The attention sizes of each layer type, from either form of config.json. No torch.
+"""The attention sizes of each layer type, from either form of config.json. Does not import torch.
 
-The releases have keys for the layers that attend to all tokens. transformers from 5.15 on writes `per_layer_config`
-instead, which has the sizes of single layers; if the key is there, it reads no other.
+The releases have keys for the layers that attend to all tokens. Since 5.15, transformers writes `per_layer_config`
+instead, which has the sizes of single layers. If that key is there, it reads no other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class LayerSizes(NamedTuple):
 
 
 def layer_sizes(text: Mapping[str, Any], layers: Sequence[str]) -> Mapping[str, LayerSizes]:
-    """Return the sizes by the type of layers; *layers* has the type of each. Raises StartupError that names the key."""
+    """Return the sizes by layer type; *layers* has the type of each layer. Raises a StartupError that names the key."""
     plain = LayerSizes(integer(text, HEAD_DIM), integer(text, KV_HEADS))
     named = _named_sizes(text, plain)
     sizes = {SLIDING: plain, FULL: named}
@@ -52,7 +52,7 @@ def layer_sizes(text: Mapping[str, Any], layers: Sequence[str]) -> Mapping[str, 
 
 
 def _named_sizes(text: Mapping[str, Any], plain: LayerSizes) -> LayerSizes:
-    """Return the sizes of layers that attend to all tokens by the releases' keys."""
+    """Return the sizes that the releases' keys give the layers that attend to all tokens."""
     head_dim = integer({GLOBAL_OF[HEAD_DIM]: GLOBAL_HEAD_DIM, **_stated(text)}, GLOBAL_OF[HEAD_DIM])
     # The releases' number counts only where one matrix computes keys and values.
     counts = flag(text, "attention_k_eq_v") and text.get(GLOBAL_OF[KV_HEADS]) is not None
@@ -85,7 +85,7 @@ def _sizes_by_layer(text: Mapping[str, Any], plain: LayerSizes, num_layers: int)
 
 
 def _check_equal(text: Mapping[str, Any], full: LayerSizes, named: LayerSizes) -> None:
-    """Raise StartupError if both forms are there and differ."""
+    """Raise StartupError if both forms are present and differ."""
     stated = _stated(text)
     for key, size, other in zip(GLOBAL_OF, full, named, strict=True):
         if GLOBAL_OF[key] in stated and size != other:

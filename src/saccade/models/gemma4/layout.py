@@ -1,4 +1,4 @@
-"""Computes an image's resized size, grid, tokens and text from its dimensions. Runs in the gateway: no torch.
+"""Computes an image's resized size, grid, tokens and text from its dimensions. Runs in the gateway, without torch.
 
 Source of the rules: transformers 5.23, models/gemma4/image_processing_gemma4.py and processing_gemma4.py.
 """
@@ -80,9 +80,9 @@ def resolve(
 
 
 def with_budget(settings: Mapping[str, Any], budget: int | None, max_pixels: int | None) -> Mapping[str, Any]:
-    """Return *settings* with another *budget* of tokens, or with the largest one of at most *max_pixels*.
+    """Return *settings* with a *budget* of tokens or, without one, the largest budget within *max_pixels*.
 
-    Raises InvalidValue if there is none.
+    Without either, they stay as they are. Raises InvalidValue if no budget is small enough.
     """
     area = (settings["patch_size"] * settings["merge_size"]) ** 2
     if budget is None and max_pixels is not None:
@@ -98,7 +98,7 @@ def with_budget(settings: Mapping[str, Any], budget: int | None, max_pixels: int
 
 
 def resized(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, int]:
-    """Return (height, width) of the resized image: the largest of its shape within the budget, in whole tokens.
+    """Return (height, width) of the resized image: the largest of its shape, in whole tokens, within the budget.
 
     The order of the float operations is part of the rule.
     """

@@ -1,6 +1,6 @@
-"""Images and the text decoder as one network.
+"""The image path and the text decoder as one network.
 
-Shapes: N tokens, E hidden size, R rows to predict from, V vocabulary, U tokens of images.
+Shapes: N tokens, E hidden size, R rows to predict from, V vocabulary, U image tokens.
 """
 
 import torch
@@ -17,14 +17,20 @@ from saccade.nn.context import ForwardContext
 
 
 class GemmaNetwork(MergingNetwork):
-    """models.network.Network; a family adds its *tower*. Parameters are empty until the loader has filled them."""
+    """Implements models.network.Network; a family adds its *tower*.
+
+    Parameters are empty until the loader has filled them.
+    """
 
     decoder = GemmaDecoder
     spec: Spec
     language_model: GemmaDecoder
 
     def target(self, name: str) -> Target | None:
-        """Return the parameter for the tensor *name*; None for audio, and for keys and values of layers without any."""
+        """Return the parameter for the tensor *name*; None if it is not needed.
+
+        Tensors for audio are not, nor are those for keys and values in layers that use another layer's.
+        """
         place = target(name)
         text: GemmaText = self.spec.text
         if place is None or not place.parameter.startswith("language_model.layers."):
@@ -48,7 +54,7 @@ class GemmaNetwork(MergingNetwork):
         return self.language_model.decode(x_NE, context, self.language_model.own_embeddings(x_NE, input_ids))
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, V] in float32, capped softly, on rank 0. All ranks must call."""
+        """Return logits [R, V] in float32 on rank 0, with a soft cap if the model has one. All ranks must call this."""
         logits, cap = super().logits(hidden_RE), self.spec.text.soft_cap
         if cap is None:
             return logits

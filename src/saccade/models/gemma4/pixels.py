@@ -8,6 +8,6 @@ __all__ = ["Pixels", "VideoPixels"]
 
 
 class Pixels(PatchifyPixels):
-    """Writes patches in merged blocks, so that a token's patches follow each other."""
+    """Writes patches in merged blocks, so that a token's patches follow one another."""
 
     layout_of = staticmethod(image_layout)

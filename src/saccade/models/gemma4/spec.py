@@ -1,4 +1,7 @@
-"""The configuration of both halves, and the spec for the engine's core, from config.json. No torch."""
+"""Reads the text and image configuration from config.json, and the spec for the engine's core.
+
+Does not import torch.
+"""
 
 import math
 from collections.abc import Mapping
@@ -93,7 +96,7 @@ UNIFIED_STYLE = TextStyle(
 
 
 class LayerKind(NamedTuple):
-    """The attention of a kind of layers. *window* is None for layers that attend to all tokens.
+    """The attention of one kind of layer. *window* is None for layers that attend to all tokens.
 
     With *keys_are_values*, one matrix computes both.
     """
@@ -106,7 +109,7 @@ class LayerKind(NamedTuple):
 
 
 class GemmaExperts(NamedTuple):
-    """*num_chosen* of *num_experts* MLPs compute each token, next to the dense MLP."""
+    """*num_chosen* of *num_experts* MLPs compute each token, alongside the dense MLP."""
 
     num_experts: int
     num_chosen: int
@@ -115,12 +118,12 @@ class GemmaExperts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GemmaText(DecoderConfig):
-    """The decoder. *kinds* has the attention of each layer.
+    """The decoder's configuration. *kinds* holds the attention of each layer.
 
-    The last *num_shared* layers attend to the keys and values of the last layer of their kind before them; with
-    *double_wide*, their MLP has twice the width. *per_layer_width* is the width of each layer's own embeddings, 0 for
-    none. Their table has *per_layer_vocab* rows; placeholders use the row of *pad_token_id*. With *sees_images*, an
-    image's tokens see its later tokens in sliding-window layers.
+    The last *num_shared* layers have no keys and values of their own. They attend to those of the last layer of their
+    kind that has its own; with *double_wide*, their MLP has twice the width. *per_layer_width* is the width of each
+    layer's own embeddings, or 0 if there are none. Their table has *per_layer_vocab* rows; placeholders use the row of
+    *pad_token_id*. With *sees_images*, an image's tokens see its later tokens in sliding-window layers.
     """
 
     sliding_window: Annotated[int, "sliding_window"]
@@ -177,7 +180,7 @@ class GemmaText(DecoderConfig):
 
     @property
     def kv_specs(self) -> tuple[KvSpec, ...]:
-        """Return paged attention for every layer with keys and values of its own: those before all shared ones."""
+        """Paged attention for every layer with keys and values of its own: those before the last *num_shared*."""
         own = self.kinds[: self.num_layers - self.num_shared]
         return tuple(Paged(kind.num_kv_heads, kind.head_dim, kind.head_dim, kind.window) for kind in own)
 
@@ -202,8 +205,9 @@ def _kind(text: Mapping[str, Any], name: str, sizes: LayerSizes) -> LayerKind:
 
 
 def _rope(text: Mapping[str, Any], name: str, head_dim: int) -> Rope:
-    """Return the rotary frequencies of a kind of layers. In proportional ones only the first pairs are rotated, as if
-    all were.
+    """Return the rotary frequencies of one kind of layer.
+
+    Of proportional ones, only the first pairs rotate, with the frequencies that they would have if all did.
     """
     parameters = section({"rope_parameters": ROPES, **text}, "rope_parameters").get(name) or ROPES[name]
     theta, pairs = number(parameters, "rope_theta"), head_dim // 2
@@ -225,7 +229,7 @@ def _experts(text: Mapping[str, Any]) -> GemmaExperts | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
-    """Images of *merge_size* squared patches for each token, whose features have *out_hidden_size* values."""
+    """Images with a token for *merge_size* x *merge_size* patches, whose features have *out_hidden_size* values."""
 
     norm_eps: Annotated[float, "rms_norm_eps"]
     merge_size: Annotated[int, "pooling_kernel_size"]
@@ -235,15 +239,15 @@ class ImageConfig:
 
     @classmethod
     def read_vision(cls, vision: Mapping[str, Any], out_hidden_size: int) -> Self:
-        """Read `vision_config`. Raises StartupError that names the key."""
+        """Read `vision_config`. Raises a StartupError that names the key."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemmaVision(ImageConfig):
-    """The vision tower. A token is the mean of its patches.
+    """The vision tower's configuration. A token is the mean of its patches.
 
-    With *clipped*, inputs and outputs of matrices have bounds; with *standardised*, tokens have a bias and a scale.
+    With *clipped*, the matrices' inputs and outputs have bounds; with *standardised*, tokens have a bias and a scale.
     """
 
     hidden_size: Annotated[int, "hidden_size"]
@@ -278,7 +282,7 @@ class GemmaVision(ImageConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class UnifiedVision(ImageConfig):
-    """Images without a tower: the patches are the values of a token, embedded in *width* channels."""
+    """Images without a tower: the values of a token's patches are embedded in *width* channels."""
 
     width: Annotated[int, "mm_embed_dim"]
     table_size: Annotated[int, "mm_posemb_size"]
@@ -298,7 +302,7 @@ class UnifiedVision(ImageConfig):
 
 @dataclass(frozen=True)
 class Spec(MergedPatchSpec):
-    """models.spec.ModelSpec."""
+    """Implements models.spec.ModelSpec for the models with a tower."""
 
     style: ClassVar[TextStyle] = STYLE
     images: ClassVar[type[ImageConfig]] = GemmaVision
@@ -309,7 +313,7 @@ class Spec(MergedPatchSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read config.json. Raises StartupError that names the key."""
+        """Read config.json. Raises a StartupError that names the key."""
         # Ids and ties that a file leaves out are transformers' Gemma4Config's.
         config = {"image_token_id": 258_880, "video_token_id": 258_884, **TIED, **config}
         text = GemmaText.read_decoder(text_section(config), cls.style)
@@ -318,7 +322,7 @@ class Spec(MergedPatchSpec):
 
     @property
     def longest_whole(self) -> int:
-        """The largest budget of an image's tokens, if they see each other."""
+        """The largest token budget of an image if its tokens see each other, or else 0."""
         return BUDGETS[-1] if self.text.sees_images else 0
 
     def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...]:
@@ -327,11 +331,11 @@ class Spec(MergedPatchSpec):
 
 
 class UnifiedSpec(Spec):
-    """The model without a tower."""
+    """The spec of the model without a tower."""
 
     style, images = UNIFIED_STYLE, UnifiedVision
 
     @property
     def num_encoder_layers(self) -> int:
-        """The embedding alone."""
+        """Just one: the embedding."""
         return 1

@@ -1,7 +1,7 @@
 """The text decoder, with sliding-window layers and layers that attend to all tokens.
 
-Formulas: transformers 5.23, modeling_gemma4.py (Gemma4Text*). Shapes: N tokens, E hidden size, H heads, D head size,
-L layers, P width of a layer's own embeddings, C experts that compute a token.
+Formulas: transformers 5.23, modeling_gemma4.py (Gemma4Text*). Shapes: N tokens, E hidden size, H heads, D head size, L
+layers, P width of a layer's own embeddings, C experts per token.
 """
 
 from typing import Any, NamedTuple
@@ -30,8 +30,8 @@ def normed(x: torch.Tensor, eps: float) -> torch.Tensor:
 class Step(NamedTuple):
     """Values that the layers share within a step.
 
-    *rotations* are by kind of layer, *states* are keys and values by layer. *own_NLP* holds each layer's own
-    embeddings; None without any.
+    *rotations* are by kind of layer, and *states* are keys and values by layer. *own_NLP* holds each layer's own
+    embeddings, or is None if there are none.
     """
 
     context: ForwardContext
@@ -41,7 +41,10 @@ class Step(NamedTuple):
 
 
 class GemmaAttention(Layer):
-    """Grouped-query attention with a norm for each head's queries, keys and values, without a scale."""
+    """Grouped-query attention with unscaled scores.
+
+    Each head's queries and keys have a norm with weights, and its values one without.
+    """
 
     def __init__(self, config: GemmaText, layer: int, ranks: Ranks) -> None:
         super().__init__()
@@ -62,7 +65,7 @@ class GemmaAttention(Layer):
         self.weights_HD = torch.empty(0)
 
     def finish(self) -> None:
-        """Concatenate the norms of all heads, so that one call normalises queries and keys."""
+        """Concatenate the norm weights of all heads, so that one call normalises queries and keys."""
         norms = [(self.q_norm, self.attention.num_heads)]
         if self.k_norm is not None:
             norms.append((self.k_norm, self.attention.num_kv_heads))
@@ -84,7 +87,7 @@ class GemmaAttention(Layer):
 
 
 class Router(Layer):
-    """Chooses experts by the normalised and scaled input; each expert has its own factor."""
+    """Picks experts from the normalised and scaled input. Each expert's weight is multiplied by its own factor."""
 
     def __init__(self, config: GemmaText, experts: GemmaExperts) -> None:
         super().__init__()
@@ -94,14 +97,14 @@ class Router(Layer):
         self.per_expert_scale = nn.Parameter(torch.empty(experts.num_experts), requires_grad=False)
 
     def forward(self, x_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ids int64 [N, C] and weights float32 [N, C]."""
+        """Return the chosen experts' ids int64 [N, C] and weights [N, C]."""
         logits = self.proj(normed(x_NE, self.eps) * self.scale * self.root)
         ids_NC, weights_NC = self.ops.softmax_top_k(logits, self.num_chosen, True)
         return ids_NC, weights_NC * self.per_expert_scale[ids_NC]
 
 
 class Mixture(nn.Module):
-    """Experts next to an MLP: they read the same residual, and both results are normalised before their sum."""
+    """Experts alongside an MLP. Both read the same residual, and both results are normalised before they are added."""
 
     def __init__(self, config: GemmaText, experts: GemmaExperts, ranks: Ranks) -> None:
         super().__init__()
@@ -113,7 +116,7 @@ class Mixture(nn.Module):
         self.pre_feedforward_layernorm_2 = FloatNorm(size, eps)
 
     def forward(self, dense_NE: torch.Tensor, residual_NE: torch.Tensor) -> torch.Tensor:
-        """Return the sum for the MLP's result *dense_NE*."""
+        """Return the MLP's result *dense_NE* plus the experts' for *residual_NE*, each normalised first."""
         chosen_NE = self.experts(self.pre_feedforward_layernorm_2(residual_NE), *self.router(residual_NE))
         return self.post_feedforward_layernorm_1(dense_NE) + self.post_feedforward_layernorm_2(chosen_NE)  # type: ignore[no-any-return]
 
@@ -135,9 +138,10 @@ class OwnEmbeddings(nn.Module):
 
 
 class GemmaLayer(nn.Module):
-    """Attention, then an MLP, in some models with experts next to it, then the layer's own embeddings.
+    """Attention, then an MLP, in some models with experts alongside it, then the layer's own embeddings.
 
-    Each part reads a normalised input and adds its normalised result to the residual.
+    Each part adds its normalised result to the residual; attention, MLP and experts also read a normalised input. A
+    learned scalar multiplies the layer's result.
     """
 
     def __init__(self, config: GemmaText, layer: int, ranks: Ranks) -> None:
@@ -186,7 +190,7 @@ class GemmaDecoder(TextDecoder):
             self.per_layer_projection_norm = FloatNorm(config.per_layer_width, config.norm_eps)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Map ids int64 [N] to [N, E]."""
+        """Map int64 ids [N] to embeddings [N, E]."""
         return super().embed(input_ids) * self.embedding_scale
 
     def finish(self) -> None:
@@ -199,7 +203,7 @@ class GemmaDecoder(TextDecoder):
             self.frequencies_of[kind] = inverse_frequencies(kind.rope.theta, kind.head_dim, device, kind.rope.divisors)
 
     def own_embeddings(self, x_NE: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor | None:
-        """Return each layer's own embeddings [N, L, P], from the ids and from the embeddings *x_NE*."""
+        """Return the layers' own embeddings [N, L, P], from the ids and the embeddings *x_NE*; None without any."""
         if not self.config.per_layer_width:
             return None
         shape = (self.config.num_layers, self.config.per_layer_width)

@@ -1,8 +1,9 @@
 """The vision tower, which maps patches to tokens in the text network's space.
 
 Formulas: transformers 5.23, modeling_gemma4.py (Gemma4Vision*, Gemma4MultimodalEmbedder). Encoder contract: `prepare`
-does all that depends on grids, on the host; `forward` then runs without a device sync. Shapes: P patches in merged
-blocks, C channels * height * width of a patch, V width of the tower, H heads, D head size, U tokens, E text width.
+does everything that depends on grids, on the host; `forward` then runs without a device sync. Shapes: P patches in
+merged blocks, C channels * height * width of a patch, V width of the tower, H heads, D head size, U tokens, E text
+width.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
 @dataclass(frozen=True, slots=True)
 class TowerMetadata:
-    """The metadata that depends only on grids. *places* int64 [P, 2] are column and row of each patch."""
+    """The metadata that depends only on grids. *places* int64 [P, 2] has the column and row of each patch."""
 
     layout: PackedLayout
     places: torch.Tensor
@@ -38,7 +39,7 @@ class TowerMetadata:
 
 
 class ClippedLinear(nn.Module):
-    """A matrix; some checkpoints have bounds for its input and its output."""
+    """A matrix whose input and output are clamped if the checkpoint has bounds for them."""
 
     input_min: torch.Tensor
     input_max: torch.Tensor
@@ -89,7 +90,7 @@ class TowerAttention(Layer):
 
 
 class TowerMlp(nn.Module):
-    """down(gelu(gate(x)) * up(x))."""
+    """Computes down(gelu(gate(x)) * up(x))."""
 
     def __init__(self, config: GemmaVision, ranks: Ranks) -> None:
         super().__init__()
@@ -104,7 +105,7 @@ class TowerMlp(nn.Module):
 
 
 class TowerBlock(nn.Module):
-    """Attention, then the MLP; each reads a normalised input and adds its normalised result to the residual."""
+    """Attention, then the MLP. Each reads a normalised input and adds its normalised result to the residual."""
 
     def __init__(self, config: GemmaVision, ranks: Ranks) -> None:
         super().__init__()
@@ -125,7 +126,7 @@ class TowerBlock(nn.Module):
 
 
 class PatchEmbedder(nn.Module):
-    """The embedded patches, plus learned positions of columns and rows.
+    """The embedded patches, plus learned positions for columns and rows.
 
     The checkpoint's matrix reads a patch pixel by pixel; the wire has it channel by channel.
     """
@@ -138,7 +139,7 @@ class PatchEmbedder(nn.Module):
         self.position_embedding_table = nn.Parameter(table, requires_grad=False)
 
     def finish(self) -> None:
-        """Reorder the loaded matrix."""
+        """Reorder the loaded matrix for the wire's patches."""
         self.input_proj.make_plain()
         pixels = self.input_proj.weight.unflatten(1, (self.patch_size, self.patch_size, CHANNELS))
         self.input_proj.weight = nn.Parameter(pixels.permute(0, 3, 1, 2).flatten(1), requires_grad=False)
@@ -153,7 +154,7 @@ class PatchEmbedder(nn.Module):
 class GemmaTower(nn.Module):
     """The blocks, then the mean of each merged square of patches, in some models with a bias and a scale.
 
-    After a norm, a matrix maps these to the text network's width.
+    After a norm, a matrix maps the means to the text network's width.
     """
 
     std_bias: torch.Tensor
@@ -171,7 +172,7 @@ class GemmaTower(nn.Module):
         self.frequencies = torch.empty(0)
 
     def finish(self) -> None:
-        """Compute the values derived from the loaded weights."""
+        """Compute the rotary frequencies, on the loaded weights' device."""
         device = self.patch_embedder.position_embedding_table.device
         self.frequencies = inverse_frequencies(self.config.theta, self.config.head_dim // 2, device)
 

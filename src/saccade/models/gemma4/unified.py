@@ -24,7 +24,7 @@ NORM_EPS = 1e-5
 
 
 class UnifiedEmbedder(nn.Module):
-    """Norms and one matrix, plus learned positions of columns and rows; then the projection to the text's width."""
+    """Norms and one matrix, plus learned positions for columns and rows, then a projection to the text's width."""
 
     def __init__(self, config: UnifiedVision, _: Ranks) -> None:
         super().__init__()
@@ -46,13 +46,13 @@ class UnifiedEmbedder(nn.Module):
             parameter.data = pixels.movedim((-5, -3, -1, -4, -2), (-5, -4, -3, -2, -1)).flatten(-5)
 
     def prepare(self, grids: Sequence[Grid], _: VisionAttentionBackend) -> torch.Tensor:
-        """Return column and row int64 [U, 2] of each token of concatenated images, without a device sync."""
+        """Return the column and row, int64 [U, 2], of each token of concatenated images, without a device sync."""
         merge = self.config.merge_size
         tokens = [(frames, rows // merge, columns // merge) for frames, rows, columns in grids]
         return table_places(tokens, 1, self.config.table_size, self.pos_embedding.device)
 
     def forward(self, patches_PC: torch.Tensor, places_U2: torch.Tensor) -> Layerwise:
-        """Map patches of values from 0 to 1 to features [U, E]."""
+        """Map patches with values from 0 to 1 to features [U, E]."""
         values_UV = patches_PC.reshape(len(places_U2), -1)
         x_UW = self.patch_ln2(self.patch_dense(self.patch_ln1(values_UV)))
         yield

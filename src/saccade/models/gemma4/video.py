@@ -1,4 +1,4 @@
-"""Computes a video's frames, grid, tokens and prompt from its header. Runs in the gateway: no torch.
+"""Computes a video's frames, grid, tokens and prompt from its header. Runs in the gateway, without torch.
 
 Source of the rules: transformers 5.23, video_processing_gemma4.py, processing_gemma4.py, and for the frames
 video_utils.py, default_sample_indices_fn.
@@ -20,7 +20,7 @@ DEFAULTS: Mapping[str, Any] = {**layout.DEFAULTS, "max_soft_tokens": 70, "num_fr
 
 
 class VideoLayout:
-    """Layout of a video: evenly spread frames, each as an image after its time, within a budget of tokens a frame."""
+    """The layout of a video: evenly spread frames, each an image after its time, within a token budget per frame."""
 
     template_tokens: ClassVar[tuple[str, ...]] = ("<|video|>",)
 
@@ -56,6 +56,6 @@ class VideoLayout:
 
 
 def sampled(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the indices of the frames to show to the model: evenly spread, all of a shorter video."""
+    """Return the indices of the frames to show to the model: evenly spread, or all frames of a shorter video."""
     count = frames.num_sampled(header, settings)
     return tuple(index * header.num_frames // count for index in range(count))

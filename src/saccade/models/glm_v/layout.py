@@ -1,4 +1,4 @@
-"""Computes an image's grid and token count from its dimensions. Runs in the gateway: no torch."""
+"""Computes an image's grid and token count from its dimensions. Runs in the gateway, without torch."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ PATCHES: Mapping[str, Any] = {"patch_size": 14, "temporal_patch_size": 2, "merge
 
 
 class Layout(OwnWireLayout, SmartResizeLayout):
-    """Patches of 14 x 14, merged 2 x 2 into one token. An image counts as two frames of a video."""
+    """Patches of 14 x 14, merged 2 x 2 into one token. An image counts as a video of two frames."""
 
     defaults: ClassVar[Mapping[str, Any]] = {**PATCHES, "min_pixels": 112 * 112, "max_pixels": 28 * 28 * 15000}
     """Defaults of the reference processor for missing keys: transformers 5.23, Glm4vImageProcessor."""

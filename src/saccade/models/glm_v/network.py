@@ -9,22 +9,22 @@ from saccade.models.network import Target
 
 
 class GlmNetwork(MergingNetwork):
-    """A family adds its *tower*."""
+    """The base of both networks. A family adds its *tower*."""
 
     layout, decoder = Layout, GlmDecoder
 
     def target(self, name: str) -> Target | None:
-        """Return the parameter for the release's tensor *name*; None for a draft's."""
+        """Return the parameter for the release's tensor *name*; None for a draft layer's."""
         return target(name, self.spec.text.num_layers)
 
 
 class Network(GlmNetwork):
-    """GLM-4.1V, 4.5V and 4.6V."""
+    """The network of GLM-4.1V, 4.5V and 4.6V."""
 
     tower = Tower
 
 
 class OcrNetwork(GlmNetwork):
-    """GLM-OCR."""
+    """The network of GLM-OCR."""
 
     tower = OcrTower

@@ -8,6 +8,6 @@ __all__ = ["Pixels", "VideoPixels"]
 
 
 class Pixels(PatchifyPixels):
-    """Writes patches of the sizes that the layout chose."""
+    """Writes the patches of an image, resized as its layout says."""
 
     layout_of = staticmethod(Layout.image)

@@ -1,4 +1,4 @@
-"""The specs for the engine's core, read from config.json. No torch."""
+"""The specs for the engine's core, read from config.json. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ ROUTED = DENSE._replace(defaults=defaults.ROUTED_TEXT, rotary_factor=0.5)
 class GlmTextConfig(TextConfig):
     """GLM-4's decoder. With *routed* experts, the first *num_dense_layers* layers have an MLP.
 
-    Without them, channels that are rotated together are neighbours, and the results of attention and MLP have norms.
+    Without them, neighbouring channels are rotated together, and the results of attention and MLP have norms.
     """
 
     routed: ExpertConfig | None
@@ -36,7 +36,7 @@ class GlmTextConfig(TextConfig):
 
     @classmethod
     def read_glm_decoder(cls, text: Mapping[str, Any], style: TextStyle) -> Self:
-        """Read the keys *text* of a decoder of *style*. Raises StartupError that names the key.
+        """Read the keys *text* of a decoder of *style*. Raises a StartupError that names the key.
 
         With experts, `attention_bias` means a bias only for queries, keys and values.
         """
@@ -49,7 +49,7 @@ class GlmTextConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TowerConfig(MergingConfig):
-    """The tower of GLM-4.xV: side * side learned positions, which are resampled to each grid."""
+    """The tower of GLM-4.xV, with side * side learned positions, which are resampled to each grid."""
 
     defaults: ClassVar[Mapping[str, Any]] = defaults.TOWER
 
@@ -59,19 +59,19 @@ class TowerConfig(MergingConfig):
 
     @property
     def side(self) -> int:
-        """Number of learned positions along each side."""
+        """The number of learned positions along each side."""
         return self.image_size // self.patch_size
 
 
 class OcrTowerConfig(TowerConfig):
-    """The tower of GLM-OCR, whose biases are there unless config.json says otherwise."""
+    """The tower of GLM-OCR, which has biases unless config.json says otherwise."""
 
     defaults: ClassVar[Mapping[str, Any]] = defaults.OCR_TOWER
 
 
 @dataclass(frozen=True)
 class Spec(GridSpec):
-    """models.spec.ModelSpec of GLM-4.1V, 4.5V and 4.6V."""
+    """Implements models.spec.ModelSpec for GLM-4.1V, 4.5V and 4.6V."""
 
     tower: ClassVar[type[TowerConfig]] = TowerConfig
     style: ClassVar[TextStyle] = DENSE._replace(qkv_bias=True)
@@ -82,7 +82,7 @@ class Spec(GridSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read config.json. Raises StartupError that names the key."""
+        """Read config.json. Raises a StartupError that names the key."""
         keys = text_section(config)
         text = GlmTextConfig.read_glm_decoder(keys, ROUTED if has_experts(config, keys) else cls.style)
         vision = cls.tower.read_vision(part(config, "vision_config"))
@@ -93,7 +93,7 @@ class Spec(GridSpec):
 
 
 class OcrSpec(Spec):
-    """GLM-OCR."""
+    """The spec of GLM-OCR."""
 
     tower, style = OcrTowerConfig, OCR
 

@@ -21,10 +21,10 @@ from saccade.nn.rope import cos_sin_pairs
 
 
 class NeighbourAttention(GroupedQueryAttention):
-    """Attention in which neighbouring channels are rotated together; channels after the rotated ones stay."""
+    """Attention in which neighbouring channels are rotated together. Channels after those do not change."""
 
     def attend(self, x_NE: torch.Tensor, rotation: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """Return the attended values; *rotation* are complex numbers [N, 1, C]."""
+        """Return the attended values; *rotation* holds complex numbers [N, 1, C]."""
         num_heads, num_kv_heads = self.attention.num_heads, self.attention.num_kv_heads
         qkv_NHD = self.qkv_proj(x_NE).view(x_NE.shape[0], -1, self.head_dim)
         qk_NHD, v_NKD = qkv_NHD.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
@@ -35,7 +35,7 @@ class NeighbourAttention(GroupedQueryAttention):
 
 
 class SandwichLayer(nn.Module):
-    """Attention, then the MLP; each has a norm before it and after it, and is added to the residual."""
+    """Attention, then the MLP. Each has a norm before and after it, and its result is added to the residual."""
 
     def __init__(self, config: GlmTextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
@@ -61,7 +61,10 @@ class GlmDecoder(TextDecoder):
         super().__init__(config, ranks, (_layer(config, layer, ranks) for layer in range(config.num_layers)))
 
     def rotation(self, angles: torch.Tensor, dtype: torch.dtype) -> Any:
-        """Return the rotation of the layers: of halves with experts, of neighbours without."""
+        """Return the layers' rotation.
+
+        With experts, it pairs the two halves of the rotated channels; without them, neighbouring channels.
+        """
         if self.config.routed is not None:
             return super().rotation(angles, dtype)
         return cos_sin_pairs(angles) * self.config.rope.magnitude

@@ -39,7 +39,7 @@ class Downsample(nn.Module):
 
 
 class Merger(GatedMlp):
-    """Downsampled patches through a matrix, a norm and a gated MLP of *width* channels."""
+    """Downsamples patches, then applies a matrix, a norm and a gated MLP of *width* channels."""
 
     def __init__(self, config: TowerConfig, width: int, ranks: Ranks) -> None:
         hidden = config.out_hidden_size
@@ -62,7 +62,7 @@ class TowerMlp(GatedTowerMlp):
 
 
 class Tower(LearnedTower):
-    """GLM-4.xV: embedded patches are normalised before their positions are added."""
+    """The tower of GLM-4.xV. Embedded patches are normalised before their positions are added."""
 
     norm, mlp = RMSNorm, TowerMlp
     tap_rule = staticmethod(bicubic_taps)
@@ -113,7 +113,7 @@ class OcrMlp(GatedTowerMlp):
 
 
 class OcrTower(MergingTower):
-    """GLM-OCR: no learned positions, and norms of queries and keys."""
+    """The tower of GLM-OCR, without learned positions, and with norms for queries and keys."""
 
     norm, mlp, patch_bias = RMSNorm, OcrMlp, True
     config: TowerConfig

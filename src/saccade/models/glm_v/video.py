@@ -1,4 +1,4 @@
-"""Computes a video's frames, grid, token count and prompt from its header. Runs in the gateway: no torch.
+"""Computes a video's frames, grid, token count and prompt from its header. Runs in the gateway, without torch.
 
 Source of the rules: transformers 5.23, video_processing_glm4v.py and video_processing_glm46v.py, and the processors of
 the same models.
@@ -25,9 +25,9 @@ CLASSES = ("processor_class", "video_processor_type")
 
 
 class VideoLayout(TimedVideoLayout):
-    """Patches of two frames; each pair follows the other with its time, without a vision tower's time.
+    """Patches span two frames. In the prompt, each pair's placeholders are followed by its time.
 
-    A checkpoint names the class of its processor, Glm4v's or Glm46V's: they sample frames and write times differently.
+    A checkpoint names its processor's class, Glm4v's or Glm46V's, which sample frames and write times differently.
     """
 
     template_tokens = ("<|video|>",)
@@ -79,7 +79,7 @@ class VideoLayout(TimedVideoLayout):
     def prompt(
         self, frames: tuple[int, ...], header: VideoHeader, settings: Mapping[str, Any], group_tokens: int
     ) -> tuple[str | int, ...]:
-        """Return for each pair of frames its placeholders, and the time of the first one."""
+        """Return, for each pair of frames, its placeholders and the time of its first frame."""
         before, after = self.around
         parts: list[str | int] = []
         for frame in frames[:: settings["temporal_patch_size"]]:
@@ -98,7 +98,7 @@ def _unique(frames: Iterable[int]) -> tuple[int, ...]:
 
 
 def _by_rate(total: int, fps: float, rate: float, max_duration: int) -> list[int]:
-    """Return *rate* frames a second; of a video longer than *max_duration* as many as of one with that duration."""
+    """Return *rate* frames a second or, for a video longer than *max_duration*, as many as for one of that duration."""
     duration, last = total / fps, total - 1
     if duration <= max_duration:
         count = max(math.floor(duration * rate), 1)
@@ -110,7 +110,10 @@ def _by_rate(total: int, fps: float, rate: float, max_duration: int) -> list[int
 
 
 def _by_duration(total: int, fps: float) -> list[int]:
-    """Return pairs of frames at a rate that falls with the duration; few frames are spread evenly, and repeated."""
+    """Return pairs of frames at a rate that falls as the duration grows.
+
+    If there are too few frames, they are evenly spread, with repetitions.
+    """
     duration = total / fps
     pairs = next((pairs for longest, pairs in RATES if duration <= longest), RATES[-1][1])
     count = min(max(1, int(min(duration, RATES[-1][0]) * pairs * 2)), MOST_FRAMES)

@@ -1,4 +1,4 @@
-"""Computes an image's tiles and tokens from its dimensions. Runs in the gateway: no torch.
+"""Computes an image's tiles and tokens from its dimensions. Runs in the gateway, without torch.
 
 Source of the rules: transformers 5.23, models/got_ocr2/image_processing_got_ocr2.py, with `crop_to_patches`.
 """
@@ -17,17 +17,17 @@ BEGIN, END = "<img>", "</img>"
 
 
 class Layout(FixedSizeLayout):
-    """Square tiles in the arrangement whose aspect is nearest to the image's, then the whole image as one tile."""
+    """Square tiles in the arrangement nearest to the image's aspect ratio, then the whole image as one tile."""
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         self.settings: Mapping[str, Any] = resolve(config, preprocessor)
 
     def low_detail(self) -> Mapping[str, Any]:
-        """Return one tile."""
+        """Return a limit of one tile."""
         return {"min_tiles": 1, "max_tiles": 1}
 
     def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
-        """Return grid (1, rows, columns) of the tiled image in patches, views [V, 3, s, s], and the text around."""
+        """Return the tiled image's grid (1, rows, columns) in patches, views [V, 3, s, s], and the text around them."""
         return image_layout(width, height, settings)
 
 
@@ -48,9 +48,10 @@ def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageL
 
 
 def tiles(height: int, width: int, side: int, least: int, most: int) -> tuple[int, int]:
-    """Return (rows, columns) of from *least* to *most* tiles of *side* pixels for an image.
+    """Return (rows, columns) of an image's tiles: *least* to *most* tiles with sides of *side* pixels.
 
-    Of equally near arrangements, later ones with more tiles win while the image has more than half of their pixels.
+    Of equally near arrangements, the one with more tiles wins if the image has more than half as many pixels as its
+    tiles.
     """
     best, nearest, aspect, area = (1, 1), float("inf"), width / height, width * height
     for columns, rows in arrangements(least, most):
@@ -62,7 +63,7 @@ def tiles(height: int, width: int, side: int, least: int, most: int) -> tuple[in
 
 @lru_cache(maxsize=8)
 def arrangements(least: int, most: int) -> tuple[tuple[int, int], ...]:
-    """Return (columns, rows) of from *least* to *most* tiles, by the number of tiles."""
+    """Return every (columns, rows) of *least* to *most* tiles, sorted by the number of tiles."""
     numbers = range(1, most + 1)
     pairs = ((columns, rows) for columns in numbers for rows in numbers if least <= columns * rows <= most)
     return tuple(sorted(pairs, key=lambda pair: pair[0] * pair[1]))

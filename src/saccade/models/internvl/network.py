@@ -1,8 +1,7 @@
-"""InternViT, pixel shuffle and projector, and the text decoder.
+"""InternViT, a projector with pixel shuffle, and the text decoder.
 
-Formulas: transformers 5.23, modeling_internvl.py. Shapes: V views, P patches of a view, T tokens of all views, H
-heads, D values of a patch or a head, C channels of the vision tower, E hidden size, U tokens of images. A view has a
-class token.
+Formulas: transformers 5.23, modeling_internvl.py. Shapes: V views, P patches of a view, T tokens of all views, H heads,
+D values of a patch or a head, C channels of the vision tower, E hidden size, U image tokens. A view has a class token.
 """
 
 import torch
@@ -61,7 +60,7 @@ class InternBlock(ClipBlock):
         self.lambda_2 = nn.Parameter(torch.empty(config.hidden_size), requires_grad=False)
 
     def finish(self) -> None:
-        """Multiply the loaded matrices before the residual by the scales."""
+        """Multiply the scales into the loaded layers whose results are added to the residual."""
         for name, scale_C in (("self_attn.out_proj", self.lambda_1), ("mlp.fc2", self.lambda_2)):
             linear: Linear = self.get_submodule(name)  # type: ignore[assignment]
             linear.make_plain()

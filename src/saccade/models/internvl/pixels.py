@@ -17,7 +17,7 @@ from saccade.protocol.media import ImageLayout
 
 
 class Pixels(ViewImage):
-    """Views of uint8 planes [3, s, s]: the tiles by rows, then the whole image, or only the whole image."""
+    """Writes views as uint8 planes [3, s, s]: the tiles row by row, then the whole image, or only the whole image."""
 
     layout_of = staticmethod(image_layout)
 
@@ -32,7 +32,7 @@ class Pixels(ViewImage):
 
 
 class VideoPixels(DecodedVideo):
-    """A view of uint8 planes [3, s, s] for each frame."""
+    """Writes one view, uint8 planes [3, s, s], for each frame."""
 
     def fill(self, frame: npt.NDArray[np.uint8], number: int, layout: ImageLayout, out: npt.NDArray[np.uint8]) -> None:
         out[number] = resize(frame, self._settings["tile"], self._settings["tile"])

@@ -1,4 +1,4 @@
-"""The processor's settings, from the files of either form of release. No torch."""
+"""The processor's settings, from the files of either form of release. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,14 +47,14 @@ class InternConfig(ClipConfig):
 
 
 def is_chat(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json is of the release's own form."""
+    """Return whether config.json has the release's own form."""
     return "llm_config" in config
 
 
 def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[str, Any]:
     """Return tile, min_tiles, max_tiles, patch_size, view_tokens, image_mean and image_std.
 
-    *tile* is in pixels; *view_tokens* is the number of tokens of one view. Raises StartupError if a value is wrong or
+    *tile* is in pixels; *view_tokens* is the number of tokens in one view. Raises StartupError if a value is wrong or
     not supported.
     """
     processor_config.check_fixed(preprocessor, {**processor_config.FIXED, "resample": 3})

@@ -1,4 +1,4 @@
-"""The spec for the engine's core, read from config.json. No torch."""
+"""The spec for the engine's core, read from config.json. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ STYLES: Mapping[str, TextStyle] = MappingProxyType({"qwen2": QWEN2, "qwen3": QWE
 
 @dataclass(frozen=True)
 class Spec(TiledSpec):
-    """models.spec.ModelSpec, and the validated parts of config.json for the network."""
+    """Implements models.spec.ModelSpec, and holds the network's checked settings from config.json."""
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read config.json. Raises StartupError that names the key."""
+        """Read config.json. Raises a StartupError that names the key."""
         if is_chat(config):
             keys = text_section({**config, "text_config": part(config, "llm_config")})
         else:

@@ -1,4 +1,4 @@
-"""Computes a video's frames, views, tokens and prompt from its header. Runs in the gateway: no torch.
+"""Computes a video's frames, views, tokens and prompt from its header. Runs in the gateway, without torch.
 
 Source of the rules: transformers 5.23, video_processing_internvl.py and processing_internvl.py.
 """
@@ -21,7 +21,7 @@ ONE_VIEW: Mapping[str, Any] = {"min_tiles": 1, "max_tiles": 1}
 
 
 class VideoLayout:
-    """Layout of a video: the middle frames of equal parts, each one view after its number."""
+    """The layout of a video: the middle frames of equal parts, each as one view after its number."""
 
     template_tokens: ClassVar[tuple[str, ...]] = ("<video>",)
 
@@ -56,9 +56,9 @@ class VideoLayout:
 
 
 def sampled(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the indices of the frames to show to the model: the middles of equal parts, all of a shorter video.
+    """Return the indices of the frames to show to the model: the middles of equal parts, or all of a short video.
 
-    In whole numbers: the reference's float arithmetic moves some frames of very long videos by one.
+    This computes in whole numbers; the reference's float arithmetic moves some frames of very long videos by one.
     """
     count = frames.num_sampled(header, settings)
     return tuple((2 * index + 1) * header.num_frames // (2 * count) for index in range(count))

@@ -1,7 +1,7 @@
 """Maps names of checkpoint tensors to the network's parameters.
 
 transformers names the parts `vision_tower.`, `multi_modal_projector.`, `language_model.` and `lm_head.`, now with
-`model.` before the first three; the release's own form `vision_model.`, `mlp1.` and `language_model.`.
+`model.` before the first three; the release's own form has `vision_model.`, `mlp1.` and `language_model.`.
 """
 
 from saccade.models.backbones.names import FUSED, target_of

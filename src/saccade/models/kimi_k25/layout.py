@@ -1,4 +1,4 @@
-"""Computes an image's grid and token count from its dimensions. Runs in the gateway: no torch."""
+"""Computes an image's grid and token count from its dimensions. Runs in the gateway, without torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from saccade.models.preprocessing.navit_settings import resolve
 
 
 class Layout(NavitLayout):
-    """An image has at most 16384 patches by default."""
+    """The layout of Kimi-K2.5's images, which have at most 16384 patches by default."""
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         self.settings = resolve(config, preprocessor)

@@ -1,4 +1,4 @@
-"""Vision tower, projector and text decoder."""
+"""Kimi-K2.5's network: the vision tower, projector and text decoder."""
 
 from saccade.models.backbones.deepseek_text import DeepseekTextDecoder
 from saccade.models.backbones.merging_network import MergingNetwork

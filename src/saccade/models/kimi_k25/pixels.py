@@ -13,11 +13,11 @@ from saccade.protocol.media import ImageLayout
 
 
 class Pixels(NavitPixels):
-    """The releases' images are RGB."""
+    """Writes the patches of RGB images: this family does not keep alpha."""
 
 
 class VideoPixels(DecodedVideo):
-    """uint8 patches of the frames, one frame after the other, each as an image's."""
+    """Writes uint8 patches, one frame after the other, each laid out like an image's."""
 
     def fill(self, frame: npt.NDArray[np.uint8], number: int, layout: ImageLayout, out: npt.NDArray[np.uint8]) -> None:
         """Write the patches of *frame*. Raises InternalError unless it has the size in *layout*."""

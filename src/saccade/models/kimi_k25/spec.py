@@ -1,4 +1,4 @@
-"""The spec of Kimi-K2.5 for the engine's core, from its configuration. No torch."""
+"""The spec of Kimi-K2.5 for the engine's core, from its configuration. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from saccade.models.spec import IMAGE, VIDEO, Grid, Size
 
 @dataclass(frozen=True)
 class Spec(MergedPatchSpec):
-    """models.spec.ModelSpec, and the validated parts of config.json for the network."""
+    """Implements models.spec.ModelSpec, and holds the network's checked settings from config.json."""
 
     text: DeepseekTextConfig
     vision: MoonVitConfig
@@ -25,20 +25,20 @@ class Spec(MergedPatchSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> "Spec":
-        """Read config.json. Raises StartupError that names the key."""
+        """Read config.json. Raises a StartupError that names the key."""
         text = DeepseekTextConfig.read_decoder(text_section({**TIED, **config}), DEEPSEEK)
         vision = MoonVitConfig.read_vision(config, part(config, "vision_config"), text.hidden_size)
         placeholder = FAMILY.placeholder_below(config, text.vocab_size)
         return cls(text, vision, {IMAGE: placeholder, VIDEO: placeholder})
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return as many tokens for a clip of frames as for one. Raises InvalidValue as for other families."""
+        """Return the number of tokens; a clip has as many as a frame. Raises InvalidValue as for other families."""
         of_a_frame = super().item_tokens(grid, original_size) // grid[0]
         return of_a_frame * ceil(grid[0] / self.vision.clip_frames)
 
     @property
     def joint_frames(self) -> int:
-        """The number of frames of a clip."""
+        """The number of frames in a clip."""
         return self.vision.clip_frames
 
     def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, ...]:

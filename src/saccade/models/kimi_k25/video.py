@@ -1,4 +1,4 @@
-"""Computes a video's frames, grid, token count and prompt from its header. Runs in the gateway: no torch.
+"""Computes a video's frames, grid, token count and prompt from its header. Runs in the gateway, without torch.
 
 Source of the rules: the release's kimi_k25_vision_processing.py and media_utils.py; transformers 5.23 samples frames
 by another rule, and has the rest in models/kimi_k25/video_processing_kimi_k25.py and processing_kimi_k25.py.
@@ -42,9 +42,9 @@ PLACES = ("init_pos_emb_time", "pos_emb_time")
 
 
 class VideoLayout:
-    """Layout of Kimi-K2.5: each clip of four frames has the tokens of one frame, after its time.
+    """The layout of Kimi-K2.5's videos: each clip, by default of four frames, has one frame's tokens after its time.
 
-    The grid counts frames. A frame's patches are an image's; its limit of patches is lower.
+    The grid counts frames. A frame's patches are like an image's, but by default the patch limit is lower.
     """
 
     template_tokens: ClassVar[tuple[str, ...]] = ("<|kimi_k25_video_placeholder|>",)
@@ -97,7 +97,7 @@ class VideoLayout:
 
 
 def _sampled(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the indices of the frames to show to the model: evenly spread, the first and the last among them."""
+    """Return the indices of the frames to show to the model: evenly spread, including the first and the last."""
     total = header.num_frames
     if (num_frames := settings.get("num_frames")) is not None:
         count = min(num_frames, total)
@@ -107,7 +107,7 @@ def _sampled(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...
 
 
 def _time(seconds: float) -> str:
-    """Return a time of day in the release's form."""
+    """Return *seconds* as a time of day in the release's form."""
     whole = int(seconds)
     return f"{whole // 3600 % 24:02}:{whole // 60 % 60:02}:{whole % 60:02}.{int(seconds % 1 * 1000):03}"
 

@@ -42,7 +42,7 @@ LAYER = re.compile(r"language_model\.layers\.(\d+)\.")
 
 
 def target(name: str, config: DeepseekTextConfig) -> Target | None:
-    """Return the target of the checkpoint tensor *name*, None for draft layers."""
+    """Return the target of the checkpoint tensor *name*; None for draft layers."""
     name = name.removeprefix("model.")
     place = target_of(name, PREFIXES, IN_BLOCKS if name.startswith("vision_tower.") else IN_DECODER)
     layer = LAYER.match(place.parameter)

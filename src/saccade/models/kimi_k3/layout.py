@@ -1,4 +1,4 @@
-"""Computes an image's grid, token count and text from its dimensions. Runs in the gateway: no torch."""
+"""Computes an image's grid, token count and text from its dimensions. Runs in the gateway, without torch."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -34,14 +34,14 @@ BOARD_RELEASE: Final[Mapping[str, Any]] = MappingProxyType(
 
 
 class Layout(NavitLayout):
-    """An image has at most 65536 patches by default. The prompt names its size before it is resized."""
+    """The layout of Kimi-K3's images: at most 65536 patches by default. The prompt names the original size."""
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         resolved = navit_settings.resolve(config, preprocessor, RELEASE, FIXED)
         self.settings = {**resolved, BOARD: _board(preprocessor.get(navit_settings.NESTED, preprocessor))}
 
     def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
-        """Return the layout with the text around the placeholders, which has the image's own *width* and *height*."""
+        """Return the layout with the text around the placeholders, which names the image's own *width* and *height*."""
         layout = super().image(width, height, settings)
         size = f"image {width}x{height}"
         prompt = ("<|media_begin|>", size, "<|media_content|>", layout.num_tokens, "<|media_end|>")

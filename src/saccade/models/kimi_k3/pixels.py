@@ -13,12 +13,12 @@ BAND_ROWS = 64
 
 
 class Pixels(NavitPixels):
-    """Transparent images are composited on a chessboard, after they are resized."""
+    """Writes Kimi-K3's patches. Transparent images are composited on a chessboard after they are resized."""
 
     def opaque(self, image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """Return *image* [height, width, 3 or 4] on the board, [height, width, 3].
 
-        Source of the arithmetic: fill_transparent_bg_with in the release's media_utils.py: float32, rounded down.
+        Source of the arithmetic, float32 and rounded down: fill_transparent_bg_with in the release's media_utils.py.
         """
         height, width, channels = image.shape
         if channels == 3:

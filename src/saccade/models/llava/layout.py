@@ -1,4 +1,4 @@
-"""Computes an image's grid and token count from its dimensions. Runs in the gateway: no torch.
+"""Computes an image's grid and token count from its dimensions. Runs in the gateway, without torch.
 
 Source of the counts: transformers 5.23, models/llava/processing_llava.py, models/llava_next/processing_llava_next.py.
 """
@@ -14,13 +14,13 @@ from saccade.protocol.media import ImageLayout
 
 
 class Layout(FixedSizeLayout):
-    """Layout of LLaVA-1.5 (one square view) and LLaVA-NeXT (a base view, then tiles in higher resolution)."""
+    """The layout of LLaVA-1.5 (one square view) and LLaVA-NeXT (a base view, then tiles in higher resolution)."""
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         self.settings: Mapping[str, Any] = resolve(config, preprocessor)
 
     def low_detail(self) -> Mapping[str, Any]:
-        """Return the pinpoints of least area."""
+        """Return the pinpoints with the least area, or None if the model has none."""
         return {"pinpoints": self.settings["pinpoints"] and tiles.smallest(self.settings["pinpoints"])}
 
     def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:

@@ -1,7 +1,7 @@
-"""Vision tower, projector and text decoder.
+"""LLaVA's network: the vision tower, projector and text decoder.
 
 Formulas: transformers, modeling_llava.py and modeling_llava_next.py. Shapes: N tokens, B bytes of pixels, V square
-views of all images, F features of all views, E hidden size, R rows to predict from, U tokens of images.
+views of all images, F features of all views, E hidden size, R rows to predict from, U image tokens.
 """
 
 from collections.abc import Sequence
@@ -33,8 +33,8 @@ from saccade.nn.vision import grid_list
 class LlavaMetadata:
     """The metadata that depends only on shapes.
 
-    *order* int64 [U] selects from the newline, which is number 0, and the features of all views, from 1. It is None if
-    the images' features are those of their views.
+    *order* int64 [U] selects features: 0 is the newline, and the features of all views count from 1. It is None if an
+    image's features are just those of its view.
     """
 
     views: ViewMetadata

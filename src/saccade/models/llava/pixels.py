@@ -1,7 +1,7 @@
 """Turns a decoded image into the wire's views. Runs in a decode process.
 
-Source of both: transformers 5.23, models/clip/image_processing_clip.py and
-models/llava_next/image_processing_llava_next.py, with their torchvision backend.
+Sources: transformers 5.23, models/clip/image_processing_clip.py and models/llava_next/image_processing_llava_next.py,
+with their torchvision backend.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from saccade.protocol.media import ImageLayout
 
 
 class Pixels(DecodedImage):
-    """Views of LLaVA, uint8 planes [3, s, s]: one, or with pinpoints the base view and then the tiles by rows."""
+    """Writes views as uint8 planes [3, s, s]: just one or, with pinpoints, the base view and then the tiles by rows."""
 
     layout_of = staticmethod(image_layout)
 

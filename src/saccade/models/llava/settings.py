@@ -1,4 +1,7 @@
-"""The processor's settings, from config.json and preprocessor_config.json, for gateway and engine. No torch."""
+"""The processor's settings, from config.json and preprocessor_config.json, for the gateway and the engine.
+
+Does not import torch.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +21,8 @@ DEFAULT_PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008
 def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[str, Any]:
     """Return image_size, patch_size, shortest_edge, has_class_token, pinpoints, image_mean and image_std.
 
-    *pinpoints*, [height, width] each, are None for LLaVA-1.5. Raises StartupError if a value is wrong or not supported.
+    *pinpoints* is a list of [height, width], or None for LLaVA-1.5. Raises StartupError if a value is wrong or not
+    supported.
     """
     processor_config.check_fixed(preprocessor, {**smart_resize.FIXED, "do_center_crop": True})
     vision = tower(config)
@@ -60,9 +64,9 @@ def has_class_token(config: Mapping[str, Any]) -> bool:
 
 
 def tower(config: Mapping[str, Any]) -> ClipConfig:
-    """Return the vision tower's configuration. Raises StartupError for another tower than CLIP's.
+    """Return the vision tower's configuration. Raises StartupError for any tower other than CLIP's.
 
-    Without a vision_config, it is the releases' configuration: transformers, LlavaConfig.
+    Without a vision_config, it is that of the releases: transformers, LlavaConfig.
     """
     vision = config.get("vision_config")
     vision = LARGE_336 if vision is None else vision
@@ -86,7 +90,7 @@ def _edges(preprocessor: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _pinpoints(config: Mapping[str, Any], preprocessor: Mapping[str, Any], tile: int) -> list[list[int]]:
-    """Return the resolutions for images, in the checkpoint's order, because the first of equals is used."""
+    """Return the resolutions for images, in the checkpoint's order, because the first of equally good ones is used."""
     lists = [source["image_grid_pinpoints"] for source in (preprocessor, config) if source.get("image_grid_pinpoints")]
     pinpoints = lists[0] if lists else DEFAULT_PINPOINTS
     if any(other != pinpoints for other in lists):

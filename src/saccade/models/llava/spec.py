@@ -1,4 +1,4 @@
-"""The spec of LLaVA-1.5 and LLaVA-NeXT for the engine's core, from their configuration. No torch."""
+"""The spec of LLaVA-1.5 and LLaVA-NeXT for the engine's core, from their configuration. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Spec(ModelSpec):
-    """models.spec.ModelSpec, and the validated parts of config.json for the network.
+    """Implements models.spec.ModelSpec, and holds the network's checked settings from config.json.
 
-    The features of an image are those after block *num_vision_blocks* of the vision tower. *has_tiles* is LLaVA-NeXT.
-    With *has_class_token*, a view's features begin with the class token's.
+    The features of an image are those after block *num_vision_blocks* of the vision tower. *has_tiles* is true for
+    LLaVA-NeXT. With *has_class_token*, a view's features begin with the class token's.
     """
 
     text: TextConfig
@@ -48,7 +48,7 @@ class Spec(ModelSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> "Spec":
-        """Read config.json. Raises StartupError that names the key."""
+        """Read config.json. Raises a StartupError that names the key."""
         text, vision = _text(config), tower(config)
         stated = {**DEFAULTS, **{key: config[key] for key in DEFAULTS if config.get(key) is not None}}
         image_token_id = FAMILY.placeholder_below(config, text.vocab_size, DEFAULTS["image_token_index"])
@@ -64,9 +64,9 @@ class Spec(ModelSpec):
         )
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return the tokens of a square view, or of the base view and the tiles without their padding.
+        """Return the number of tokens of a square view, or of the base view and the tiles without their padding.
 
-        Raises InvalidValue for a grid that does not consist of whole views, or an impossible size.
+        Raises InvalidValue for a grid that does not consist of whole views, or for an impossible size.
         """
         self.num_views(grid)
         num_base_tokens = self.vision.num_patches + self.has_class_token
@@ -90,7 +90,7 @@ class Spec(ModelSpec):
         raise InvalidValue(f"An image's grid must be one frame of {shape}, not {tuple(grid)}.")
 
     def unpadded_size(self, grid: Grid, original_size: Size | None) -> tuple[int, int]:
-        """Return how many (rows, columns) of the tiles' features are not padding: all without an original size."""
+        """Return how many (rows, columns) of the tiles' features are not padding: all, if *original_size* is None."""
         _, rows, columns = grid
         if original_size is None:
             return rows, columns
@@ -120,7 +120,7 @@ class Spec(ModelSpec):
 
 
 def _text(config: Mapping[str, Any]) -> TextConfig:
-    """Read the text half. The releases leave out most keys that have the defaults of their model_type."""
+    """Read the text half. The releases leave out most keys whose values are their model_type's defaults."""
     text = {} if config.get("text_config") is None else section(config, "text_config")
     kind = choice({"model_type": "llama", **text}, "model_type", tuple(STYLES))
     tied = bool(config.get("tie_word_embeddings", False) or text.get("tie_word_embeddings", False))

@@ -1,6 +1,6 @@
-"""LLaVA-NeXT's high resolution arithmetic: an image's tiles, and the features that remain. No torch.
+"""LLaVA-NeXT's high-resolution arithmetic: an image's tiles, and the features that remain. Does not import torch.
 
-Gateway and engine both count by `num_features`. Sources: LLaVA-NeXT (blog post of January 2024, "anyres");
+The gateway and the engine both count with `num_features`. Sources: LLaVA-NeXT (blog post of January 2024, "anyres");
 transformers 5.23, image_processing_utils.py (select_best_resolution, get_patch_output_size),
 models/llava_next/processing_llava_next.py (_get_unpadded_features) and modeling_llava_next.py (pack_image_features,
 unpad_image). Their rounding is part of the rule. Sizes are (height, width) in pixels, counts are (rows, columns).
@@ -17,7 +17,7 @@ NEWLINE = -1
 
 
 def best_resolution(height: int, width: int, pinpoints: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """Return the first pinpoint that keeps most of the image's pixels, among equals the one with least padding."""
+    """Return the first pinpoint that keeps the most of the image's pixels and, among those, has the least padding."""
 
     def merit(pinpoint: Sequence[int]) -> tuple[int, int]:
         pinpoint_height, pinpoint_width = pinpoint
@@ -39,7 +39,7 @@ def fitted(height: int, width: int, resolution: tuple[int, int]) -> tuple[int, i
 
 
 def unpadded(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
-    """Return how many of the padded image's *rows* and *columns* of features remain without the padding's."""
+    """Return how many of the padded image's *rows* and *columns* of features remain without the padding."""
     if width / height > columns / rows:
         length = int(round(height * (columns / width), 7))
         return rows - (rows - length) // 2 * 2, columns
@@ -56,8 +56,8 @@ def num_features(unpadded_size: tuple[int, int]) -> int:
 def feature_order(rows: int, columns: int, unpadded_size: tuple[int, int], view_side: int) -> npt.NDArray[np.int64]:
     """Return which features of an image's views the text network gets, in order; NEWLINE ends each row of the tiles.
 
-    A feature's index counts through the base view, then through the tiles, each by rows of *view_side*. *unpadded_size*
-    is the middle of the padded image's *rows* and *columns* of features.
+    A feature's index counts through the base view, then through the tiles, each by rows of *view_side* features.
+    *unpadded_size* is the size of the middle part that is kept of the padded image's *rows* and *columns*.
     """
     base = np.arange(view_side**2)
     tiles = np.arange(len(base), len(base) + rows * columns)
@@ -70,6 +70,6 @@ def feature_order(rows: int, columns: int, unpadded_size: tuple[int, int], view_
 
 
 def smallest(pinpoints: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the pinpoints of least area, in their order."""
+    """Return the pinpoints with the least area, in their order."""
     least = min(height * width for height, width in pinpoints)
     return [[height, width] for height, width in pinpoints if height * width == least]

@@ -1,4 +1,4 @@
-"""Computes an image's size, tokens and text from its dimensions. Runs in the gateway: no torch.
+"""Computes an image's size, tokens and text from its dimensions. Runs in the gateway, without torch.
 
 Source of the rules: transformers 5.23, models/pixtral/image_processing_pixtral.py and processing_pixtral.py.
 """
@@ -31,7 +31,7 @@ LOW_DETAIL_EDGE = 512
 
 
 class Layout(FixedSizeLayout):
-    """Layout of an image that keeps its size up to a longest edge; text ends each row of its tokens."""
+    """The layout of an image that keeps its size up to a longest edge. Text ends each row of its tokens."""
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         check_fixed(preprocessor, {**smart_resize.FIXED, "do_center_crop": False})
@@ -45,7 +45,7 @@ class Layout(FixedSizeLayout):
         check_tower(config.get("vision_config"), self.settings, {"patch_size": "patch_size"})
 
     def low_detail(self) -> Mapping[str, Any]:
-        """Return a shorter longest edge."""
+        """Return a longest edge of at most LOW_DETAIL_EDGE."""
         return {"longest_edge": min(LOW_DETAIL_EDGE, self.settings["longest_edge"])}
 
     def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:

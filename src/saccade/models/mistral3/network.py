@@ -1,6 +1,6 @@
 """Pixtral's tower, a merger of patches, and the decoder of Mistral or Ministral 3.
 
-Formulas: transformers 5.23, modeling_pixtral.py and modeling_mistral3.py. Shapes: P patches, C values of a patch, E
+Formulas: transformers 5.23, modeling_pixtral.py and modeling_mistral3.py. Shapes: P patches, C values per patch, E
 hidden size, U merged patches, X text width.
 """
 
@@ -37,7 +37,7 @@ class Merger(MlpProjector):
         self.merging_layer = Linear(config.hidden_size * self.area, config.hidden_size, bias=False)
 
     def forward(self, x_PE: torch.Tensor) -> torch.Tensor:
-        """Map [P, E] to [U, X]. The matrix reads channel after channel, each of the patches of a square."""
+        """Map [P, E] to [U, X]. The matrix reads channel after channel, each of all patches in a square."""
         squares = self.norm(x_PE).unflatten(0, (-1, self.area))
         return super().forward(self.merging_layer(squares.transpose(1, 2).flatten(1)))
 
@@ -64,7 +64,7 @@ class Tower(MergingTower):
         return PairedSelfAttention(self.config.hidden_size, self.config.num_heads, ranks, qkv_bias=False, bias=False)
 
     def make_merger(self, ranks: Ranks) -> Merger:
-        """Return the projector, which is not cut over ranks."""
+        """Return the projector, which every rank holds whole."""
         return Merger(self.config)
 
     def frames(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> BlockMetadata:

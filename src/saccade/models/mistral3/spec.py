@@ -1,4 +1,4 @@
-"""The spec for the engine's core, read from config.json. No torch."""
+"""The spec for the engine's core, read from config.json. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ class TowerConfig(MergingVisionConfig):
 
 @dataclass(frozen=True)
 class Spec(MergedPatchSpec):
-    """models.spec.ModelSpec, and the validated parts of config.json for the network."""
+    """Implements models.spec.ModelSpec, and holds the network's checked settings from config.json."""
 
     text: TextConfig
     vision: TowerConfig
@@ -77,7 +77,7 @@ class Spec(MergedPatchSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read config.json. Raises StartupError that names the key."""
+        """Read config.json. Raises a StartupError that names the key."""
         section(config, "text_config")
         keys = text_section({**TIED, **config})
         kind = choice({"model_type": "mistral", **keys}, "model_type", tuple(STYLES))

@@ -1,4 +1,4 @@
-"""PaddleOCR-VL, a reader of the regions of documents."""
+"""PaddleOCR-VL, which reads regions of documents."""
 
 from saccade.models.family import Family, PageForm, Release
 

@@ -1,4 +1,4 @@
-"""Computes an image's grid and token count from its dimensions. Runs in the gateway: no torch."""
+"""Computes an image's grid and token count from its dimensions. Runs in the gateway, without torch."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from saccade.protocol.media import ImageLayout
 
 
 class Layout(OwnWireLayout, SmartResizeLayout):
-    """Patches of 14 x 14 of one frame, merged 2 x 2 into one token."""
+    """Patches of 14 x 14 in one frame, merged 2 x 2 into one token."""
 
     defaults: ClassVar[Mapping[str, Any]] = {
         "patch_size": 14,

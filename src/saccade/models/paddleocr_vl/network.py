@@ -31,7 +31,7 @@ class Projector(PatchMerger):
 
 
 class Tower(LearnedTower):
-    """SigLIP's tower with learned positions that are resampled with aligned edges."""
+    """SigLIP's tower, whose learned positions are resampled with aligned edges."""
 
     mlp = VisionMlp
     tap_rule = staticmethod(centred_taps)

@@ -5,6 +5,6 @@ from saccade.models.preprocessing.merge_pixels import PatchifyPixels
 
 
 class Pixels(PatchifyPixels):
-    """Writes patches of the sizes that the layout chose."""
+    """Writes the patches of an image, resized as its layout says."""
 
     layout_of = staticmethod(Layout.image)

@@ -1,4 +1,4 @@
-"""The spec for the engine's core, read from config.json. No torch."""
+"""The spec for the engine's core, read from config.json. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class TowerConfig(ClipConfig, MergingVisionConfig):
 
 @dataclass(frozen=True)
 class Spec(GridSpec):
-    """models.spec.ModelSpec."""
+    """Implements models.spec.ModelSpec for PaddleOCR-VL."""
 
     text: TextConfig
     vision: TowerConfig
@@ -69,7 +69,7 @@ class Spec(GridSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read config.json. Raises StartupError that names the key."""
+        """Read config.json. Raises a StartupError that names the key."""
         keys = text_section({**TIED, **config})
         biases = dict.fromkeys(("attention_bias", "mlp_bias"), flag(keys, "use_bias"))
         text = TextConfig.read_decoder({**keys, **biases}, ERNIE)

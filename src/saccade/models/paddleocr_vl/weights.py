@@ -38,7 +38,7 @@ IN_PROJECTOR = (
 
 
 def target(name: str) -> Target | None:
-    """Return the target of the checkpoint tensor *name*; None if nothing of it is needed."""
+    """Return the target of the checkpoint tensor *name*; None if it is not needed."""
     name = name.replace(f"model.{TOWER}", TOWER)
     if name.removeprefix(TOWER).startswith(UNUSED):
         return None

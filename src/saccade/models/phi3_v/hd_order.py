@@ -1,4 +1,4 @@
-"""Computes the order of an image's features among its tokens. No torch.
+"""Computes the order of an image's features among its tokens. Does not import torch.
 
 Source: image_embedding_phi3_v.py of the release (hd_feature_transform, order sub_glb).
 """
@@ -15,10 +15,10 @@ NEWLINE, SEPARATOR, FIRST_VIEW = 0, 1, 2
 
 
 def feature_order(images: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
-    """Return the row of the table for each token of *images*, which have (rows, columns) of crops.
+    """Return the row of the table for each token of *images*, given as (rows, columns) of crops.
 
-    An image's views are its global view, then its crops by rows. Its tokens are the features of the crops by their
-    places in the image, the separator, and the features of the global view. A newline ends every row of features.
+    An image's views are its global view, then its crops by rows. Its tokens are the crops' features by their places in
+    the image, the separator, and the global view's features. A newline ends every row of features.
     """
     orders, view = [], FIRST_VIEW
     for rows, columns in images:

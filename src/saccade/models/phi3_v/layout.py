@@ -1,4 +1,4 @@
-"""Computes an image's size and token count from its dimensions. Runs in the gateway: no torch.
+"""Computes an image's size and token count from its dimensions. Runs in the gateway, without torch.
 
 Source of the rule: HD_transform and calc_num_image_tokens in the release's image_processing_phi3_v.py.
 """
@@ -21,7 +21,7 @@ EMBEDDING: Mapping[str, Any] = {"use_hd_transform": True, "with_learnable_separa
 
 
 class Layout(FixedSizeLayout):
-    """Layout of Phi-3-vision: a global view of the whole image and crops of 336 x 336, 144 tokens each."""
+    """The layout of Phi-3-vision: a global view of the whole image and crops of 336 x 336, with 144 tokens each."""
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         embedding = config.get("embd_layer") or {}
@@ -37,7 +37,7 @@ class Layout(FixedSizeLayout):
         }
 
     def low_detail(self) -> Mapping[str, Any]:
-        """Return one crop."""
+        """Return a limit of one crop."""
         return {"num_crops": 1}
 
     def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
@@ -88,8 +88,8 @@ def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageL
 
 
 def num_tokens(rows: int, columns: int) -> int:
-    """Return the tokens of *rows* x *columns* crops and the global view.
+    """Return the number of tokens of *rows* x *columns* crops and the global view.
 
-    Every row of features ends with a newline, and one separator is between crops and global view.
+    Every row of features ends with a newline, and there is one separator between the crops and the global view.
     """
     return (rows * columns + 1) * TOKENS_PER_CROP + 1 + (rows + 1) * TOKENS_PER_SIDE

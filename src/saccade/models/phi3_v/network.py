@@ -1,8 +1,8 @@
-"""Vision tower, HD transform, projector and text decoder.
+"""Phi-3-vision's network: the vision tower, HD transform, projector and text decoder.
 
-Sources: the release's image_processing_phi3_v.py and image_embedding_phi3_v.py. Shapes: N tokens, B bytes of pixels,
-V views (a global view and crops of each image), S side of a view in pixels, C channels of the vision tower, E hidden
-size, R rows to predict from, U tokens of images in the step, W = E.
+Sources: the release's image_processing_phi3_v.py and image_embedding_phi3_v.py. Shapes: N tokens, B bytes of pixels, V
+views (a global view and crops of each image), S side of a view in pixels, C channels of the vision tower, E hidden
+size, R rows to predict from, U image tokens in the step, W = E.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from saccade.nn.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class Phi3Metadata:
-    """The metadata of the images' sizes: (rows, columns) of crops, and the order of features, int64 [U]."""
+    """The metadata of *images*, given as (rows, columns) of crops; *order* int64 [U] is that of their features."""
 
     images: tuple[tuple[int, int], ...]
     views: ViewMetadata
@@ -82,7 +82,7 @@ class Network(ImageTextNetwork):
 
 
 def _merged(hidden_VPC: torch.Tensor) -> torch.Tensor:
-    """Return the features of all views by rows [V * 144, 4C]: each is made of 2 x 2 patches, one after the other."""
+    """Return the features of all views by rows [V * 144, 4C]. Each joins 2 x 2 patches, one after the other."""
     side = TOKENS_PER_SIDE
     blocks: torch.Tensor = hidden_VPC.unflatten(1, (side, 2, side, 2))
     return blocks.permute(0, 1, 3, 2, 4, 5).reshape(-1, 4 * hidden_VPC.shape[-1])

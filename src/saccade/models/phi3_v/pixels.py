@@ -1,4 +1,4 @@
-"""A decoded image to the padded image of the wire. Runs in a decode process."""
+"""Turns a decoded image into the wire's padded image. Runs in a decode process."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ WHITE = 255
 
 
 class Pixels(DecodedImage):
-    """The padded image of Phi-3-vision, uint8 planes; an engine makes its global view and its crops.
+    """Writes Phi-3-vision's padded image as uint8 planes; the engine makes its global view and its crops.
 
     Source: HD_transform and padding_336 in the release's image_processing_phi3_v.py.
     """

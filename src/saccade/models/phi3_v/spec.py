@@ -1,4 +1,4 @@
-"""The spec of Phi-3-vision for the engine's core, from its configuration. No torch."""
+"""The spec of Phi-3-vision for the engine's core, from its configuration. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ CROP_PATCHES = CROP // PATCH
 
 @dataclass(frozen=True)
 class Spec(ModelSpec):
-    """models.spec.ModelSpec, and the validated parts of config.json for the network.
+    """Implements models.spec.ModelSpec, and holds the network's checked settings from config.json.
 
-    *num_blocks* is the number of blocks of the vision tower that compute the features.
+    *num_blocks* is how many of the vision tower's blocks compute the features.
     """
 
     text: TextConfig
@@ -30,7 +30,7 @@ class Spec(ModelSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> "Spec":
-        """Read config.json as models.files.engine_config returns it. Raises StartupError that names the key."""
+        """Read config.json as models.files.engine_config returns it. Raises a StartupError that names the key."""
         text = TextConfig.read_decoder(config, PHI3, max_model_len=config.get(MAX_MODEL_LEN))
         embedding = section(config, "embd_layer")
         choice(embedding, "projection_cls", ("mlp",))
@@ -55,7 +55,7 @@ class Spec(ModelSpec):
         return cls(text, vision, num_blocks, {"image": token_id})
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return the tokens of crops and global view. Raises InvalidValue for a grid that is not of whole crops."""
+        """Return the number of tokens of crops and global view. Raises InvalidValue unless the grid is whole crops."""
         return num_tokens(*crops(grid))
 
     def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, int, int]:
@@ -63,7 +63,7 @@ class Spec(ModelSpec):
         return 3, grid[1] * PATCH, grid[2] * PATCH
 
     def encode_cost(self, grid: Grid) -> int:
-        """Return the number of patches of crops and global view."""
+        """Return the number of patches in the crops and the global view."""
         return grid[1] * grid[2] + CROP_PATCHES**2
 
     @property
@@ -77,7 +77,7 @@ class Spec(ModelSpec):
 
 
 def crops(grid: Grid) -> tuple[int, int]:
-    """Return rows and columns of crops. Raises InvalidValue for a grid that is not of whole crops."""
+    """Return the numbers of rows and columns of crops. Raises InvalidValue unless the grid is whole crops."""
     frames, height, width = grid
     if frames != 1 or min(height, width) < 1 or height % CROP_PATCHES or width % CROP_PATCHES:
         raise InvalidValue(

@@ -1,4 +1,7 @@
-"""Checks that decoded images and videos have the sizes in their headers, from which tokens were counted. No torch."""
+"""Checks decoded images' sizes and videos' frame counts against the layouts that counted their tokens.
+
+Does not import torch.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,7 +17,7 @@ OF_SIZE = ("resized_height", "resized_width", "grid", "num_tokens", "original_si
 
 
 class DecodedImage:
-    """models.family.Pixels, except for `to_image`. A family adds `layout_of`, its layout rule, and `fill`."""
+    """Implements models.family.Pixels except for `to_image`. A family adds `fill` and its layout rule, `layout_of`."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
@@ -31,7 +34,7 @@ class DecodedImage:
     def write_pixels(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
         """Write the pixels of *image* [height, width, channels] into *out* of layout.pixel_shape.
 
-        Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
+        Raises InternalError if *layout* is for another size, and MemoryError if an allocation fails.
         """
         height, width, _ = image.shape
         own = self.layout_of(width, height, self._settings)
@@ -41,7 +44,7 @@ class DecodedImage:
 
 
 class DecodedVideo:
-    """models.family.VideoPixels. A family adds `fill`."""
+    """Implements models.family.VideoPixels. A family adds `fill`."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings

@@ -1,7 +1,8 @@
-"""Converts normalised values from external wires back to their uint8 levels. numpy, no torch.
+"""Converts normalised values from external wires back to their uint8 levels. Uses numpy, not torch.
 
-The inverse of `normalisation`: value = (level / 255 - mean) / std. Other programs compute the same in another order, so
-a value may differ from ours by the rounding of float32, and by one place of bfloat16 if it is between two of them.
+The inverse of `normalisation`: value = (level / 255 - mean) / std. Other programs compute this in another order, so
+their values may differ from ours by float32's rounding. A bfloat16 may differ by one place if the value lies between
+two.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,13 +72,13 @@ def _values(levels: npt.NDArray[np.integer], mean: float, std: float) -> npt.NDA
 
 
 def _table(mean: float, std: float) -> npt.NDArray[np.uint16]:
-    """Return the level of each of the 65536 bfloat16, by its bits; NO_LEVEL for those that no level makes."""
+    """Return the level of each of the 65536 bfloat16 values, by its bits; NO_LEVEL for those that no level makes."""
     bits = np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)
     return _nearest(bits.view(np.float32), mean, std, _bfloat16_errors)
 
 
 def _bfloat16_errors(exact: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-    """Return the largest error of a bfloat16 of each of the *exact* values. It has eight significant bits."""
+    """Return the largest error of a bfloat16, which has eight significant bits, for each of the *exact* values."""
     places = np.ldexp(1.0, np.frexp(exact)[1] - 8)
     errors: npt.NDArray[np.float64] = BFLOAT16_ERROR * places + 1e-6
     return errors
@@ -93,7 +94,7 @@ def _nearest(
     std: float,
     errors: Callable[[npt.NDArray[np.floating]], npt.NDArray[np.float64] | float],
 ) -> npt.NDArray[np.uint16]:
-    """Return the nearest level of each of *values*; NO_LEVEL if its value differs by more than *errors* of it."""
+    """Return the nearest level of each of *values*, or NO_LEVEL if the level's value differs by more than its error."""
     with np.errstate(invalid="ignore", over="ignore"):
         positions = np.clip(np.rint((values * std + mean) * 255), 0, NUM_LEVELS - 1)
         levels = np.nan_to_num(positions).astype(np.uint16)

@@ -1,4 +1,4 @@
-"""Checks video settings, and lays out videos whose frames are equal-sized images in order. No torch."""
+"""Checks video settings, and lays out videos whose frames are equal-sized images in order. Does not import torch."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from saccade.protocol.model_files import PREPROCESSOR_CONFIG, VIDEO_PREPROCESSOR
 
 @contextmanager
 def settings_for_videos(file: str = VIDEO_PREPROCESSOR_CONFIG) -> Iterator[None]:
-    """Name the video settings in *file*, instead of the image settings, in every StartupError of the block."""
+    """Name the video settings in *file*, instead of the image settings, in every StartupError that the block raises."""
     try:
         yield
     except StartupError as error:
@@ -39,14 +39,14 @@ def check_rate(fps: object, key: str) -> None:
 
 
 def sampling(options: VideoOptions) -> dict[str, Any]:
-    """Return the settings that *options* change: a number of frames, or a rate instead of it."""
+    """Return the settings that *options* change: a number of frames, or else a rate."""
     if options.num_frames is not None:
         return {"num_frames": options.num_frames}
     return {} if options.fps is None else {"num_frames": None, "fps": options.fps}
 
 
 def num_sampled(header: VideoHeader, settings: Mapping[str, Any]) -> int:
-    """Return the number of frames that the model sees: all of a shorter video."""
+    """Return the number of frames that the model sees, at most as many as the video has."""
     total, count = header.num_frames, settings["num_frames"]
     return min(max(1, int(total / header.fps * settings["fps"])) if count is None else count, total)
 

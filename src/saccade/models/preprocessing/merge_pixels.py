@@ -13,7 +13,7 @@ from saccade.protocol.media import ImageLayout
 
 
 class PatchifyPixels(DecodedImage):
-    """Patches in merged blocks: uint8 of one frame; normalised and with two frames on external wires."""
+    """Writes patches in merged blocks: uint8 with one frame, or normalised with every frame for external wires."""
 
     layout_of = staticmethod(smart_resize.image_layout)
 

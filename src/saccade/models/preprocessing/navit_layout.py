@@ -1,4 +1,4 @@
-"""Computes the grid and token count of an image for Kimi from its dimensions. Runs in the gateway: no torch.
+"""Computes the grid and token count of Kimi's images from their dimensions. Runs in the gateway, without torch.
 
 Source of the rule: the releases' media_utils.py; transformers 5.23 has it as navit_resize in
 models/kimi_k25/image_processing_kimi_k25.py.
@@ -21,7 +21,7 @@ LOW_DETAIL_PIXELS = 512 * 512
 
 
 class NavitLayout:
-    """models.family.Layout for patches of 14 x 14 in raster order, merged 2 x 2 into one token."""
+    """Implements models.family.Layout for patches of 14 x 14 in raster order, merged 2 x 2 into one token."""
 
     settings: Mapping[str, Any]
 
@@ -65,7 +65,7 @@ def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageL
 def resized(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, int]:
     """Return (height, width) of the resized image before it is padded: within the limits, and never enlarged.
 
-    The limits are numbers of patches: in_patch_limit of the image, patch_limit_on_one_side of one side.
+    The limits are numbers of patches: in_patch_limit for the image, patch_limit_on_one_side for each side.
     """
     patch = settings["patch_size"]
     longest = settings["patch_limit_on_one_side"] * patch

@@ -15,9 +15,9 @@ from saccade.protocol.media import ImageLayout
 
 
 class NavitPixels(DecodedImage):
-    """models.family.Pixels of patches, [3, 14, 14] each, in raster order.
+    """Implements models.family.Pixels for patches of [3, 14, 14] in raster order.
 
-    They are uint8 on Saccade's wire, normalised on external ones.
+    They are uint8 on Saccade's wire, and normalised on external ones.
     """
 
     layout_of = staticmethod(image_layout)
@@ -34,7 +34,7 @@ class NavitPixels(DecodedImage):
             self._normalise(patches, layout, out)
 
     def opaque(self, image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Return the resized *image* without alpha: here, of a family that does not keep it, *image* itself."""
+        """Return the resized *image* without alpha. Here it is *image* itself, for families that do not keep alpha."""
         return image
 
     def to_image(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
@@ -55,7 +55,7 @@ class NavitPixels(DecodedImage):
                 np.take(table, patches[band, channel], out=out[band, channel], mode="clip")
 
     def _tables(self, dtype: str) -> npt.NDArray[Any]:
-        """Return [3, 256], the normalised value of each byte: float32, or bfloat16 as uint16.
+        """Return a table [3, 256] with the normalised value of each byte: float32, or bfloat16 as uint16.
 
         Source of the arithmetic: normalize in the release's media_utils.py, which computes in float64 and rounds to
         float32 after each step.

@@ -1,6 +1,6 @@
 """Reads the settings of Kimi's processors from the releases' or transformers' form of preprocessor_config.json.
 
-No torch.
+Does not import torch.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ def resolve(
     release: Mapping[str, Any] = RELEASE,
     fixed: Mapping[str, Any] = FIXED,
 ) -> dict[str, Any]:
-    """Return the settings of *release*, with the values of the checkpoint's parsed files; *fixed* have one value.
+    """Return the settings of *release* with the checkpoint's values; those in *fixed* support only one value.
 
     preprocessor_config.json has them in `media_proc_cfg` (the release) or at its top level (transformers). Raises
     StartupError if a value is wrong, not supported, or different from that of config.json's vision tower.

@@ -1,4 +1,4 @@
-"""Tables from uint8 to the normalised values of external wires: 256 entries for each channel. numpy, no torch."""
+"""Tables from uint8 to the normalised values of external wires: 256 entries for each channel. Uses numpy, not torch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ HALF = np.uint32(0x7FFF)
 
 
 def tables(mean: Sequence[float], std: Sequence[float], dtype: str) -> npt.NDArray[Any]:
-    """Return [channels, 256]: (x - mean * 255) / (std * 255) in float32; float32, or bfloat16 as uint16.
+    """Return (x - mean * 255) / (std * 255), computed in float32: [channels, 256], float32, or bfloat16 as uint16.
 
     Source of the arithmetic: transformers 5.23, image_processing_utils_fast.py, fused rescale and normalise.
     """
@@ -21,7 +21,7 @@ def tables(mean: Sequence[float], std: Sequence[float], dtype: str) -> npt.NDArr
 
 
 def pair_tables(mean: Sequence[float], std: Sequence[float], dtype: str) -> list[npt.NDArray[Any]]:
-    """Return for each channel a table from two neighbouring bytes, read as a little-endian uint16, to two values.
+    """Return, for each channel, a table that maps two neighbouring bytes, as a little-endian uint16, to two values.
 
     Each table is [65536], uint32 or uint64, with two values of *dtype* per entry, which halves the number of look-ups.
     Channels with equal normalisation share one table, so that it stays in the processor's cache.

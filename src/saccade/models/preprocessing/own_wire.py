@@ -1,4 +1,4 @@
-"""Layouts for images that no external wire takes, including models with views of fixed sizes. No torch."""
+"""Layouts for images that no external wire takes, including models with views of fixed sizes. Does not import torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ class OwnWireLayout:
 
 
 class FixedSizeLayout(OwnWireLayout):
-    """models.family.Layout. A family adds `image`; `low_detail` are the settings for `detail: low`."""
+    """Implements models.family.Layout. A family adds `image`, and `low_detail` with the settings for `detail: low`."""
 
     settings: Mapping[str, Any]
 
@@ -30,7 +30,7 @@ class FixedSizeLayout(OwnWireLayout):
         raise NotImplementedError
 
     def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
-        """Return `settings`, changed for `detail: low`. Raises InvalidValue."""
+        """Return `settings`, changed if *options* ask for `detail: low`. Raises InvalidValue."""
         refuse(options, *LIMITS, *SIDES)
         changed = {**self.settings, **(self.low_detail() if options.detail == "low" else {})}
         return self.settings if changed == self.settings else changed

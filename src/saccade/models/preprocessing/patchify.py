@@ -1,6 +1,6 @@
-"""Writes pixels as patches in merged blocks directly to memory that a worker reads. numpy, no torch.
+"""Writes pixels as patches in merged blocks directly to memory that a worker reads. Uses numpy, not torch.
 
-A row of blocks is written at a time, so that intermediate data stays in the processor's cache.
+It writes one row of blocks at a time, so that intermediate data stays in the processor's cache.
 
 Names: P patch_size, M merge_size, F temporal_patch_size. A row of blocks has M * P rows of pixels and N patches.
 """
@@ -51,10 +51,10 @@ def write_patches(bands: Bands, settings: Mapping[str, Any], out: npt.NDArray[np
 def write_normalised(
     bands: Bands, settings: Mapping[str, Any], dtype: str, out: npt.NDArray[Any], columns: int
 ) -> None:
-    """Write *bands* into *out* [patches, 3 * F * P * P]: float32, or bfloat16 as uint16; *columns* as above.
+    """Write *bands* into *out* [patches, 3 * F * P * P]: float32, or bfloat16 as uint16.
 
-    Values are (x - mean * 255) / (std * 255) in float32, as the reference processor computes them, looked up two by
-    two: P * M must be even. Every frame of a patch is the same.
+    *columns* is as in write_patches(). Values are (x - mean * 255) / (std * 255) in float32, as the reference processor
+    computes them. They are looked up two by two, so P * M must be even. All frames of a patch are the same.
     """
     patch, merge, frames = settings["patch_size"], settings["merge_size"], settings["temporal_patch_size"]
     tables = normalisation.pair_tables(settings["image_mean"], settings["image_std"], dtype)

@@ -1,4 +1,4 @@
-"""Check values of a checkpoint's preprocessor_config.json; each function raises StartupError with the key."""
+"""Checks values of a checkpoint's preprocessor_config.json. Each function raises a StartupError that names the key."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -24,7 +24,7 @@ FIXED: Mapping[str, Any] = MappingProxyType(
 
 
 def check_fixed(preprocessor: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-    """Raise StartupError if *preprocessor* has another value than *fixed*, the supported one; null counts as absent."""
+    """Raise StartupError if a value in *preprocessor* is not the supported one in *fixed*; null counts as absent."""
     for key, value in fixed.items():
         if preprocessor.get(key) is not None and preprocessor[key] != value:
             raise StartupError(f"{PREPROCESSOR_CONFIG}: {key} is {preprocessor[key]!r}; only {value!r} is supported.")
@@ -56,7 +56,7 @@ def side_of_square(size: object, key: str) -> int:
 
 
 def colours(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """Return image_mean and image_std, each of three numbers, of pixels in 0 to 1. Raises StartupError."""
+    """Return image_mean and image_std, three numbers each, for pixels from 0 to 1. Raises StartupError."""
     values = {key: preprocessor.get(key) or defaults.get(key) for key in ("image_mean", "image_std")}
     for key, value in values.items():
         numbers = value if isinstance(value, list) else []
@@ -68,7 +68,7 @@ def colours(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any] = Mappi
 
 
 def check_tower(vision: Any, settings: Mapping[str, Any], setting_of: Mapping[str, str]) -> None:
-    """Raise StartupError if a key of config.json's *vision* tower has another value than its setting."""
+    """Raise StartupError if the value of a key of config.json's *vision* tower differs from the setting."""
     for key, setting in setting_of.items():
         if (value := (vision or {}).get(key, settings[setting])) != settings[setting]:
             raise StartupError(

@@ -1,4 +1,4 @@
-"""The resize rule, grids and token counts of vision towers that merge 2 x 2 patches. No torch, no pixels.
+"""The resize rule, grids and token counts of vision towers that merge 2 x 2 patches. Needs neither torch nor pixels.
 
 Source of rule and order: transformers 5.23, models/qwen2_vl/image_processing_qwen2_vl.py, smart_resize and patchify.
 The wire carries uint8 patches of one frame; the engine doubles the frame and normalises: (x - mean*255) / (std*255).
@@ -38,10 +38,10 @@ TOWER_KEYS = {
 
 
 class SmartResizeLayout:
-    """An image's layout from its dimensions. A family adds its data, and its own `image` if its rule differs.
+    """Computes an image's layout from its dimensions. A family adds its data, and its own `image` if its rule differs.
 
     *defaults* apply to keys that preprocessor_config.json lacks. Without *limits_outside_size*, pixel limits count only
-    within `size`, as in the reference.
+    inside `size`, as in the reference.
     """
 
     defaults: ClassVar[Mapping[str, Any]]
@@ -70,7 +70,7 @@ class SmartResizeLayout:
 
 
 def check_patches(config: Mapping[str, Any], settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise StartupError if the tower in config.json takes other patches than *settings*; *defaults* are its own."""
+    """Raise StartupError if config.json's tower takes other patches than *settings*; *defaults* are its defaults."""
     vision = config.get("vision_config")
     if vision is not None:
         vision = {**{key: defaults[setting] for key, setting in TOWER_KEYS.items()}, **vision}
@@ -83,8 +83,8 @@ def resolve(
     """Return the settings of a parsed preprocessor_config.json, with *defaults* for missing keys.
 
     They are patch_size, temporal_patch_size, merge_size, min_pixels and max_pixels (of the resized image), image_mean
-    and image_std (of values in 0 to 1). See SmartResizeLayout for *limits_outside_size*. Raises StartupError if a value
-    is wrong or not supported.
+    and image_std (for values from 0 to 1). See SmartResizeLayout for *limits_outside_size*. Raises StartupError if a
+    value is wrong or not supported.
     """
     check_fixed(preprocessor, FIXED)
     if not limits_outside_size:
@@ -119,9 +119,10 @@ def _pixel_limits(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any]) 
 
 
 def _limits_of(size: object, above: Container[str]) -> dict[str, Any]:
-    """Return the limits that `size` has, under either name. Raises StartupError for other keys.
+    """Return the limits that `size` has, under either name.
 
-    The two names of a limit may disagree if the limit is among those *above*, which take precedence.
+    Raises StartupError for other keys, or if a limit's two names disagree. They may do so if the limit is among those
+    *above*, which take precedence.
     """
     stated = {key: value for key, value in size.items() if value is not None} if isinstance(size, Mapping) else {"": 0}
     names = {name: key for key, edge in EDGES.items() for name in (key, edge)}
@@ -150,7 +151,7 @@ def check_aspect(width: int, height: int) -> None:
 
 
 def resized(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, int]:
-    """Return (height, width) of the resized image: near the original, divisible by a merged patch, within the limits.
+    """Return (height, width) of the resized image: near the original, in whole merged patches, within the limits.
 
     Python's round half to even is part of the rule. Raises ImageTooLarge if one side is over 200 times the other.
     """
@@ -170,7 +171,7 @@ def resized(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, 
 def adjusted(settings: Mapping[str, Any], options: ImageOptions) -> Mapping[str, Any]:
     """Return *settings* with the limits of *options*; the same object if nothing changes. Raises InvalidValue.
 
-    `detail: low` lowers the model's own min_pixels if necessary, but not a min_pixels of the request.
+    `detail: low` lowers the model's own min_pixels if necessary, but not the request's.
     """
     minimum = _limit(options.min_pixels, "min_pixels", settings)
     maximum = _limit(options.max_pixels, "max_pixels", settings)
@@ -190,14 +191,14 @@ def adjusted(settings: Mapping[str, Any], options: ImageOptions) -> Mapping[str,
 
 
 def sides(options: ImageOptions | VideoOptions) -> dict[str, int]:
-    """Return settings for the sides in *options*; by default there are none."""
+    """Return the settings for the sides in *options*, or {} if it has none."""
     if options.resized_height is None or options.resized_width is None:
         return {}
     return {"resized_height": options.resized_height, "resized_width": options.resized_width}
 
 
 def check_order(minimum: int, maximum: int, options: ImageOptions | VideoOptions) -> None:
-    """Raise InvalidValue if *minimum* is over *maximum*. They are limits from *options*, or the model's own if None."""
+    """Raise InvalidValue if *minimum* exceeds *maximum*. Each is from *options*, or the model's own if that is None."""
     if minimum <= maximum:
         return
     if options.min_pixels is None:

@@ -1,4 +1,6 @@
-"""The frames, resize rule, grids and token counts of videos for vision towers that merge 2 x 2 patches. No torch.
+"""The frames, resize rule, grids and token counts of videos for vision towers that merge 2 x 2 patches.
+
+Does not import torch.
 
 A patch spans several successive frames (`temporal_patch_size`); a grid's first number counts these groups. The wire
 carries uint8, channel by channel, and within each channel frame by frame.
@@ -37,7 +39,7 @@ FIXED: Mapping[str, Any] = {CAP: True, "num_frames": None}
 
 
 class SmartVideoLayout:
-    """Layout of a video from its header. A family adds its data, and its rules if they differ.
+    """Computes a video's layout from its header. A family adds its data, and its rules if they differ.
 
     *defaults* apply to keys that the video processor's settings lack. Patch settings default to the image processor's;
     pixel limits do not. *limits_outside_size* is as in SmartResizeLayout.
@@ -118,10 +120,10 @@ class SmartVideoLayout:
         )
 
     def sampled(self, header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the indices of the frames to show to the model: evenly spread, whole groups unless there are too few.
+        """Return the indices of the frames to show to the model, evenly spread and in whole groups if there are enough.
 
-        Source: transformers 5.23, video_processing_qwen2_vl.py, sample_frames, in whole numbers: its float arithmetic
-        now and then samples one frame more. A video shorter than a group is taken whole.
+        Source: transformers 5.23, video_processing_qwen2_vl.py, sample_frames, but in whole numbers: its float
+        arithmetic occasionally samples one frame more. A video shorter than a group is taken whole.
         """
         total, group = header.num_frames, settings["temporal_patch_size"]
         if (num_frames := settings.get("num_frames")) is not None:
@@ -147,5 +149,5 @@ class SmartVideoLayout:
     def prompt(
         self, frames: tuple[int, ...], header: VideoHeader, settings: Mapping[str, Any], group_tokens: int
     ) -> tuple[str | int, ...]:
-        """Return the video's texts and placeholders in the prompt; by default only the placeholders."""
+        """Return the video's texts and placeholders in the prompt; by default (), which means only placeholders."""
         return ()

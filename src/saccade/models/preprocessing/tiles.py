@@ -1,4 +1,7 @@
-"""Writes an image's square tiles, then the whole image as another view, or only the whole image. No torch."""
+"""Writes an image's square tiles, then the whole image as another view, or only the whole image.
+
+Does not import torch.
+"""
 
 from typing import Any
 
@@ -10,7 +13,7 @@ from saccade.protocol.media import ImageLayout
 
 
 def num_views(rows: int, columns: int) -> int:
-    """Return the number of views: the tiles and the whole image, or one view instead of one tile."""
+    """Return the number of views: the tiles and the whole image, or just the whole image if there is one tile."""
     return 1 if rows == columns == 1 else rows * columns + 1
 
 
@@ -25,7 +28,7 @@ def write_views(tiled: npt.NDArray[np.uint8], whole: npt.NDArray[np.uint8], out:
 
 
 class ViewImage(DecodedImage):
-    """models.family.Pixels of views."""
+    """Implements models.family.Pixels for images made of views. A family adds `layout_of` and `fill`."""
 
     def to_image(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
         """Return the views side by side, [side, views * side, 3]."""

@@ -1,4 +1,6 @@
-"""The frames, resize rule and prompt of videos whose prompt has the time before each group of frames. No torch.
+"""The frames, resize rule and prompt of videos whose prompt has the time before each group of frames.
+
+Does not import torch.
 
 Source of the rules: transformers 5.23, video_processing_qwen3_vl.py and processing_qwen3_vl.py.
 """
@@ -18,9 +20,9 @@ from saccade.protocol.media import VideoHeader
 
 
 class TimedVideoLayout(SmartVideoLayout):
-    """A video's layout from its header. Pixel limits apply to all its frames together.
+    """Computes a video's layout from its header. Pixel limits apply to all frames together.
 
-    A request may limit each frame, too. Frames are then resized twice, as by qwen-vl-utils and the processor after it.
+    A request may also limit each frame. Frames are then resized twice, as by qwen-vl-utils and then the processor.
     *around* are the special tokens before and after the placeholders of each group.
     """
 
@@ -45,7 +47,7 @@ class TimedVideoLayout(SmartVideoLayout):
         return {**super().settings_for(of_all), **of_frame}
 
     def within_total(self, total_pixels: int, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the settings that differ; the pixel limit already applies to all frames together.
+        """Return the settings that differ. The pixel limit already applies to all frames together.
 
         A total counts a group of frames once, as qwen-vl-utils does.
         """
@@ -53,7 +55,7 @@ class TimedVideoLayout(SmartVideoLayout):
         return {"max_pixels": max(settings["min_pixels"], min(most, settings["max_pixels"]))}
 
     def sampled(self, header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the indices of the frames to show to the model: evenly spread, the first and the last among them."""
+        """Return the indices of the frames to show to the model: evenly spread, including the first and the last."""
         total = header.num_frames
         if (num_frames := settings.get("num_frames")) is not None:
             count = min(num_frames, total)
@@ -86,7 +88,7 @@ class TimedVideoLayout(SmartVideoLayout):
     def prompt(
         self, frames: tuple[int, ...], header: VideoHeader, settings: Mapping[str, Any], group_tokens: int
     ) -> tuple[str | int, ...]:
-        """Return for each group its time, the mean of its first and its last frame's, and its placeholders."""
+        """Return, for each group, its placeholders after its time, which is the mean of its first and last frames'."""
         group, (before, after) = settings["temporal_patch_size"], self.around
         parts: list[str | int] = []
         for start in range(0, len(frames), group):
@@ -97,7 +99,7 @@ class TimedVideoLayout(SmartVideoLayout):
 
 
 def _within_frame(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, int]:
-    """Return (height, width) of a frame within the limits that a request has for each."""
+    """Return (height, width) of a frame within the limits that a request sets for each frame."""
     least, most = settings.get("frame_min_pixels"), settings.get("frame_max_pixels")
     if least is None and most is None:
         return header.height, header.width
@@ -106,7 +108,10 @@ def _within_frame(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int
 
 
 def _most(settings: Mapping[str, Any], num_frames: int, factor: int) -> int:
-    """Return how many pixels all frames may have together. A cap limits each frame to its tokens or its share."""
+    """Return how many pixels all frames may have together.
+
+    A cap limits each frame to its tokens or its share, whichever is less.
+    """
     most = int(settings["max_pixels"])
     if not settings[CAP]:
         return most

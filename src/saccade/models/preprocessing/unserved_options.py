@@ -1,4 +1,4 @@
-"""Refuses request options that a family does not support, by name. No torch."""
+"""Refuses request options that a family does not support, by name. Does not import torch."""
 
 from saccade.errors import InvalidValue
 from saccade.models.family import ImageOptions, VideoOptions

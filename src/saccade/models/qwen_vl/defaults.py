@@ -1,4 +1,7 @@
-"""Values of keys that sections of config.json leave out: the defaults of transformers' classes, 5.23. No torch."""
+"""Values for keys that config.json's sections leave out: the defaults of transformers 5.23's classes.
+
+Does not import torch.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""Computes an image's grid and token count from its dimensions. Runs in the gateway: no torch."""
+"""Computes an image's grid and token count from its dimensions. Runs in the gateway, without torch."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -18,6 +18,6 @@ class Layout14(SmartResizeLayout):
 
 
 class Layout16(Layout14):
-    """Patches of 16 x 16, the same as the tower's."""
+    """Patches of 16 x 16, merged 2 x 2 into one token."""
 
     defaults: ClassVar[Mapping[str, Any]] = {**Layout14.defaults, "patch_size": 16}

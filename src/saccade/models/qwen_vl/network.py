@@ -1,4 +1,4 @@
-"""The networks of Qwen's families: each is a tower and a decoder, one with a draft layer."""
+"""The networks of Qwen's families. Each is a tower and a decoder; Qwen3.5's may also have a draft layer."""
 
 import torch
 
@@ -16,31 +16,31 @@ from saccade.nn.parallel import Ranks
 
 
 class Network2(MergingNetwork):
-    """Qwen2-VL."""
+    """The network of Qwen2-VL."""
 
     layout, tower, target = Layout14, MergingTower, staticmethod(weights.target2)
 
 
 class WindowedNetwork(MergingNetwork):
-    """Qwen2.5-VL."""
+    """The network of Qwen2.5-VL."""
 
     layout, tower, target = Layout14, WindowedTower, staticmethod(weights.target2)
 
 
 class Network3(MergingNetwork):
-    """Qwen3-VL."""
+    """The network of Qwen3-VL."""
 
     layout, tower, target = Layout16, Tower3, staticmethod(weights.target3)
 
 
 class HybridNetwork(MergingNetwork):
-    """Qwen3.5."""
+    """The network of Qwen3.5."""
 
     layout, tower, decoder = Layout16, Tower3, HybridDecoder
     mtp: DraftLayer | None
 
     def build(self, spec: HybridSpec, ranks: Ranks) -> None:
-        """Create the tower and, if it is used, the draft layer, which has its name in the releases."""
+        """Create the tower and, if it is used, the draft layer, under its name in the releases."""
         super().build(spec, ranks)
         self.mtp = DraftLayer(spec.text, ranks) if spec.drafts else None
 

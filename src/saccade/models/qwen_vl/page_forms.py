@@ -1,7 +1,7 @@
-"""How releases that were trained from Qwen's models read pages of documents.
+"""How releases that were trained from Qwen's models read document pages.
 
-The prompts are those of the releases, word for word: with other words their answers have another form. Sources:
-chandra, prompts.py and output.py; olmOCR 2, prompts.py (both Apache 2.0).
+The prompts are those of the releases, word for word: with other words, the answers have another form. Sources: chandra,
+prompts.py and output.py; olmOCR 2, prompts.py (both Apache 2.0).
 """
 
 from saccade.models.family import PageForm

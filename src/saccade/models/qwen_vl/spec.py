@@ -1,4 +1,4 @@
-"""The specs for the engine's core, read from config.json. No torch."""
+"""The specs for the engine's core, read from config.json. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ def has_experts(config: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class QwenSpec(GridSpec):
-    """models.spec.ModelSpec."""
+    """Implements models.spec.ModelSpec for Qwen's families."""
 
     text_config: ClassVar[type[TextConfig]] = TextConfig
     style: ClassVar[TextStyle]
@@ -53,7 +53,7 @@ class QwenSpec(GridSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read config.json. Raises StartupError that names the key."""
+        """Read config.json. Raises a StartupError that names the key."""
         style = cls.style_with_experts if has_experts(config) else cls.style
         text = cls.text_config.read_decoder(text_section(config), style)
         vision = cls.tower.read_vision(part(config, "vision_config"))
@@ -65,37 +65,40 @@ class QwenSpec(GridSpec):
 
     @property
     def feature_width(self) -> int:
-        """Values of a token's features: one vector of the last block and of each deepstack block."""
+        """The number of values in a token's features: one vector from the last block and from each deepstack block."""
         return self.vision.out_hidden_size * self.vision.num_features
 
 
 class Spec2(QwenSpec):
-    """Qwen2-VL."""
+    """The spec of Qwen2-VL."""
 
     style, style_with_experts, tower, divides_videos = BIASED, BIASED, Tower2Config, False
 
 
 class WindowedSpec(QwenSpec):
-    """Qwen2.5-VL."""
+    """The spec of Qwen2.5-VL."""
 
     vision: WindowedConfig
 
     style, style_with_experts, tower, divides_videos = BIASED, BIASED, WindowedConfig, False
 
     def time_step(self, item: MediaItem) -> float:
-        """Return the distance of the positions of successive groups: one second, if the item has none."""
+        """Return the distance between the positions of a video's successive frame groups.
+
+        A group lasts one second if *item* does not say.
+        """
         seconds = 1.0 if item.seconds_per_group is None else item.seconds_per_group
         return float(np.float32(self.vision.tokens_per_second) * np.float32(seconds)) if item.modality == VIDEO else 1.0
 
 
 class Spec3(QwenSpec):
-    """Qwen3-VL, dense or with experts."""
+    """The spec of Qwen3-VL, dense or with experts."""
 
     style, style_with_experts, tower = NORMED, NORMED_EXPERTS, Tower3Config
 
 
 class HybridSpec(QwenSpec):
-    """Qwen3.5, dense or with experts."""
+    """The spec of Qwen3.5, dense or with experts."""
 
     text: HybridConfig
 
@@ -103,7 +106,7 @@ class HybridSpec(QwenSpec):
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read config.json. Raises StartupError that names the key."""
+        """Read config.json. Raises a StartupError that names the key."""
         spec = super().read_config(config)
         if not config.get(DRAFTS):
             return spec

@@ -1,4 +1,4 @@
-"""The config.json of Qwen's vision towers, checked. No torch."""
+"""Reads and checks the config.json of Qwen's vision towers. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Tower2Config(MergingConfig):
 class WindowedConfig(MergingConfig):
     """A tower whose blocks attend within windows of window * window merged patches, except for *full_blocks*.
 
-    Positions of a video's groups of frames are its seconds, times *tokens_per_second*.
+    A frame group's position in a video is its time in seconds, times *tokens_per_second*.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = defaults.WINDOWED

@@ -1,9 +1,9 @@
 """The vision towers, which map patches to features in the text network's space.
 
 Formulas: transformers, modeling_qwen2_5_vl.py (Qwen2_5_VisionTransformerPretrainedModel) and modeling_qwen3_vl.py
-(Qwen3VLVision*); Qwen2-VL's tower is `backbones/merging_tower.py`, which says what the others are made of.
-Shapes: P patches, C channels * height * width of a patch, E hidden size, U merged patches, X text width, W = X * number
-of features of a token.
+(Qwen3VLVision*); Qwen2-VL's tower is `backbones/merging_tower.py`, which also has the parts of the others. Shapes: P
+patches, C channels * height * width of a patch, E hidden size, U merged patches, X text width, W = X * features per
+token.
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,9 @@ from saccade.nn.vision import frame_coordinates, packed_layout, packed_sequences
 def frame_windows(rows: int, columns: int, side: int) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
     """Return an order of the merged patches of one frame, window after window, and the windows' sizes.
 
-    Windows have side * side merged patches, less at the right and lower border. Equal windows are neighbours, so that
-    they can be attended together; the order of windows changes no result. The array is cached: do not write to it.
+    Windows have side * side merged patches, fewer at the right and lower borders. Windows of equal size are next to
+    each other, so that they can be attended together; the order of windows does not change the result. The array is
+    cached: do not write to it.
     """
     row, column = np.divmod(np.arange(rows * columns), columns)
     window = row // side * -(-columns // side) + column // side
@@ -52,7 +53,7 @@ def frame_windows(rows: int, columns: int, side: int) -> tuple[npt.NDArray[np.in
 class WindowedMetadata:
     """The metadata that depends only on grids. Blocks that attend within windows read *windows*, the others *frames*.
 
-    *order* int64 [U] puts merged patches into the order of windows, *restored* int64 [U] puts them back.
+    *order* int64 [U] puts merged patches into the order of windows, and *restored* int64 [U] puts them back.
     """
 
     windows: BlockMetadata
@@ -62,7 +63,7 @@ class WindowedMetadata:
 
 
 class WindowedTower(MergingTower):
-    """Qwen2.5-VL's: most blocks attend within windows."""
+    """Qwen2.5-VL's tower, in which most blocks attend within windows."""
 
     norm, mlp = RMSNorm, GatedTowerMlp
     config: WindowedConfig
@@ -92,7 +93,7 @@ class WindowedTower(MergingTower):
         )
 
     def forward(self, patches_PC: torch.Tensor, metadata: WindowedMetadata) -> Layerwise:
-        """Map normalised patches to features [U, X], in the order of patches."""
+        """Map normalised patches to features [U, X], in the patches' order."""
         x_PE = self.patch_embed["proj"](patches_PC)
         x_PE = x_PE.view(len(metadata.order), -1).index_select(0, metadata.order).view_as(x_PE)
         for index, block in enumerate(self.blocks):
@@ -102,7 +103,7 @@ class WindowedTower(MergingTower):
 
 
 class Tower3(LearnedTower):
-    """Qwen3-VL's: learned positions, and features of deepstack blocks."""
+    """Qwen3-VL's tower, with learned positions and features from deepstack blocks."""
 
     config: Tower3Config
 

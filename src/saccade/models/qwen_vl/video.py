@@ -1,4 +1,4 @@
-"""Computes a video's frames, grid, token count and prompt from its header. Runs in the gateway: no torch."""
+"""Computes a video's frames, grid, token count and prompt from its header. Runs in the gateway, without torch."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -11,7 +11,10 @@ FRAMES: Mapping[str, Any] = {"fps": 2.0, "min_frames": 4, "max_frames": 768}
 
 
 class VideoLayout14(SmartVideoLayout):
-    """Patches of two frames of 14 x 14, merged 2 x 2 into one token; two frames a second, of 128 to 768 tokens each."""
+    """Patches of 14 x 14 over two frames, merged 2 x 2 into one token.
+
+    By default, two frames a second are sampled, and each pair has 128 to 768 tokens.
+    """
 
     template_tokens = ("<|video_pad|>",)
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -25,7 +28,10 @@ class VideoLayout14(SmartVideoLayout):
 
 
 class VideoLayout16(TimedVideoLayout):
-    """Patches of two frames of 16 x 16, merged 2 x 2 into one token; two frames a second, each pair with its time."""
+    """Patches of 16 x 16 over two frames, merged 2 x 2 into one token.
+
+    By default, two frames a second are sampled; each pair follows its time.
+    """
 
     around = ("<|vision_start|>", "<|vision_end|>")
     template_tokens = ("<|video_pad|>",)

@@ -1,4 +1,4 @@
-"""Map names of checkpoint tensors to the networks' parameters."""
+"""Maps names of checkpoint tensors to the networks' parameters."""
 
 from saccade.models.backbones.names import DELTA_NET, FUSED, target_of
 from saccade.models.network import Target

@@ -1,4 +1,4 @@
-"""Tiles, tokens and text of an image, from its dimensions. Runs in the gateway: no torch.
+"""Computes an image's tiles, tokens and text from its dimensions. Runs in the gateway, without torch.
 
 Source of the rules: transformers 5.23, models/idefics3/image_processing_idefics3.py and processing_idefics3.py.
 """
@@ -20,17 +20,17 @@ MAX_EDGE = 4096
 
 
 class Layout(FixedSizeLayout):
-    """Layout of Idefics3 and SmolVLM: square tiles in high resolution, then the whole image in one square view."""
+    """The layout of Idefics3 and SmolVLM: square tiles in high resolution, then the whole image in one square view."""
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         self.settings: Mapping[str, Any] = resolve(config, preprocessor)
 
     def low_detail(self) -> Mapping[str, Any]:
-        """Return no tiles."""
+        """Return the setting that turns tiles off."""
         return {"splits": False}
 
     def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
-        """Return grid (1, rows, columns) of the tiled image in patches, views [V, 3, s, s], and the text around."""
+        """Return the tiled image's grid (1, rows, columns) in patches, views [V, 3, s, s], and the text around them."""
         return image_layout(width, height, settings)
 
 
@@ -50,7 +50,7 @@ def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageL
 
 
 def fitted(height: int, width: int, longest_edge: int) -> tuple[int, int]:
-    """Return (height, width) with the longer side resized to *longest_edge*, the other to an even number.
+    """Return (height, width) with the longer side resized to *longest_edge*, and the other to an even number.
 
     As in the reference, a size above MAX_EDGE is then reduced to MAX_EDGE. The rounding is part of the rule.
     """
@@ -72,7 +72,7 @@ def _even(length: int) -> int:
 
 
 def tiles(height: int, width: int, side: int) -> tuple[int, int]:
-    """Return (rows, columns) of tiles of *side* pixels for a resized image, whose aspect ratio is nearly kept."""
+    """Return the (rows, columns) of tiles of *side* pixels that nearly keep a resized image's aspect ratio."""
     ratio = width / height
     if width >= height:
         columns = math.ceil(width / side)

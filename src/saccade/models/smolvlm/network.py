@@ -1,8 +1,8 @@
-"""Vision tower, connector and text decoder.
+"""The network of Idefics3 and SmolVLM: the vision tower, connector and text decoder.
 
 Formulas: transformers 5.23, modeling_idefics3.py and modeling_smolvlm.py, which compute the same. Shapes: V views, P
-patches of a view, T patches of all views, D values of a patch, C channels of the vision tower, E hidden size, U tokens
-of images.
+patches of a view, T patches of all views, D values per patch, C channels of the vision tower, E hidden size, U image
+tokens.
 """
 
 import torch
@@ -55,8 +55,8 @@ class Network(TiledNetwork):
 def position_ids(side: int) -> torch.Tensor:
     """Return the entry of the position table for each patch of a view of *side* x *side* patches, int64 [P].
 
-    Formula: modeling_idefics3.py, Idefics3VisionEmbeddings, for a view without padding. Its rounding in float32 is
-    kept: it decides the entry of a patch on the border between two.
+    Formula: modeling_idefics3.py, Idefics3VisionEmbeddings, for a view without padding. The float32 rounding is kept,
+    because it decides the entry of a patch on the border between two.
     """
     borders = torch.arange(1 / side, 1.0, 1 / side, dtype=torch.float32)
     places = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(max=1.0 - 1e-6)

@@ -15,10 +15,10 @@ from saccade.protocol.media import ImageLayout
 
 
 class Pixels(ViewImage):
-    """Views of Idefics3 and SmolVLM, uint8 planes [3, s, s]: the tiles by rows, if any, then the whole image.
+    """Writes views as uint8 planes [3, s, s]: the tiles by rows, if any, then the whole image.
 
-    As in the reference, each size is resized from the one before, rounded to uint8: the longest edge, then whole tiles,
-    then the whole image.
+    As in the reference, each resize starts from the previous result, rounded to uint8: the longest edge, then whole
+    tiles, then the whole image.
     """
 
     layout_of = staticmethod(image_layout)

@@ -1,4 +1,4 @@
-"""The processor's settings, from config.json and preprocessor_config.json. No torch."""
+"""The processor's settings, from config.json and preprocessor_config.json. Does not import torch."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -40,7 +40,7 @@ DEFAULT_SCALE = 2
 def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[str, Any]:
     """Return longest_edge, tile, splits, filter, patch_size, view_tokens, image_mean and image_std.
 
-    *longest_edge* and *tile* are in pixels; *view_tokens* is the number of tokens of one view. Raises StartupError if a
+    *longest_edge* and *tile* are in pixels; *view_tokens* is the number of tokens in one view. Raises StartupError if a
     value is wrong or not supported.
     """
     processor_config.check_fixed(preprocessor, {**processor_config.FIXED, "do_convert_rgb": True, "do_pad": True})
@@ -90,7 +90,7 @@ def scale(config: Mapping[str, Any], vision: ClipConfig) -> int:
 
 
 def view_tokens(config: Mapping[str, Any], vision: ClipConfig) -> int:
-    """Return the number of tokens of one view. Raises StartupError."""
+    """Return the number of tokens in one view. Raises StartupError."""
     return (vision.side // scale(config, vision)) ** 2
 
 

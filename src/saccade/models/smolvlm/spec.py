@@ -1,4 +1,4 @@
-"""The spec of Idefics3 and SmolVLM for the engine's core, from their configuration. No torch."""
+"""The spec of Idefics3 and SmolVLM for the engine's core, from their configuration. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,18 +15,21 @@ DEFAULT_IMAGE_TOKEN_ID = 128257
 
 @dataclass(frozen=True)
 class Spec(TiledSpec):
-    """models.spec.ModelSpec, and the validated parts of config.json for the network."""
+    """Implements models.spec.ModelSpec, and holds the network's checked settings from config.json."""
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> "Spec":
-        """Read config.json. Raises StartupError that names the key."""
+        """Read config.json. Raises a StartupError that names the key."""
         text, vision = _text(config), tower(config)
         token_id = FAMILY.placeholder_below(config, text.vocab_size, DEFAULT_IMAGE_TOKEN_ID)
         return cls(text, vision, scale(config, vision), {"image": token_id})
 
 
 def _text(config: Mapping[str, Any]) -> TextConfig:
-    """Read the text half. The top level decides whether the head is tied; the norms' epsilon defaults to 1e-5."""
+    """Read the text half. The top level decides whether the head is tied.
+
+    Without a `text_config`, the norms' epsilon is 1e-5.
+    """
     text = {"rms_norm_eps": 1e-5} if config.get("text_config") is None else section(config, "text_config")
     choice({"model_type": "llama", **text}, "model_type", ("llama",))
     tied = bool(config.get("tie_word_embeddings", False))

@@ -1,4 +1,4 @@
-"""Models that read text only: one family for each form of chats, and one network, whose decoder config.json chooses."""
+"""Models that read text only: one family for each chat format, and one network, whose decoder config.json chooses."""
 
 from collections.abc import Mapping
 from dataclasses import replace

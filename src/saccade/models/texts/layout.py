@@ -1,4 +1,4 @@
-"""The image part in the gateway for models that take no images. No torch."""
+"""The image part in the gateway for models that take no images. Does not import torch."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,7 +12,7 @@ TEXT_ONLY = "This model reads text only; send the request to a model that takes 
 
 
 class Layout:
-    """models.family.Layout, which refuses every image."""
+    """Implements models.family.Layout, but refuses every image."""
 
     settings: Mapping[str, Any] = MappingProxyType({})
 

@@ -14,7 +14,7 @@ from saccade.nn.parallel import Ranks
 
 
 class Network(TextNetwork):
-    """The engine's network of the families. Parameters are empty until the loader has filled them."""
+    """The engine's network for these families. Parameters are empty until the loader has filled them."""
 
     @staticmethod
     def decoder(text: DecoderConfig, ranks: Ranks) -> TextDecoder:

@@ -1,4 +1,4 @@
-"""The spec for the engine's core, read from config.json. No torch."""
+"""The spec for the engine's core, read from config.json. Does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,13 +42,13 @@ READERS: Mapping[str, tuple[type[DecoderConfig], TextStyle]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Spec(ModelSpec):
-    """models.spec.ModelSpec of a decoder without a tower."""
+    """Implements models.spec.ModelSpec for a decoder without a tower."""
 
     text: DecoderConfig
     placeholder_of: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read config.json. Raises StartupError that names the key."""
+        """Read config.json. Raises a StartupError that names the key."""
         reader, style = READERS[choice(config, "model_type", tuple(READERS))]
         return cls(reader.read_decoder(config, style, config.get(MAX_MODEL_LEN)))

@@ -1,6 +1,6 @@
 """The tool call formats, by the names of vLLM's parsers.
 
-One file each has the tags, parser, grammar and template form.
+Each has a file with its tags, parser, grammar and template form.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ FORMATS: Final[Mapping[str, ToolFormat]] = MappingProxyType(
 
 
 def tool_call_tokens(tokenizer: Tokenizer, name: str | None) -> ToolCallTokens | None:
-    """Return the ids of the tags of the form *name*, None if the vocabulary lacks one of them."""
+    """Return the tag ids of the form *name*, or None if the vocabulary lacks one of the tags."""
     if name is None:
         return None
     if FORMATS[name].markup is not None:

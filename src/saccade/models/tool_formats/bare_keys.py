@@ -1,4 +1,4 @@
-"""Reads arguments with braces and brackets as in JSON, bare keys, and strings as parts, as Gemma 4 writes them."""
+"""Reads arguments as Gemma 4 writes them: braces and brackets as in JSON, bare keys, and strings as parts."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ NO_VALUES: Final = frozenset({"null", "None"})
 
 
 class NoArguments(Exception):
-    """The text has another form."""
+    """The text does not have the form of arguments."""
 
 
 class Lexeme(NamedTuple):
-    """A mark, or the text of a string or between marks."""
+    """A mark, a string's text, or the text between marks."""
 
     text: str
     is_string: bool = False
@@ -117,7 +117,7 @@ class _Reader:
 
 
 def bare_value(text: str, types: set[str]) -> Any:
-    """Return the value of a text without quotes. Raises NoArguments."""
+    """Return the value of *text*, which is written without quotes. Raises NoArguments."""
     value = form.json_of(text)
     if value is None and text in NO_VALUES:
         return None

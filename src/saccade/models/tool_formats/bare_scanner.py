@@ -13,7 +13,7 @@ from saccade.models.tool_formats.call_scanner import MAX_HEAD, CallScanner, Endi
 
 
 class End(NamedTuple):
-    """A place where a call may end: after *length* characters and the token *last*, None for the last token."""
+    """A place where a call may end: after *length* characters, in token *last*, which they determine if it is None."""
 
     length: int
     last: int | None = None
@@ -22,8 +22,8 @@ class End(NamedTuple):
 class BareScanner(CallScanner):
     """A call that ends where its form says. If that place never comes, the best of its possible ends counts.
 
-    *ends* has the first of each rank: 0 after a whole value, others after a value without an end of its own. *depth*
-    counts the calls in a value that have begun and not ended.
+    `_ends` has the first possible end of each rank: 0 after a whole value, others after a value without an end of its
+    own. `_depth` counts the calls in a value that have begun and not ended.
     """
 
     marks: re.Pattern[str]
@@ -62,11 +62,11 @@ class BareScanner(CallScanner):
 
     @abstractmethod
     def take_mark(self, tag_match: re.Match[str], end: int) -> str:
-        """Take a mark that ends after *end* characters. Return the name under which it counts from now on."""
+        """Take a mark that ends after *end* characters. Return the name by which it counts from now on."""
 
     @abstractmethod
     def check_text(self, text: str) -> None:
-        """Check the *text* after the last mark; the end of a long one is left out."""
+        """Check the *text* after the last mark; the end of a long text is left out."""
 
     def push_token(self, text: str, tag: Tag | None = None, before: str = "") -> None:
         if self._number < 0 and tag is None:
@@ -75,7 +75,7 @@ class BareScanner(CallScanner):
         self._lengths.append(self._length)
 
     def without_tag(self, text: str) -> tuple[str, str]:
-        """Divide *text*, in which a call may begin without its tag, before that call."""
+        """Divide *text* before a call that may begin in it without its tag."""
         return "", text
 
     def add_text(self, text: str) -> None:

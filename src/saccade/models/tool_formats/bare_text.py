@@ -1,4 +1,4 @@
-"""The common code for calls whose texts have no quotes, whatever tags enclose the values."""
+"""The common code for calls whose text values have no quotes, whatever tags enclose them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ Span = tuple[str, int, int]
 class BareShape(NamedTuple):
     """The pieces of a call: before all parameters and after them, and before a parameter's value and after it.
 
-    A piece is a text, in which `{}` stands for the name, or a field of ToolCallTokens, which stands for that tag.
+    A piece is text, in which `{}` stands for the name, or a field of ToolCallTokens, which stands for that tag.
     """
 
     opening: tuple[str, ...]
@@ -35,7 +35,8 @@ class BareShape(NamedTuple):
 class ValueTags(NamedTuple):
     """The tags of values: the text before one, with the parameter's name as its group, and the tag after it.
 
-    *damaged* is another text before one. A whole call in a value is from *example_begin* to *example_end*.
+    *damaged* matches what may stand before a value instead of *opening*. A whole call in a value runs from
+    *example_begin* to *example_end*.
     """
 
     opening: re.Pattern[str]
@@ -45,16 +46,16 @@ class ValueTags(NamedTuple):
     damaged: re.Pattern[str] | None = None
 
     def begin_value(self, text: str, place: int) -> re.Match[str] | None:
-        """Return the text before a value at *place* of *text*."""
+        """Return the match of the text that opens a value at *place* in *text*; None if there is none."""
         opening = self.opening.match(text, place)
         return opening if opening is not None or self.damaged is None else self.damaged.match(text, place)
 
 
 def values_in(text: str, tags: ValueTags, schema: Schema) -> dict[str, str] | None:
-    """Return the values in *text* by name; None if there is other text too.
+    """Return the values in *text* by name, or None if there is other text too.
 
-    A value ends at the first end tag that another parameter or nothing follows. If its end tag is missing, it ends
-    before the next parameter of *schema*, or with the text. Tags in a whole call within a value do not count.
+    A value ends at the first end tag that is followed by another parameter or by nothing. If its end tag is missing, it
+    ends before the next parameter of *schema*, or with the text. Tags in a whole call within a value do not count.
     """
     marked = _without_examples(text.rstrip(), tags)
     spans = list[Span]()
@@ -81,7 +82,7 @@ def _divided(text: str, spans: Sequence[Span], tags: ValueTags, schema: Schema) 
     """Yield *spans*, each cut before a declared parameter that begins in it and has no other value.
 
     A value that includes another parameter's end tag keeps it whole, as an example. If values have lines of their own,
-    so have the tags.
+    so do the tags.
     """
     missing = _properties(schema).keys() - {name for name, _, _ in spans}
     for name, start, end in spans:
@@ -139,7 +140,7 @@ def limits(function: form.FunctionConstraint, enforced: SupportedSchema) -> Supp
 def rules(
     shape: BareShape, index: int, function: form.FunctionConstraint, tokens: form.ToolCallTokens
 ) -> Iterator[str]:
-    """Yield the rules of a call of function *index* in *shape*, from `call_INDEX` on."""
+    """Yield the grammar rules for a call of function *index* in *shape*, starting with `call_INDEX`."""
     schema = function.parameters
     required = schema.get("required") if isinstance(schema.get("required"), list) else []
     names = [f"parameter_{index}_{number}" for number in range(len(_properties(schema)))]
@@ -185,6 +186,6 @@ def _is_text(name: str, schema: Schema) -> bool:
 
 
 def _texts(declared: Schema) -> list[str]:
-    """Return the only texts that *declared* allows; none if it allows others."""
+    """Return the only texts that *declared* allows, or [] if it does not list any."""
     allowed = [declared["const"]] if "const" in declared else declared.get("enum")
     return [text for text in allowed if isinstance(text, str)] if isinstance(allowed, list) else []

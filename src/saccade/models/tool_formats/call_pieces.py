@@ -16,10 +16,10 @@ Mark = Literal["separator", "key_begin", "key_end", "value_begin", "value_end"]
 
 
 class CallPieces(ABC):
-    """A call of one of *functions*, after its opening tag. Its *name* and *id* are known once the name is not "".
+    """A call of one of *functions*, after its opening tag. Its *name* and *id* are known once *name* is not "".
 
-    All pieces that are returned are the arguments together. The call *is_broken* once it has another form; what the
-    last step has returned does not count then.
+    The returned pieces together are the arguments. The call *is_broken* once its text has another form; what the last
+    step returned then does not count.
     """
 
     def __init__(self, functions: Mapping[str, Mapping[str, Any]]) -> None:
@@ -30,7 +30,7 @@ class CallPieces(ABC):
 
     @property
     def is_over(self) -> bool:
-        """Whether the arguments are complete, without the call's end tag."""
+        """Whether the arguments are complete even before the call's end tag."""
         return False
 
     @property
@@ -52,7 +52,7 @@ class CallPieces(ABC):
         """Return the last piece of the arguments, before the call's end tag."""
 
     def _begin(self, name: str) -> None:
-        """Set the name, if it is that of a function."""
+        """Set the name if it is that of a function."""
         self.name = name if name in self._functions else ""
         self.is_broken = not self.name
 
@@ -117,7 +117,7 @@ class MemberCallPieces(CallPieces):
         return piece
 
     def _close(self) -> str:
-        """Return the rest of the open value, which ends."""
+        """End the open value, and return the rest of it."""
         value, self._value = self._value, None
         if value is None:
             self.is_broken = True

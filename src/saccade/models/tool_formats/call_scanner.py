@@ -1,4 +1,4 @@
-"""Follows the text of a call token by token: whether it may still be a call, and at which token it ends.
+"""Follows a call's text token by token, to tell whether it may still be a call, and at which token it ends.
 
 A tag within a value of the call belongs to the value. Each form says where its values end.
 """
@@ -21,7 +21,7 @@ JSON_OTHERS: Final = re.compile(r"[\s:,0-9.+\-Eaeflnrstu]*")
 
 
 class Ending(NamedTuple):
-    """The end of a call: its *last* token, and the *rest* of that token's text, which is not the call's."""
+    """The end of a call: its *last* token's number, and the *rest* of that token's text, which is not the call's."""
 
     last: int
     rest: str = ""
@@ -30,7 +30,7 @@ class Ending(NamedTuple):
 class CallScanner(ABC):
     """A possible call, from the first token pushed. *names* are the declared functions' names.
 
-    It *is_broken* once no token can make it a call. It has an *ending* once it ended.
+    It *is_broken* once no further token can make it a call. It has an *ending* once it has ended.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -205,6 +205,6 @@ class Nesting:
 
 
 def _after(pattern: re.Pattern[str], text: str, place: int) -> int:
-    """Return where the match of *pattern*, which matches always, ends."""
+    """Return where the match of *pattern* ends; the pattern always matches."""
     matched = pattern.match(text, place)
     return place if matched is None else matched.end()

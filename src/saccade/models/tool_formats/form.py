@@ -61,7 +61,7 @@ class ToolCallTokens(msgspec.Struct, frozen=True):
 
 
 class FunctionConstraint(msgspec.Struct, frozen=True):
-    """A function whose arguments match *parameters*, a schema of the type object, found at *place* of the request."""
+    """A function whose arguments match *parameters*, an object schema found at *place* in the request."""
 
     name: str
     parameters: Schema
@@ -70,7 +70,7 @@ class FunctionConstraint(msgspec.Struct, frozen=True):
 
 
 class ContentConstraint(msgspec.Struct, frozen=True):
-    """An answer without calls: JSON that matches the schema in *text*, found at *place* of the request."""
+    """An answer without calls: JSON that matches the schema in *text*, found at *place* in the request."""
 
     text: str
     place: str
@@ -78,9 +78,10 @@ class ContentConstraint(msgspec.Struct, frozen=True):
 
 
 class CallConstraint(msgspec.Struct, frozen=True):
-    """Answers that call *functions* once, or more often with *many*.
+    """Answers that call one of *functions* once or, with *many*, call them several times.
 
-    Without *must_call* an answer may be *content* instead; if that is None, any text, also before the calls.
+    Without *must_call*, an answer may be *content* instead. If that is None, it may be any text, with or without calls
+    after it.
     """
 
     functions: list[FunctionConstraint]
@@ -112,16 +113,16 @@ class ToolFormat:
     """A form of tool calls.
 
     *scanner* follows a call's text up to its end, given the names of the declared functions. *parse* reads the call
-    from that text, in parts if it has separators; None if it is no call of a declared function. *pieces* reads a call
-    in the grammar's exact form while it is written. *opening* is the text that begins a call without its tag, if the
-    form has such calls.
+    from that text, in parts if it has separators, and returns None if it calls no declared function. *pieces* reads a
+    call in the grammar's exact form while it is written. *opening* is the text that begins a call without its tag, if
+    the form has such calls.
 
-    *rules* yields the grammar's rules of the call of function *index*, from `call_INDEX` on. *limits* refuses or drops
-    the keywords of a function's schema that the form cannot enforce. *variables* computes template variables from the
-    tools, if the releases' own code does. *between* is the text between calls outside of a section. *markup* are the
-    ids of tags of several tokens. A form that *numbers_calls* has NAME_NUMBER as a call's id, counted over the whole
-    chat. A form with a *structural_tag*, for other projects' engines, has no *rules*; its *limits* also apply to JSON
-    answers.
+    *rules* yields the grammar rules for a call of function *index*, starting with `call_INDEX`. *limits* refuses or
+    drops the keywords of a function's schema that the form cannot enforce. *variables* computes template variables from
+    the tools, if the releases' own code does. *between* is the text between calls outside of a section. *markup* has
+    the ids of tags that consist of several tokens. A form that *numbers_calls* has NAME_NUMBER as a call's id, counted
+    over the whole chat. A form with a *structural_tag*, for other projects' engines, has no *rules*; its *limits* also
+    apply to JSON answers.
     """
 
     tags: ToolTags
@@ -157,7 +158,7 @@ class ToolFormat:
 
 
 def parts_of(place: str, schema: Any) -> Iterator[tuple[str, Schema]]:
-    """Yield the schemas in *schema*, and itself, with their places."""
+    """Yield *schema* and the schemas in it, with their places."""
     if not isinstance(schema, dict):
         return
     yield place, schema
@@ -186,13 +187,13 @@ def without(keywords: Sequence[str], function: FunctionConstraint, enforced: Sup
                 )
             del schema[keyword]
             if keyword == "patternProperties":
-                schema.pop("additionalProperties", None)  # It is about what no pattern matches.
+                schema.pop("additionalProperties", None)  # It applies to what no pattern matches.
             enforced.dropped.append(f"{place}.{keyword}")
     return enforced
 
 
 def with_sorted_keys(value: Any) -> Any:
-    """Return *value* with the keys of all objects in order, as some releases' code has them."""
+    """Return *value* with the keys of all objects sorted, as in some releases' code."""
     match value:
         case dict():
             return {key: with_sorted_keys(value[key]) for key in sorted(value)}
@@ -202,7 +203,7 @@ def with_sorted_keys(value: Any) -> Any:
 
 
 def json_rule(schema: Schema) -> str:
-    """Return the right side of a rule for JSON that matches *schema*."""
+    """Return the right side of a grammar rule for JSON that matches *schema*."""
     return f"%json {json.dumps({**schema, OPTIONS: {'whitespace_pattern': WHITE_SPACE}})}"
 
 
@@ -217,7 +218,7 @@ def tag(token_id: int | None) -> str:
 
 
 def json_of(text: str) -> Any:
-    """Return the JSON value in *text*, None if it is not valid JSON."""
+    """Return the JSON value in *text*, or None if it is not valid JSON."""
     try:
         return msgspec.json.decode(text.strip())
     except (msgspec.MsgspecError, RecursionError, UnicodeError):

@@ -1,4 +1,4 @@
-"""Calls of Gemma 4: `call:NAME{key:value,...}` between tags, with bare keys, and strings between tokens for quotes.
+"""Calls of Gemma 4: `call:NAME{key:value,...}` between tags, with bare keys, and strings between quote tokens.
 
 Nothing is escaped: a string ends at the next quote, which is a token and not text. The chat template writes keys in
 alphabetical order, and so does the grammar.
@@ -187,7 +187,7 @@ class Pieces(CallPieces):
             return ""
 
     def _below(self, key: str | None) -> Any:
-        """Return the schema of the property *key* of the open object, of an item of the open array without a key."""
+        """Return the schema of property *key* in the open object, or of an item in the open array if *key* is None."""
         bracket, schema = self._containers[-1] if self._containers else ("", None)
         if key is None and bracket == "{":
             return None
@@ -204,7 +204,7 @@ def limits(function: form.FunctionConstraint, enforced: SupportedSchema) -> Supp
 
 @dataclass
 class _Rules:
-    """The rules of one function's arguments, by their right sides; *root* is the schema that references mean."""
+    """The grammar rules for one function's arguments, named by schema; references resolve within *root*."""
 
     prefix: str
     root: Schema
@@ -277,7 +277,7 @@ class _Rules:
         return f'"{{" {first} "}}"' if first else '"{" "}"'
 
     def _pairs(self, keys: list[str], properties: Mapping[str, Any], required: set[str], *, is_first: bool) -> str:
-        """Return the rule for pairs of some of *keys*, in order; after a comma unless a pair *is_first*."""
+        """Return a rule's right side for pairs of some of *keys*, in order, after commas unless the pair *is_first*."""
         if not keys:
             return ""
         key, *others = keys
@@ -290,7 +290,7 @@ class _Rules:
         return f"({pair} | {left or chr(34) * 2})"
 
     def _named(self, keys: list[str], properties: Mapping[str, Any], required: set[str], *, is_first: bool) -> str:
-        """Return a rule's name for `_pairs`, so that a long list of optional keys does not double with each."""
+        """Return the name of a rule for `_pairs`, so that the grammar does not double with each optional key."""
         if not keys:
             return ""
         name = f"{self.prefix}_{'first' if is_first else 'more'}_{len(self.lines)}_{len(keys)}"

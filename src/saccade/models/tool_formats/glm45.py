@@ -30,7 +30,7 @@ SHAPE = bare_text.BareShape(
 
 
 def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | None:
-    """Parse the function's name, then for each argument its name and its value, typed by the function's schema.
+    """Parse the function's name, then each argument's name and value, which has the type in the function's schema.
 
     One tag of a parameter may be missing.
     """
@@ -46,7 +46,7 @@ def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | N
 
 
 class Scanner(BareScanner):
-    """A call up to the end tag after a whole value. In a value, that tag belongs to it if another end of it follows."""
+    """A call up to the end tag after a whole value. In a value, that tag belongs to it if the value's end follows."""
 
     marks = re.compile(r"</?arg_(?:key|value)>")
     _has_value = False
@@ -116,7 +116,7 @@ class Scanner(BareScanner):
 
 
 def _is_name(text: str) -> bool:
-    """Return whether *text* may be the name of a function that is declared or not, as in an example."""
+    """Return whether *text* may be a function's name; an undeclared one may be in an example."""
     return re.fullmatch(r"[\w.-]+", text.strip()) is not None
 
 

@@ -23,7 +23,7 @@ def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | N
 
 
 class Scanner(CallScanner):
-    """A call's JSON. A value ends at its quote."""
+    """A call's JSON. A string ends at its closing quote."""
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
@@ -49,7 +49,7 @@ class Scanner(CallScanner):
 
 
 class Pieces(JsonCallPieces):
-    """A call in JSON, the name before the arguments."""
+    """A call in JSON, with the name before the arguments."""
 
     closing = "}"
 

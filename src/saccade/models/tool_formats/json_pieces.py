@@ -1,4 +1,4 @@
-"""Reads JSON in pieces: values as json.dumps writes them, with each part sent as soon as it is certain."""
+"""Reads JSON in pieces: values as json.dumps writes them, with each part returned as soon as it is certain."""
 
 import json
 import re
@@ -32,7 +32,7 @@ LEXEME: Final = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s"{}\[\],:]+(?=
 
 
 def escaped(text: str) -> str:
-    """Return *text* as within a JSON string."""
+    """Return *text* as it is written within a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -60,9 +60,9 @@ def complete_object(text: str) -> str:
 
 
 class JsonOrder:
-    """The order of JSON's lexemes: marks, quoted strings, and numbers and words, whose kind is `s`.
+    """Checks the order of JSON's lexemes: marks, quoted strings, and numbers and words, whose kind is `s`.
 
-    *allowed* has the kinds that may come next, none once the value is whole.
+    *allowed* has the kinds that may come next, and is empty once the value is whole.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class JsonOrder:
 
 
 class ValuePieces(ABC):
-    """A value while it is read. It *is_broken* if its text has another form; *after* is text after its end."""
+    """A value while it is read. It *is_broken* if its text has another form; *after* is the text after its end."""
 
     is_broken = False
     after = ""
@@ -107,7 +107,7 @@ class ValuePieces(ABC):
 
 
 class TextValue(ValuePieces):
-    """A text that is written without quotes."""
+    """A string that is written without quotes."""
 
     _opening = '"'
 
@@ -120,7 +120,7 @@ class TextValue(ValuePieces):
 
 
 class JsonValue(ValuePieces):
-    """A value in JSON. Numbers and words wait for their end, escapes in strings as well."""
+    """A value in JSON. Numbers, words and escapes in strings are held back until they are complete."""
 
     def __init__(self) -> None:
         self._order = JsonOrder()
@@ -171,7 +171,7 @@ class JsonValue(ValuePieces):
         return piece, len(text)
 
     def _outside(self, text: str, place: int) -> tuple[str, int]:
-        """Return the next mark or scalar, "" for white space, and the place after it."""
+        """Return the next mark or scalar, or "" for white space, and the place after it."""
         character = text[place]
         if character.isspace():
             return "", place + 1
@@ -198,7 +198,7 @@ class JsonValue(ValuePieces):
 
 
 class OtherValue(ValuePieces):
-    """A JSON value that is not text; *read* returns it. Only objects and arrays come in pieces."""
+    """A value that is not always a string; *read* converts its text. Only objects and arrays come in pieces."""
 
     def __init__(self, read: Callable[[str], Any]) -> None:
         self._read = read
@@ -228,7 +228,7 @@ class OtherValue(ValuePieces):
 
 
 def value_of(types: Set[str]) -> ValuePieces:
-    """Return a value of *types* that a model writes without quotes if it can only be a text."""
+    """Return a reader for a value of *types*, which a model writes without quotes if it can only be a string."""
     return OtherValue(partial(typed_as, types=types)) if types - {"string"} else TextValue()
 
 

@@ -1,8 +1,8 @@
 """Kimi-K2's calls in a section of tags, and the tools in its templates' form: TypeScript types.
 
-A call is `functions.NAME:INDEX`, a separator, and its arguments as JSON. The declaration is in the template's variable
-`tools_ts_str`. Source of its form: the releases' tool_declaration_ts.py and tokenization_kimi.py. As there, keys are
-sorted first. If the form cannot express the schema of one tool, the template itself declares all tools as JSON.
+A call is `functions.NAME:INDEX`, a separator, and its arguments as JSON. The template's variable `tools_ts_str`
+declares the tools. Source of its form: the releases' tool_declaration_ts.py and tokenization_kimi.py. As there, keys
+are sorted first. If the form cannot express the schema of one tool, the template itself declares all tools as JSON.
 """
 
 import json
@@ -70,7 +70,7 @@ def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | N
 
 
 class Scanner(SectionScanner):
-    """A call's name and JSON. A value ends at its quote, and is the only place for a second separator."""
+    """A call's name and JSON. A string ends at its closing quote, and is the only place for a second separator."""
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
@@ -102,7 +102,7 @@ class Scanner(SectionScanner):
 
 
 class Pieces(JsonCallPieces):
-    """A call's id, which has its name, and its JSON after the separator."""
+    """A call's id, which contains the function's name, and its JSON after the separator."""
 
     def __init__(self, functions: form.Declared) -> None:
         super().__init__(functions)
@@ -136,7 +136,7 @@ class _CannotSay(Exception):
 
 
 def tool_variables(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the template's variables for *tools*: with sorted keys, and if possible as TypeScript."""
+    """Return the template's variables for *tools*: with sorted keys and, if possible, as TypeScript."""
     ordered = form.with_sorted_keys(list(tools))
     try:
         functions = "\n".join(_function(tool["function"]) for tool in ordered)
@@ -166,7 +166,7 @@ def _function(function: Mapping[str, Any]) -> str:
 
 
 class _References:
-    """The references in the schemas of one function, in reading order: a definition comes before its references."""
+    """The references in one function's schemas, read in order: a definition must come before references to it."""
 
     def __init__(self) -> None:
         self.definitions: dict[str, Any] = {}
@@ -215,7 +215,7 @@ class _References:
 
 
 def _type(schema: Any, indent: str) -> str:
-    """Return the TypeScript type of *schema*, which was read before."""
+    """Return the TypeScript type of *schema*, which has been read."""
     match schema:
         case bool():
             return "any" if schema else "null"
@@ -309,7 +309,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _check_enum(values: Any, schema: Mapping[str, Any]) -> None:
-    """Raise _CannotSay for values of another type than the declared one, which may be a type or null."""
+    """Raise _CannotSay for values that are neither null nor of the declared type, which may be a type or null."""
     if not isinstance(values, list):
         raise _CannotSay
     declared = schema.get("type")

@@ -1,8 +1,8 @@
-"""Calls of Kimi-K3 in a section: `call` with the function's name, and an `argument` with a name and a type for each.
+"""Calls of Kimi-K3 in a section: a `call` with the function's name, and for each argument its name and type.
 
-An argument of the type string is plain text, every other one JSON. The tags are of several tokens (markup.py).
-Saccade's engine does not run the model. So answers are constrained by a structural tag for xgrammar, which vLLM, SGLang
-and TokenSpeed have; there a special token matches its text.
+A string argument is plain text, and every other one is JSON. Each tag consists of several tokens (markup.py). Saccade's
+engine does not run the model, so a structural tag for xgrammar constrains the answers. vLLM, SGLang and TokenSpeed have
+xgrammar; there, a special token matches its text.
 """
 
 import json
@@ -130,7 +130,7 @@ class Pieces(MemberCallPieces):
 
 
 def tool_variables(tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the template's variable for *tools*, with sorted keys as the releases' code has them."""
+    """Return the template's variable for *tools*, with sorted keys, as in the releases' code."""
     return {"tools": form.with_sorted_keys(list(tools))}
 
 
@@ -139,7 +139,7 @@ def _limits(function: form.FunctionConstraint, enforced: SupportedSchema) -> Sup
 
 
 def _structural_tag(calls: form.CallConstraint) -> str:
-    """Return whole answers for xgrammar: reasoning, if the prompt ends in it, the response, and *calls*."""
+    """Return a whole answer's form for xgrammar: reasoning, if the prompt ends in it, the response, and *calls*."""
     any_text = {"type": "any_text", "excludes": [OPEN, CLOSE, END_OF_MESSAGE]}
     called = {"type": "tags_with_separator", "tags": [_call(function) for function in calls.functions], "separator": ""}
     section = _tag(

@@ -1,4 +1,4 @@
-"""Calls as tags of XML without quotes: `<function=NAME><parameter=NAME>` value `</parameter></function>`."""
+"""Calls as XML-like tags without quotes: `<function=NAME><parameter=NAME>` value `</parameter></function>`."""
 
 import re
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ SHAPE = bare_text.BareShape(("\n<function={}>\n",), ("<parameter={}>\n",), ("\n<
 
 
 def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | None:
-    """Parse `<function=NAME>`, for each argument `<parameter=NAME>` value `</parameter>`, `</function>`.
+    """Parse `<function=NAME>`, then `<parameter=NAME>` value `</parameter>` for each argument, then `</function>`.
 
     One line break after a parameter's tag and one before its end do not belong to the value. The function's schema
-    determines the type of the value. The last of the end tags may be missing, and `</parameter>` before another
+    determines the type of the value. The last end tags may be missing, and so may `</parameter>` before another
     parameter of the function.
     """
     text = "".join(parts).strip()
@@ -46,10 +46,10 @@ def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | N
 
 
 class Scanner(BareScanner):
-    """A call up to `</function>`, and the tag after it. Its own end follows `</parameter>`, or the function's name.
+    """A call up to `</function>` and the tag after it. Its own end follows `</parameter>` or the function's name.
 
-    Within a value, `</function>` and the call's end tag belong to the value if its own end follows.
-    A call without its opening tag ends at its own end; text after it does not belong to it.
+    Within a value, `</function>` and the call's end tag belong to the value if the call's own end follows. A call
+    without its opening tag ends at its own end; text after it does not belong to it.
     """
 
     marks = re.compile(r"<function=([^<>\n]*)>|<parameter=([^<>\n]*)>|</parameter>|</function>")
@@ -80,7 +80,7 @@ class Scanner(BareScanner):
 
     @property
     def _is_over(self) -> bool:
-        """Whether no tag stands around the call, and it has ended."""
+        """Whether the call has no opening tag, and has ended."""
         return self._opened_by is None and self.is_whole
 
     def without_tag(self, text: str) -> tuple[str, str]:
@@ -89,7 +89,7 @@ class Scanner(BareScanner):
         return text[:begin], text[begin:]
 
     def _may_begin(self, text: str) -> bool:
-        """Return whether *text* is the beginning of a call of a declared function, or a part of it."""
+        """Return whether *text* begins with a declared function's opening, or is the beginning of one."""
         heads = (f"{FUNCTION}{name}>" for name in self._names)
         return len(text) <= MAX_HEAD and any(head.startswith(text) or text.startswith(head) for head in heads)
 
@@ -166,7 +166,7 @@ class Pieces(MemberCallPieces):
         return super().finish_arguments()
 
     def _next(self) -> str | None:
-        """Return the next piece of the unread text, None if more must come before."""
+        """Return the next piece of the unread text, or None if more must come first."""
         if self._value is not None:
             return self._of_value()
         tag = None if self._has_ended else BETWEEN.match(self._unread)

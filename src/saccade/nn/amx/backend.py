@@ -1,9 +1,9 @@
 """Attention of vision towers in bfloat16 on a CPU with AMX, shared among torch's OpenMP threads.
 
-PyTorch's own attention multiplies by AMX as well, but passes over the scores several times between its two products.
+PyTorch's own attention multiplies with AMX as well, but passes over the scores several times between its two products.
 OpenMP's threads spin while they wait and need no interpreter; a Python thread takes hundreds of microseconds to wake.
 The entry point is GCC's for `#pragma omp parallel` (libgomp's manual, "Implementing PARALLEL construct"); the runtimes
-of LLVM and Intel have it, too.
+of LLVM and Intel have it too.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ PARTS_PER_THREAD = 2
 
 
 class OpenMP:
-    """Runs a C function on several threads. A process forked later has none of these threads, and uses one."""
+    """Runs a C function on several threads. A process forked later has none of these threads, and runs it on one."""
 
     def __init__(self) -> None:
         # Found through torch's library, so it is the runtime that torch itself is linked to; some builds have none.
@@ -41,7 +41,7 @@ class OpenMP:
 
 
 class VisionAttentionBackend:
-    """nn.context.VisionAttentionBackend. PyTorch computes heads of an odd width."""
+    """Implements nn.context.VisionAttentionBackend with AMX. PyTorch computes heads of an odd width."""
 
     name = "amx"
     metadata = ("max_seqlen", "sequence_lengths")

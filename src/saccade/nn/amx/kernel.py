@@ -1,9 +1,9 @@
-"""Attention in bfloat16 by AMX: softmax(Q K^T) V, one block of keys after another, scores and sums in float32.
+"""Attention in bfloat16 with AMX: softmax(Q K^T) V, one block of keys after another, scores and sums in float32.
 
 Formula: Dao 2023, arXiv:2307.08691, algorithm 1, with everything transposed: a row of scores is one key, a column one
-query. So the softmax goes from row to row with sixteen queries in a register, and never across one.
-Instructions: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, 10.2.3 (MXCSR), and 2, TILELOADD,
-TDPBF16PS. Numba has no type for bfloat16: two neighbouring values are one uint32, the first in its lower half.
+query. So the softmax goes from row to row with sixteen queries in a register, and never across one. Instructions: Intel
+64 and IA-32 Architectures Software Developer's Manual, volume 1, 10.2.3 (MXCSR), and 2, TILELOADD, TDPBF16PS. Numba has
+no type for bfloat16: two neighbouring values are one uint32, the first in its lower half.
 
 All of the kernel is in this file, because Numba's cache looks for changes only in the file of the cached function.
 
@@ -89,7 +89,7 @@ def _every(number: float, kind: Any = BITS) -> Any:
 
 
 def _instruction(result: Any, *operands: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Make an intrinsic of a function that emits code for LLVM, given a builder and operands of these Numba types."""
+    """Make an intrinsic from a function that emits code for LLVM, given a builder and operands of these Numba types."""
 
     def decorate(emit: Callable[..., Any]) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -133,20 +133,20 @@ def store(builder: Any, address: Any, vector: Any) -> None:
 
 
 def _store_pairs(builder: Any, address: Any, lower: Any, upper: Any) -> None:
-    """Write the upper halves of each lane of *lower* and *upper* as a pair."""
+    """Write the upper halves of each lane of *lower* and *upper* as pairs."""
     pairs = builder.or_(builder.lshr(lower, _every(16)), builder.and_(upper, _every(0xFFFF0000)))
     builder.store(pairs, builder.inttoptr(address, BITS.as_pointer()), align=4)
 
 
 @_instruction(types.void, types.int64, VECTOR, VECTOR)
 def store_shares(builder: Any, address: Any, lower: Any, upper: Any) -> None:
-    """Write sixteen pairs of bfloat16, rounded to the nearest, ties up: of vectors of numbers from 0 to 1."""
+    """Write vectors of numbers from 0 to 1 as sixteen pairs of bfloat16, rounded to the nearest, ties up."""
     _store_pairs(builder, address, *(builder.add(builder.bitcast(x, BITS), _every(0x8000)) for x in (lower, upper)))
 
 
 @_instruction(types.void, types.int64, VECTOR, VECTOR)
 def store_pairs(builder: Any, address: Any, lower: Any, upper: Any) -> None:
-    """Write sixteen pairs of bfloat16, rounded to the nearest, ties to even."""
+    """Write vectors as sixteen pairs of bfloat16, rounded to the nearest, ties to even."""
 
     def rounded(value: Any) -> Any:
         bits = builder.bitcast(value, BITS)
@@ -200,12 +200,15 @@ def above_floor(builder: Any, x: Any) -> Any:
 
 @_instruction(VECTOR, VECTOR, VECTOR)
 def scale_by_power(builder: Any, factor: Any, x: Any) -> Any:
-    """Return factor * 2^floor(x), 0 if that is too small."""
+    """Return factor * 2^floor(x), or 0 if that is too small."""
     return _masked(builder, "scalef", factor, x)
 
 
 def _tile_instruction(name: str, tiles: tuple[Any, ...], num_addresses: int) -> Any:
-    """Return the typing of an intrinsic of literal tiles, and of *num_addresses* operands: an address and a stride."""
+    """Return an intrinsic's signature and generator.
+
+    Its operands are literal *tiles*, and then *num_addresses* numbers: an address and a stride, or none.
+    """
     numbers = [ir.Constant(BYTE, tile.literal_value) for tile in tiles]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -238,12 +241,15 @@ def tile_zero(_: Any, tile: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def tile_dot(_: Any, total: Any, left: Any, right: Any) -> Any:
-    """total [16, 16] float32 += left [16, 32] bfloat16 times right [32, 16], rows 2 i and 2 i + 1 interleaved."""
+    """Add left [16, 32] times right [32, 16] to total [16, 16].
+
+    The total is float32, and the factors are bfloat16. Rows 2 i and 2 i + 1 of right are interleaved.
+    """
     return _tile_instruction("tdpbf16ps", (total, left, right), 0)
 
 
 def _change_status(builder: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply *change* to the control and status register of vectors; return the old value."""
+    """Apply *change* to the vectors' control and status register (MXCSR); return the old value."""
     place = cgutils.alloca_once(builder, INT)
     address = builder.bitcast(place, BYTE.as_pointer())
     _call(builder, "llvm.x86.sse.stmxcsr", ir.VoidType(), address)
@@ -257,7 +263,7 @@ def _change_status(builder: Any, change: Callable[[Any], Any]) -> Any:
 def configure(builder: Any, address: Any) -> Any:
     """Configure the tiles by the 64 bytes at *address*; return the argument of `release`.
 
-    Exponentials too small for a normal float32 become zero: they would take a hundred times as long as others.
+    Exponentials that are too small for a normal float32 become zero, as they would take a hundred times as long.
     """
     _call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), builder.inttoptr(address, BYTE.as_pointer()))
     return _change_status(builder, lambda status: builder.or_(status, ir.Constant(INT, SMALL_IS_ZERO)))
@@ -333,7 +339,7 @@ def _store(out, query_step, row_step):
 
 @compiled
 def _score(keys, stride, queries, num_keys, num_left, scores):
-    """Score two tiles of keys by two of queries at a time; keys from *num_left* on do not exist."""
+    """Score two tiles of keys by two of queries at a time; keys from *num_left* on do not exist, and are hidden."""
     for t in range(0, num_keys, TILE_KEYS):
         tile_zero(0)
         tile_zero(1)
@@ -403,9 +409,9 @@ def _write(mixed, sums, pairs_2WC, head, begin, out_NW):
 
 @compiled
 def _places(length, width):
-    """Return the places in a thread's workspace, and its size.
+    """Return the offsets in a thread's workspace, and its size.
 
-    They are of keys, values, queries, mixed values, scores, shares, sums, pairs and the tiles' configuration.
+    Keys come first. The offsets are of values, queries, mixed values, scores, shares, sums, pairs and configuration.
     """
     num_keys, num_steps = (length + TILE_KEYS - 1) // TILE_KEYS * TILE_KEYS, (width + LANES - 1) // LANES
     values = num_keys * num_steps * ROW_BYTES
@@ -420,12 +426,12 @@ def _places(length, width):
 
 
 def workspace_bytes(length: int, width: int) -> int:
-    """Return the size of each thread's workspace."""
+    """Return the size of each thread's workspace in bytes."""
     return int(_places.py_func(length, width)[-1])
 
 
 def _attention(data):
-    """Attend. The threads that call this take heads, or parts of a head's queries, one after another."""
+    """Attend. Each thread that calls this takes heads, or parts of a head's queries, one after another."""
     (
         _, _, q, k, v, out, q_stride, k_stride, v_stride, num_queries, length, num_heads, width, _, num_parts,
         start, num_bytes,
@@ -491,7 +497,10 @@ def _attention(data):
 
 @cache
 def attention() -> Any:
-    """Return the C function void (int64_t *) of ARGUMENTS, whose address is its `address`. Numba keeps the code."""
+    """Return the C function void (int64_t *), which takes ARGUMENTS. Its `address` is the function's.
+
+    Numba caches the code, if there is a folder that it can write to.
+    """
     try:
         return cfunc(types.void(types.voidptr), cache=True, **OPTIONS)(_attention)
     except RuntimeError:  # Numba finds no folder that it can write to.

@@ -1,4 +1,4 @@
-"""Attention backends by name, one registry for decoders and one for vision towers. Only the chosen one is imported."""
+"""Attention backends by name: a registry for decoders, and one for vision towers. A backend is imported when needed."""
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
@@ -23,8 +23,8 @@ def _fit(_: Workload) -> None:
 class Backend(NamedTuple):
     """A backend: its *module*. With *device_type*, auto imports it only on such a device.
 
-    *install* is the command that installs what the module imports. *unfit* returns why it would not help, or None: a
-    reason against a Workload that needs no import.
+    *install* is the command that installs what the module imports. *unfit* returns why that would not help for a
+    Workload, or None; it needs no import.
     """
 
     module: str
@@ -67,7 +67,7 @@ VISION_BACKENDS: Mapping[str, Backend] = MappingProxyType(
 def load_backend(name: str, workload: Workload = PLAIN_WORKLOAD) -> AttentionBackend:
     """Return a new backend for decoders; auto is the first that can compute *workload*.
 
-    Raises StartupError for an unknown name, and for a backend that cannot.
+    Raises StartupError for an unknown name, and for a backend that cannot compute it.
     """
     backend: AttentionBackend = _load("--attention-backend", name, BACKENDS, "AttentionBackend", workload)
     return backend
@@ -76,7 +76,7 @@ def load_backend(name: str, workload: Workload = PLAIN_WORKLOAD) -> AttentionBac
 def load_vision_backend(name: str, workload: Workload = PLAIN_WORKLOAD) -> VisionAttentionBackend:
     """Return a new backend for vision towers; auto is the first that can compute *workload*.
 
-    Raises StartupError for an unknown name, and for a backend that cannot.
+    Raises StartupError for an unknown name, and for a backend that cannot compute it.
     """
     backend: VisionAttentionBackend = _load(
         "--mm-encoder-attn-backend", name, VISION_BACKENDS, "VisionAttentionBackend", workload
@@ -85,7 +85,7 @@ def load_vision_backend(name: str, workload: Workload = PLAIN_WORKLOAD) -> Visio
 
 
 def why(requested: str, backend: AttentionBackend | VisionAttentionBackend, workload: Workload) -> str:
-    """Return why *backend* was loaded for the name *requested*, for the summary of a start.
+    """Return why *backend* was loaded for the name *requested*, for the summary at startup.
 
     It does not mention backends for other devices.
     """
@@ -123,7 +123,7 @@ def _here(entries: Mapping[str, Backend], class_name: str, workload: Workload) -
 def _reasons(
     entries: Mapping[str, Backend], class_name: str, workload: Workload, names: Iterable[str]
 ) -> dict[str, str]:
-    """Return the reasons against the backends of *names* that cannot compute *workload*."""
+    """Return the reasons against those of the backends *names* that cannot compute *workload*."""
     reasons = {}
     for name in names:
         device_type = entries[name].device_type

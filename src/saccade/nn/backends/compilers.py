@@ -1,4 +1,4 @@
-"""The compilers that kernels need at their first use, and the sentences about a missing one and about the wait."""
+"""The compilers that kernels need at their first use, and messages about a missing compiler and about the wait."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ REMEDIES = MappingProxyType(
 
 
 class Build(NamedTuple):
-    """A *module* of FlashInfer, which compiles *num_sources* in about *seconds* of a core each."""
+    """A *module* of FlashInfer, called *words* in messages. Each of *num_sources* takes one core about *seconds*."""
 
     module: str
     words: str
@@ -45,9 +45,9 @@ EXPERTS = Build("fused_moe_90", "mixtures of experts for Hopper", 248, 60)
 
 @dataclass(frozen=True)
 class Toolkit:
-    """What FlashInfer and DeepGEMM compile with, None if there is none.
+    """The tools that FlashInfer and DeepGEMM compile with; None for a tool that was not found.
 
-    *home* is the folder whose `bin` has *nvcc*, None for one that lies elsewhere on the search path; *headers* has the
+    *home* is the folder whose `bin` has *nvcc*, or None if nvcc lies elsewhere on the search path. *headers* has the
     folder of each header.
     """
 
@@ -57,13 +57,13 @@ class Toolkit:
     headers: Mapping[str, Path | None]
 
     def absent(self, *headers: str) -> list[str]:
-        """Return those of nvcc, ninja and *headers* that are nowhere."""
+        """Return those of nvcc, ninja and *headers* that were not found."""
         places = {"nvcc": self.nvcc, "ninja": self.ninja, **{name: self.headers[name] for name in headers}}
         return [name for name, path in places.items() if path is None]
 
 
 def find_toolkit() -> Toolkit:
-    """Look for nvcc in the order of FlashInfer, for ninja, and for headers, in torch's packages last."""
+    """Look for nvcc in FlashInfer's order, for ninja, and for headers, last in torch's packages."""
     nvcc, ninja = shutil.which("nvcc"), shutil.which("ninja")
     candidates = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), nvcc and Path(nvcc).resolve().parents[1])
     homes = [Path(folder) for folder in candidates if folder] + [TOOLKIT]
@@ -78,14 +78,14 @@ def find_toolkit() -> Toolkit:
 
 
 def _folders_of_packages() -> Iterator[Path]:
-    """Yield the folders of headers that torch's packages of CUDA's libraries bring."""
+    """Yield the header folders that torch's packages of CUDA's libraries bring."""
     spec = find_spec("nvidia")
     for folder in (spec.submodule_search_locations if spec is not None else None) or ():
         yield from sorted(Path(folder).glob("*/include"))
 
 
 def use_toolkit(toolkit: Toolkit, environment: MutableMapping[str, str]) -> None:
-    """Let FlashInfer and DeepGEMM find *toolkit* in *environment*; what a person has set there stays.
+    """Let FlashInfer and DeepGEMM find *toolkit* through *environment*; settings that are already there stay.
 
     DeepGEMM looks for nvcc in CUDA_HOME and in PATH alone.
     """
@@ -108,7 +108,7 @@ def no_c_compiler() -> str | None:
 
 
 def no_cuda_compiler(*headers: str) -> str | None:
-    """Return why FlashInfer cannot compile kernels that include *headers*; None if it can, or brings some compiled."""
+    """Return why FlashInfer cannot compile kernels that include *headers*; None if it can, or has compiled ones."""
     if _is_brought() or not (names := find_toolkit().absent(*headers)):
         return None
     return (
@@ -119,7 +119,7 @@ def no_cuda_compiler(*headers: str) -> str | None:
 
 
 def compilation() -> str | None:
-    """Return what FlashInfer's first use costs on this machine; None if it has its kernels compiled."""
+    """Return a notice of what FlashInfer's first use costs on this machine; None if it has compiled kernels."""
     folder = flashinfer_folder()
     if _is_brought() or any(folder.glob("*/*/cached_ops/*")):
         return None
@@ -130,7 +130,7 @@ def compilation() -> str | None:
 
 
 def build_of(build: Build) -> str | None:
-    """Return what *build* costs on this machine, which is about to compile it; None if it is compiled."""
+    """Return a notice of what *build* costs on this machine, which is about to compile it; None if it is compiled."""
     folder = flashinfer_folder()
     if _is_brought(build.module) or any(folder.glob(f"*/*/cached_ops/{build.module}/*.so")):
         return None
@@ -143,7 +143,7 @@ def build_of(build: Build) -> str | None:
 
 
 def objects() -> tuple[int, int]:
-    """Return how many objects FlashInfer's newest build has compiled, and how many it compiles; (0, 0) if none runs."""
+    """Return how many objects FlashInfer's newest build has compiled, and how many in all; (0, 0) if none runs."""
     plans = sorted(flashinfer_folder().glob("*/*/cached_ops/*/build.ninja"), key=lambda plan: plan.stat().st_mtime)
     if not plans or any(plans[-1].parent.glob("*.so")):
         return 0, 0
@@ -153,7 +153,10 @@ def objects() -> tuple[int, int]:
 
 
 def _is_brought(module: str = "*") -> bool:
-    """Return whether *module*, or any, is among FlashInfer's own files or in its package: it needs no compiler then."""
+    """Return whether FlashInfer brings *module*, or any module, compiled, so that it needs no compiler.
+
+    It is among FlashInfer's own files, or the package of compiled kernels is installed.
+    """
     spec = find_spec("flashinfer")
     folders = (spec.submodule_search_locations if spec is not None else None) or ()
     in_own_files = any(any(Path(folder, "data", "aot").glob(f"{module}/*.so")) for folder in folders)

@@ -1,6 +1,6 @@
 """Attention of vision towers on a GPU by cuDNN, through FlashInfer's cudnn_batch_prefill_with_kv_cache.
 
-cuDNN builds a graph for each number of sequences and each longest sequence. So both are rounded up to a few values:
+cuDNN builds a graph for each number of sequences and each longest length. So both are rounded up to a few values, and
 added sequences have length 0. Source of the arguments: flashinfer/cudnn/prefill.py, release 0.7.2.
 
 It has never run on a GPU: tests/real binds its call to the releases' own signature.
@@ -22,9 +22,10 @@ MAX_OFFSET = (1 << 31) - 1
 
 
 class _Borders(NamedTuple):
-    """One layout's metadata, for R sequences, added ones included: *lengths* int32 [R, 1, 1, 1] of sequences.
+    """A layout's metadata for R sequences, including added ones.
 
-    *offsets* int32 [R + 1] of their first channels; *longest* is not below the longest length.
+    *lengths* int32 [R, 1, 1, 1] are those of the sequences. *offsets* int32 [R + 1] count the channels before each
+    sequence, and all channels. *longest* is at least the longest length.
     """
 
     lengths: torch.Tensor
@@ -33,7 +34,7 @@ class _Borders(NamedTuple):
 
 
 class VisionAttentionBackend:
-    """nn.context.VisionAttentionBackend."""
+    """Implements nn.context.VisionAttentionBackend with cuDNN."""
 
     name = "flashinfer_cudnn"
     metadata = ("cu_seqlens", "max_seqlen", "sequence_lengths")
@@ -76,7 +77,7 @@ class VisionAttentionBackend:
         return output_NQD.flatten(1)  # type: ignore[no-any-return]
 
     def _borders(self, layout: PackedLayout, num_channels: int) -> _Borders:
-        """Return the metadata of *layout*, which all blocks of a tower share, for tokens of *num_channels*."""
+        """Return the metadata of *layout* for tokens of *num_channels*. All blocks of a tower share it."""
         if self._last is None or self._last[0] is not layout or self._last[1] != num_channels:
             self._last = layout, num_channels, _borders_of(layout, num_channels)
         return self._last[2]

@@ -1,8 +1,8 @@
-"""Attention over cached latents on a GPU by FlashInfer's wrapper for MLA: all tokens of a step in one call.
+"""Attention over cached latents on a GPU by FlashInfer's wrapper for MLA, for all tokens of a step in one call.
 
 Source of the arguments: flashinfer/mla/_batch_mla, release 0.7.2. The wrapper takes queries and latents as Saccade has
-them, both parts of a channel vector joined. It has never run on a GPU: tests/real binds its calls to the releases' own
-signatures.
+them, with both parts of a channel vector joined. It has never run on a GPU: tests/real binds its calls to the releases'
+own signatures.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from saccade.nn.context import PagedLayout
 
 
 class LatentKind(NamedTuple):
-    """The properties of layers that share a plan of FlashInfer."""
+    """The properties that layers must share to use one FlashInfer plan."""
 
     num_heads: int
     value_width: int
@@ -26,14 +26,14 @@ class LatentKind(NamedTuple):
 
 
 class LatentStep(NamedTuple):
-    """A step over latents; *blocks* int32 are those of all sequences, one after the other, on the device."""
+    """A step over latents. *blocks* int32, on the device, are those of all sequences, one after the other."""
 
     layout: PagedLayout
     blocks: torch.Tensor
 
 
 def new_latent_wrapper(workspace: torch.Tensor, num_rows: int = 0, num_blocks: int = 0) -> Any:
-    """Return a wrapper. With *num_rows* it is for decodes in a CUDA graph, with *num_blocks* in all at most."""
+    """Return a wrapper. With *num_rows*, it is for decodes in a CUDA graph, of at most *num_blocks* blocks in all."""
     if not num_rows:
         return BatchMLAPagedAttentionWrapper(workspace)
     buffers = graph_buffers(

@@ -39,7 +39,7 @@ OLDEST = (0, 7, 2)
 
 
 class _Kind(NamedTuple):
-    """The properties of layers that share a plan of FlashInfer."""
+    """The properties that layers must share to use one FlashInfer plan."""
 
     num_heads: int
     num_kv_heads: int
@@ -56,8 +56,8 @@ class _Kind(NamedTuple):
 class Pages:
     """The blocks of S sequences, B in total. The borders int32 [S + 1] and lengths int32 [S] are on the host.
 
-    *borders* count blocks; *blocks* int32 [B] is on the device; *last_lengths* count the tokens in each sequence's last
-    block. *query_borders* count the tokens of prefill chunks.
+    *borders* count blocks, *blocks* int32 [B] are on the device, and *last_lengths* count the tokens in each sequence's
+    last block. *query_borders* count the tokens of prefill chunks.
     """
 
     block_size: int
@@ -68,7 +68,7 @@ class Pages:
 
 
 class _AllWrappers(NamedTuple):
-    """The wrappers of all kinds: for decodes, for prefill chunks, and for both over latents."""
+    """All wrappers: for decodes, for prefill chunks, and for latent layers, whose wrapper takes both."""
 
     decoders: Wrappers[_Kind, Pages]
     prefillers: Wrappers[_Kind, Pages]
@@ -77,9 +77,9 @@ class _AllWrappers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FlashinferPlan:
-    """A step's *decodes* and *prefills*, None without any, and both as a step over *latents*.
+    """A step's *decodes* and *prefills*, each None if there are none, and both together as a step over *latents*.
 
-    Its *wrappers* compute it.
+    The *wrappers* compute the step.
     """
 
     decodes: Pages | None
@@ -89,7 +89,7 @@ class FlashinferPlan:
 
 
 class AttentionBackend(context.AttentionBackend):
-    """nn.context.AttentionBackend."""
+    """Implements nn.context.AttentionBackend with FlashInfer's wrappers."""
 
     name = "flashinfer"
     metadata = ("slot_mapping", "block_tables", "query_lengths", "host_context_lengths")
@@ -114,7 +114,7 @@ class AttentionBackend(context.AttentionBackend):
         return reason
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> FlashinferPlan:
-        """Bring the lengths and block tables into FlashInfer's form, without reading a value from the device."""
+        """Convert the lengths and block tables to FlashInfer's form, without reading a value from the device."""
         return FlashinferPlan(*_steps(layout), self._wrappers)
 
     def plan_captured(self, layout: PagedLayout, dtype: torch.dtype) -> FlashinferPlan:
@@ -122,7 +122,7 @@ class AttentionBackend(context.AttentionBackend):
         return replace(self.plan(layout, dtype), wrappers=self._new_wrappers(layout.block_tables.numel()))
 
     def replan(self, plan: FlashinferPlan, layout: PagedLayout) -> None:
-        """Plan every wrapper of *plan* again, after its last plan was copied to the device."""
+        """Plan every wrapper of *plan* again, once its last plan has been copied to the device."""
         device, (decodes, _, latents) = layout.block_tables.device, _steps(layout)
         if decodes is not None:
             plan.wrappers.decoders.replan(decodes, device)
@@ -136,7 +136,7 @@ class AttentionBackend(context.AttentionBackend):
         context: ForwardContext,
         scoring: Scoring,
     ) -> torch.Tensor:
-        """Attend with the decodes in one call, and with the prefill chunks in another."""
+        """Compute attention for the decodes in one call, and for the prefill chunks in another."""
         plan: FlashinferPlan = context.plan
         kind = _Kind(q_NQD.shape[1], own[0].shape[1], q_NQD.shape[2], *scoring, q_NQD.dtype, cache.keys.dtype)
         is_scaled = kind.cache_dtype != kind.dtype
@@ -169,7 +169,7 @@ class AttentionBackend(context.AttentionBackend):
         return wrapper.run(query=q_NQC.contiguous(), kv_cache=cache.latents)  # type: ignore[no-any-return]
 
     def _new_wrappers(self, num_blocks: int = 0) -> _AllWrappers:
-        """Return new wrappers; with *num_blocks*, for decodes in a CUDA graph, which have that many blocks at most."""
+        """Return new wrappers; with *num_blocks*, for decodes in a CUDA graph, of at most that many blocks."""
         return _AllWrappers(
             Wrappers(partial(self._new_decoder, num_blocks), _plan_decodes),
             Wrappers(self._new_prefiller, _plan_prefills),
@@ -207,7 +207,7 @@ class AttentionBackend(context.AttentionBackend):
 
 
 def _steps(layout: PagedLayout) -> tuple[Pages | None, Pages | None, LatentStep]:
-    """Return the decodes and the prefill chunks of *layout*, None without any, and both as a step over latents."""
+    """Return *layout*'s decodes and prefill chunks, each None if there are none, and both as a step over latents."""
     contexts = np.array(layout.host_context_lengths, np.int64)
     counts = -(-contexts // layout.block_size)
     width = layout.block_tables.shape[1]
@@ -228,7 +228,7 @@ def _steps(layout: PagedLayout) -> tuple[Pages | None, Pages | None, LatentStep]
 
 
 def _headers(workload: Workload) -> tuple[str, ...]:
-    """Return the headers that the kernels of *workload* include: prefill chunks by FA3, FlashInfer's own choice."""
+    """Return the headers that the kernels for *workload* include. On Hopper, FlashInfer uses FA3 for chunks."""
     is_hopper = torch.cuda.get_device_capability(workload.device)[0] == HOPPER
     return (FA3_HEADER,) if is_hopper and workload.cache_dtype in (None, *HALF) else ()
 
@@ -257,7 +257,7 @@ def _options(kind: _Kind) -> dict[str, Any]:
 
 
 def older_than(oldest: tuple[int, ...]) -> str | None:
-    """Return the reason against a FlashInfer older than *oldest*; None if it is not older, or has no version."""
+    """Return the reason against a FlashInfer that is older than *oldest*; None if it is not, or has no version."""
     release = str(getattr(flashinfer, "__version__", ""))
     if not (numbers := re.match(r"(\d+)\.(\d+)\.(\d+)", release)):
         return None

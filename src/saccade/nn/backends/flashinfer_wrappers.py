@@ -1,4 +1,4 @@
-"""FlashInfer's wrappers: each plans for a step, and its kernels then run for all layers of one kind."""
+"""FlashInfer's wrappers. Each plans a step, and its kernels then run for all layers of one kind."""
 
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -21,10 +21,10 @@ class _Planned(NamedTuple, Generic[Step]):
 
 
 class Wrappers(Generic[Kind, Step]):
-    """Wrappers by the kind of layer; `make` returns one for steps like its argument, `plan` plans one for a step.
+    """Wrappers by kind of layer. *make* returns one for steps like its argument; *plan* plans one for a step.
 
-    A wrapper's plan travels through memory of the host, which its next plan overwrites, and the copy may wait for the
-    step before. So there are two wrappers for each kind, in turn, however many plans a step has.
+    A wrapper's plan travels through host memory, which its next plan overwrites, and the copy may wait for the step
+    before. So each kind has two wrappers, which take turns, however many plans a step has.
     """
 
     def __init__(self, make: Callable[[Step], Any], plan: Callable[[Any, Kind, Step], None]) -> None:
@@ -33,7 +33,7 @@ class Wrappers(Generic[Kind, Step]):
         self.planned: dict[Kind, tuple[_Planned[Step], ...]] = {}
 
     def of(self, kind: Kind, step: Step) -> Any:
-        """Return a wrapper for *kind*, planned for *step*: not the one of the last step."""
+        """Return a wrapper for *kind* that is planned for *step*, but not the one of the last step."""
         planned = self.planned.get(kind, ())
         for wrapper, own in planned:
             if own is step:
@@ -44,10 +44,10 @@ class Wrappers(Generic[Kind, Step]):
         return wrapper
 
     def replan(self, step: Step, device: torch.device) -> None:
-        """Plan every wrapper for *step*, before a CUDA graph of another step is replayed.
+        """Plan every wrapper for *step*, before a CUDA graph that was captured with another step is replayed.
 
-        The host waits until the last plan of these wrappers was copied: until the step before that one ended, whose
-        tokens are collected by then. It waits for no other plan of its own step.
+        The host waits until the last plan of these wrappers has been copied. That is when the step before it has ended,
+        whose tokens are collected by then. In its own step, the host waits for no other plan.
         """
         if self._copied is not None:
             self._copied.synchronize()
@@ -60,7 +60,7 @@ class Wrappers(Generic[Kind, Step]):
 
 
 def graph_buffers(device: torch.device, **sizes: int) -> dict[str, Any]:
-    """Return a wrapper's arguments for CUDA graphs, which copies its plan into these int32 buffers."""
+    """Return a wrapper's arguments for CUDA graphs; it then copies its plans into these int32 buffers."""
     buffers = {name: torch.zeros(size, dtype=torch.int32, device=device) for name, size in sizes.items()}
     return {"use_cuda_graph": True, **buffers}
 

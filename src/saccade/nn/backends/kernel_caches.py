@@ -1,6 +1,6 @@
-"""The folders where libraries keep the kernels that they compile, so that later starts find them.
+"""The folders in which libraries keep the kernels that they compile, so that later starts find them.
 
-Source of the places: flashinfer/jit/env.py and cute_dsl_core.py, and deep_gemm/compiler.cuh in its csrc, release 0.7.2;
+Source of the paths: flashinfer/jit/env.py and cute_dsl_core.py, and deep_gemm/compiler.cuh in its csrc, release 0.7.2;
 triton/knobs.py, release 3.7.
 """
 
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 
 class KernelCache(NamedTuple):
-    """The *folder* of a library, which the environment variable *variable* moves.
+    """The cache *folder* of a library, which the environment variable *variable* can move.
 
-    *patterns* find the kernels of each kind, which have one file each.
+    *patterns* find the kernels of each kind; each kernel is one file.
     """
 
     folder: Path
@@ -30,12 +30,12 @@ class KernelCache(NamedTuple):
 
 
 def flashinfer_folder() -> Path:
-    """Return FlashInfer's folder, which has one for each release, with one for each kind of GPU."""
+    """Return FlashInfer's folder. It has a folder for each release, with one for each kind of GPU in it."""
     return Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home(), ".cache", "flashinfer")
 
 
 def kernel_caches() -> tuple[KernelCache, ...]:
-    """Return the folders of all libraries, wherever the environment puts them; they need not exist."""
+    """Return all libraries' folders, wherever the environment puts them. They need not exist."""
     deep_gemm = os.environ.get("TRTLLM_DG_CACHE_DIR") or Path.home() / ".tensorrt_llm"
     triton_home = os.environ.get("TRITON_HOME") or Path.home()
     triton = os.environ.get("TRITON_CACHE_DIR") or Path(triton_home, ".triton", "cache")

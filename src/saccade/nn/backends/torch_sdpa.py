@@ -1,16 +1,16 @@
 """Attention by PyTorch alone, on any device: the reference for every other backend.
 
-Decode rows of similar length are gathered into one padded batch and attended in one call; a prefill chunk is one call
-per sequence. Latents are keys and values of one head: the output's channels past the value's width are computed and
-dropped, so that PyTorch can take its fused kernel, which needs keys and values of one width. Shapes: N tokens, S decode
-rows of a group, L context length, Q query heads, K key/value heads, D head size, W width of a value, C width of a
-latent, G = Q / K query heads per key/value head.
+Decode rows of similar length are gathered into one padded batch and attended in one call. Each prefill chunk is one
+call. Latents are the keys and values of one head. PyTorch's fused kernel needs keys and values of one width, so the
+output's channels past the value's width are computed and dropped. Shapes: N tokens, S decode rows of a group, L context
+length, Q query heads, K key/value heads, D head size, W width of a value, C width of a latent, G = Q / K query heads
+per key/value head.
 
-On a GPU, cuDNN's attention is off (engine.executor.loader). Then only flash attention takes grouped heads and a causal
-chunk after a prefix, without a mask; it takes no other mask, no float32, and no heads of over FLASH_WIDTH channels or
-of two widths. The memory-efficient kernel takes the rest, with keys and values repeated for each query head: PyTorch
-would compute grouped heads with a mask by its plain function, whose scores have a float32 for each head, query and
-token of the context. None of this has run on a GPU.
+On a GPU, cuDNN's attention is off (engine.executor.loader). Then only flash attention takes grouped heads, and causal
+chunks after a prefix without a mask. It takes no masks, no float32, no heads of more than FLASH_WIDTH channels, and no
+keys and values of two widths. The memory-efficient kernel takes the rest, with keys and values repeated for each query
+head. For grouped heads with a mask, PyTorch would use its plain function. Its scores have a float32 for each head,
+query and token of the context. None of this has run on a GPU.
 """
 
 from dataclasses import dataclass
@@ -40,10 +40,10 @@ FLASH_WIDTH = 256
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Decode rows whose contexts are within a factor of two. *rows* int64 [S], None if the group has all rows.
+    """Decode rows whose contexts are within a factor of two, or short. *rows* int64 [S] is None for all of them.
 
-    *slots* int64 [S * L] are places in the cache; *lengths* int64 [S] count the context. *mask* is additive [S, 1, 1,
-    L], None if all contexts are equally long.
+    *slots* int64 [S * L] are places in the cache; *lengths* int64 [S] are those of the contexts. *mask* [S, 1, 1, L] is
+    additive, and None if all contexts are equally long.
     """
 
     rows: torch.Tensor | None
@@ -56,7 +56,7 @@ class DecodeGroup:
 class PrefillChunk:
     """Tokens [start, stop) of the flat batch. *slots* is None without a cached prefix.
 
-    *mask* bool [stop - start, L] tells which tokens of the context each query sees; None is causal: the queries are the
+    *mask* bool [stop - start, L] tells which tokens of the context each query sees. None is causal: the queries are the
     last tokens of the context. *horizons* int64 [stop - start] are those of PagedLayout.
     """
 
@@ -77,7 +77,7 @@ class SdpaPlan:
 
 
 class AttentionBackend(context.AttentionBackend):
-    """nn.context.AttentionBackend."""
+    """Implements nn.context.AttentionBackend with PyTorch alone."""
 
     name = "torch_sdpa"
     metadata: tuple[str, ...] = (
@@ -97,7 +97,7 @@ class AttentionBackend(context.AttentionBackend):
     def attend(
         self, q_NQD: torch.Tensor, own: KeysValues, cache: KvCache, context: ForwardContext, scoring: Scoring
     ) -> torch.Tensor:
-        """Attend with decode rows by groups, and with prefill chunks one by one."""
+        """Compute attention for decode rows group by group, and for prefill chunks one by one."""
         return _attend_cached(q_NQD, own, cache.by_slot, context.plan, scoring)
 
     def latent(
@@ -125,7 +125,7 @@ class AttentionBackend(context.AttentionBackend):
 
 
 class VisionAttentionBackend:
-    """nn.context.VisionAttentionBackend."""
+    """Implements nn.context.VisionAttentionBackend with PyTorch alone."""
 
     name = "torch_sdpa"
     metadata = ("max_seqlen", "sequence_lengths")
@@ -136,7 +136,7 @@ class VisionAttentionBackend:
         """Return None: this backend computes anywhere."""
 
     def packed(self, heads_NQD: Heads, layout: PackedLayout, scale: float | None = None) -> torch.Tensor:
-        """Attend within each sequence: those of one length in one call, others one call each."""
+        """Attend within each sequence: in one call if all have the same length, otherwise in one call each."""
         lengths = layout.sequence_lengths
         if min(lengths) == layout.max_seqlen:
             return _packed_equal(heads_NQD, len(lengths), scale)
@@ -175,7 +175,7 @@ def _additive(visible_SL: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def prefill_chunks(layout: PagedLayout) -> tuple[PrefillChunk, ...]:
-    """Return the prefill chunks of a step, with the slots and masks of those after a cached prefix."""
+    """Return the prefill chunks of a step. Those after a cached prefix have slots, and on a CPU a mask."""
     device = layout.slot_mapping.device
     chunks, start = [], layout.num_decodes
     for row in range(layout.num_decodes, len(layout.query_lengths)):
@@ -195,7 +195,7 @@ def prefill_chunks(layout: PagedLayout) -> tuple[PrefillChunk, ...]:
 def _attend_cached(
     q_NQD: torch.Tensor, own: KeysValues, cached: Cached, plan: SdpaPlan, scoring: Scoring
 ) -> torch.Tensor:
-    """Attend with all tokens of the step; return [N, Q * W]. *own* are the step's, [N, K, ...], also in the cache."""
+    """Compute attention for the step; return [N, Q * W]. The cache also has the step's *own* keys and values."""
     outputs = [_decode(q_NQD[: plan.num_decodes], cached, plan.decodes, scoring)] if plan.num_decodes else []
     outputs += [attend_chunk(q_NQD, own, cached, chunk, scoring) for chunk in plan.prefills]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -204,7 +204,7 @@ def _attend_cached(
 def attend_chunk(
     q_NQD: torch.Tensor, own: KeysValues, cached: Cached, chunk: PrefillChunk, scoring: Scoring
 ) -> torch.Tensor:
-    """Attend with the tokens of *chunk*; return [stop - start, Q * W]. *q_NQD* and *own* are all the step's."""
+    """Compute attention for *chunk*; return [stop - start, Q * W]. *q_NQD* and *own* are the whole step's."""
     span = slice(chunk.start, chunk.stop)
     if chunk.slots is None:
         (k, v), first = (own[0][span], own[1][span]), 0
@@ -222,7 +222,7 @@ def _gather(cached: Cached, slots: torch.Tensor, dtype: torch.dtype) -> KeysValu
 
 
 def _decode(q_SQD: torch.Tensor, cached: Cached, groups: tuple[DecodeGroup, ...], scoring: Scoring) -> torch.Tensor:
-    """Attend with one query token a row; return [S, Q * W]."""
+    """Compute attention for one query token in each row; return [S, Q * W]."""
     if groups[0].rows is None:
         return _decode_rows(q_SQD, cached, groups[0], scoring)
     output = q_SQD.new_empty(q_SQD.shape[0], q_SQD.shape[1] * cached[1].slots.shape[2])
@@ -255,7 +255,7 @@ def _seen(group: DecodeGroup, window: int | None, dtype: torch.dtype) -> tuple[t
 def _prefill(
     q_NQD: torch.Tensor, k_LKD: torch.Tensor, v_LKW: torch.Tensor, first: int, chunk: PrefillChunk, scoring: Scoring
 ) -> torch.Tensor:
-    """Attend with the last N of L tokens, causally, even without a mask. Return [N, Q * W].
+    """Compute attention for the last N of L tokens, causally if there is no mask. Return [N, Q * W].
 
     *first* is the place in the context of the first of the L tokens.
     """
@@ -302,7 +302,7 @@ def _attend(
 
 
 def _causal_mask(num_queries: int, num_tokens: int, device: torch.device) -> torch.Tensor:
-    """Return a mask for queries that are the last of the tokens; on a GPU a name for one, which no kernel reads."""
+    """Return a mask for queries that are the last of the tokens; on a GPU only a stand-in, which no kernel reads."""
     if device.type == "cpu":
         return _lower_right(num_queries, num_tokens, device)
     from torch.nn.attention.bias import causal_lower_right  # half a second: it imports torch's compiler

@@ -1,6 +1,6 @@
-"""Attention of vision towers on a GPU by PyTorch's attention of variable length: FlashAttention.
+"""Attention of vision towers on a GPU by PyTorch's attention for variable lengths, which is FlashAttention.
 
-PyTorch brings FlashAttention 2. It takes FlashAttention 3 on Hopper, and 4 on Blackwell, if their package is installed.
+PyTorch brings FlashAttention 2. On Hopper it uses FlashAttention 3, and on Blackwell 4, if their package is installed.
 It has never run on a GPU: tests compare its arguments with the published signature.
 """
 
@@ -26,7 +26,7 @@ logger = structlog.get_logger(__name__)
 
 
 class VisionAttentionBackend:
-    """nn.context.VisionAttentionBackend."""
+    """Implements nn.context.VisionAttentionBackend with FlashAttention."""
 
     name = "torch_varlen"
     metadata = ("cu_seqlens", "max_seqlen")

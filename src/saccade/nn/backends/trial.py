@@ -1,4 +1,4 @@
-"""Try a backend with a few tokens, so that one whose library or compiler fails is known before the model runs.
+"""Tries a backend with a few tokens, so that a failing library or compiler is known before the model runs.
 
 A library for GPUs may raise anything at its first call: for a missing compiler, a package of another version, a GPU
 without a kernel. Shapes: H = 2 query heads, one key/value head.
@@ -45,10 +45,10 @@ def tried(
     workload: Workload,
     trial: Callable[[Backend, Workload], None],
 ) -> tuple[Backend, Workload]:
-    """Load the backend of the name *requested*, and try it; for auto, try the next after a failure.
+    """Load the backend with the name *requested*, and try it; for auto, try the next one after a failure.
 
-    Return it, and *workload* with the failures and with what the backend does. Raises StartupError if none can compute,
-    and if a failure left the GPU unusable: whatever is tried after it would fail, too, and be blamed.
+    Return it, and *workload* with the failures and with whether the backend reads the cache in place. Raises
+    StartupError if no backend can compute, and if a failure left the GPU unusable: every later trial would fail, too.
     """
     while True:
         backend = load(requested, workload)
@@ -77,7 +77,7 @@ def computes(device: torch.device) -> bool:
 
 
 def of_decoder(backend: AttentionBackend, workload: Workload) -> None:
-    """Attend with a decode, a whole prompt and a chunk after a prefix, for every size of heads, and over latents."""
+    """Compute attention for a decode, a prompt and a chunk after a prefix, with every head size, and over latents."""
     device = workload.device
     queries, contexts = (1, 2, 2), (3, 2, 5)
     layout = PagedLayout(
@@ -119,10 +119,11 @@ def of_delta_rule(
     most_sequences: int,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
-    """Update states by single tokens, and by chunks and at most *num_proposed* proposals of all numbers of sequences.
+    """Update states with a single token, and then, for each number of sequences, with a chunk and with proposals.
 
-    Kernels are compiled for the model's own heads. The number of sequences chooses among them, and that of proposals.
-    So no later step meets another one. *progress* hears how many steps are done, and how many there are.
+    There are 1 to *num_proposed* proposals. Kernels are compiled for the model's own heads, and the numbers of
+    sequences and of proposals choose among them. So no later step needs another one. *progress* gets the number of
+    steps that are done, and of all steps.
     """
     device = workload.device
     states = torch.zeros(most_sequences + num_proposed, *heads[1:], device=device)
@@ -144,7 +145,7 @@ def of_delta_rule(
 
 
 def _tokens(count: int, heads: RuleHeads, workload: Workload) -> tuple[torch.Tensor, ...]:
-    """Return queries, keys, values and gates of *count* tokens, as parts of wider rows, which a layer has them in."""
+    """Return queries, keys, values and gates of *count* tokens, as slices of wider rows, as a layer has them."""
     shapes = *((heads.num_key_heads, heads.key_width),) * 2, (heads.num_value_heads, heads.value_width)
     widths = [prod(shape) for shape in shapes]
     qkv, ba = (
@@ -156,7 +157,7 @@ def _tokens(count: int, heads: RuleHeads, workload: Workload) -> tuple[torch.Ten
 
 
 def of_tower(backend: VisionAttentionBackend, workload: Workload) -> None:
-    """Attend within two sequences, for every size of heads."""
+    """Compute attention within two sequences, with every head size."""
     lengths = (5, 3)
     borders = torch.tensor([0, 5, 8], dtype=torch.int32, device=workload.device)
     for size, _ in sorted(workload.head_sizes):

@@ -1,4 +1,4 @@
-"""Attention by two Triton kernels: of vision towers, and of decodes over a paged cache; prefill chunks go to PyTorch.
+"""Attention by two Triton kernels, for vision towers and for decodes over a paged cache. Prefill chunks use PyTorch.
 
 With TRITON_INTERPRET=1 Triton computes on a CPU. The tests run the kernels in this way; they have never run on a GPU.
 
@@ -36,7 +36,7 @@ def _reason(workload: Workload) -> str | None:
 
 
 class VisionAttentionBackend:
-    """nn.context.VisionAttentionBackend."""
+    """Implements nn.context.VisionAttentionBackend with Triton."""
 
     name = "triton"
     metadata = ("cu_seqlens", "max_seqlen", "sequence_lengths")
@@ -67,7 +67,7 @@ class VisionAttentionBackend:
 
 
 class AttentionBackend(context.AttentionBackend):
-    """nn.context.AttentionBackend."""
+    """Implements nn.context.AttentionBackend with Triton for decodes, and PyTorch for prefill chunks."""
 
     name = "triton"
     metadata = torch_sdpa.AttentionBackend.metadata
@@ -91,7 +91,7 @@ class AttentionBackend(context.AttentionBackend):
         context: ForwardContext,
         scoring: Scoring,
     ) -> torch.Tensor:
-        """Attend with decode rows in one launch; PyTorch attends with prefill chunks."""
+        """Compute attention for decode rows in one launch; PyTorch computes prefill chunks."""
         chunks: tuple[PrefillChunk, ...] = context.plan
         num_decodes = context.layout.num_decodes
         outputs = [_decode(q_NQD[:num_decodes], cache, context.layout, scoring)] if num_decodes else []
@@ -102,7 +102,7 @@ class AttentionBackend(context.AttentionBackend):
 
 
 def _decode(q_SQD: torch.Tensor, cache: KvCache, layout: PagedLayout, scoring: Scoring) -> torch.Tensor:
-    """Attend with one query token a sequence; return [S, Q * W]."""
+    """Compute attention for one query token in each sequence; return [S, Q * W]."""
     num_rows, num_heads, key_size = q_SQD.shape
     block_size, num_kv_heads, value_size = cache.values.shape[1:]
     q = q_SQD if q_SQD.stride(2) == 1 else q_SQD.contiguous()

@@ -1,7 +1,7 @@
-"""Triton's kernel that draws a token of each row: one pass over the row's logits for each thing that it must know.
+"""A Triton kernel that draws a token for each row, with passes over the row's logits instead of a sort.
 
-A cut is the smallest number that leaves too few logits, or too small a share of them, above it. Eight numbers are tried
-in a pass, so a cut takes eleven passes at most, and no logits are sorted. saccade.nn.gpu_draws launches the kernel.
+A cut is the smallest number with fewer logits above it than top_k, or with a smaller share of them than top_p. Each
+pass tries eight numbers, so a cut takes at most eleven passes. saccade.nn.gpu_draws launches the kernel.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def _ordered(x):
-    """Return integers in the order of the numbers *x*, float32."""
+    """Return integers that have the same order as the float32 numbers *x*."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -27,9 +27,10 @@ def _cut(
     logits, vocabulary, temperature, top, least, most,
     COUNTS: tl.constexpr, TILE: tl.constexpr, TRIES: tl.constexpr,
 ):  # fmt: skip
-    """Return the smallest number that has less than *most* above it, among those that are at least *least*.
+    """Return the smallest number that has less than *most* above it, among logits that are at least *least*.
 
-    Both are as `_ordered` returns them. With COUNTS logits are counted, else their shares relative to *top* are added.
+    It and *least* are as `_ordered` returns them. With COUNTS, logits are counted; otherwise their shares relative to
+    *top* are added.
     """
     low, high = tl.full([], -(2**31), tl.int64), _ordered(top).to(tl.int64)
     number = tl.arange(0, TRIES) + 1

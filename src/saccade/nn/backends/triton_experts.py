@@ -1,4 +1,4 @@
-"""Triton's kernels around the grouped products of experts: the choice of experts, rows in their order, and the sum.
+"""Triton kernels around the grouped products of experts: the choice of experts, the order of rows, and the sum.
 
 saccade.nn.gpu launches the choice, saccade.nn.grouped_experts the others. Shapes: N tokens, K experts of a token,
 M = N * K choices.
@@ -13,9 +13,9 @@ def choice_kernel(
     logits, ids, weights, row_step,
     EXPERTS: tl.constexpr, WIDTH: tl.constexpr, CHOICES: tl.constexpr, SLOTS: tl.constexpr, RENORMALISES: tl.constexpr,
 ):  # fmt: skip
-    """Choose the CHOICES experts of one token with the highest probabilities; of equal ones the first.
+    """Choose one token's CHOICES most probable experts; of equal ones, the first.
 
-    Programs: (token). WIDTH is EXPERTS rounded up, SLOTS is CHOICES.
+    Programs: (token). WIDTH and SLOTS are EXPERTS and CHOICES, rounded up to powers of two.
     """
     token = tl.program_id(0).to(tl.int64)
     expert, slot = tl.arange(0, WIDTH), tl.arange(0, SLOTS)
@@ -43,7 +43,7 @@ def choice_kernel(
 def places_kernel(ids, places, ends, count, TILE: tl.constexpr):
     """Give each of an expert's choices a row after those of earlier experts, in the order of tokens.
 
-    Programs: (expert). Choices of other ranks' experts get -1. *ends* has the row after each expert's last one.
+    Programs: (expert). Choices of other ranks' experts get -1. *ends* gets the row after each expert's last one.
     """
     expert, num_experts = tl.program_id(0), tl.num_programs(0)
     place = 0 * count

@@ -1,10 +1,10 @@
-"""Triton's kernels: attention of vision towers, and of decodes over a paged cache; what comes before it; gated MLPs.
+"""Triton kernels: attention of vision towers and of decodes, rotations and cache writes, norms, gates and convolution.
 
 Attention passes over the keys once, with a running maximum and sum (Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et
 al. 2022, arXiv:2205.14135). saccade.nn.backends.triton_attention launches it, saccade.nn.gpu the others. Triton
 compiles a kernel again for a number that is 1 or a multiple of 16, and for an address that is one. So arguments that
-differ between steps are kept out of that: lengths, and metadata that begin anywhere in a larger tensor. Shapes: Q query
-heads, K key/value heads.
+differ between steps are exempted: lengths, and metadata that begin anywhere in a larger tensor. Shapes: Q query heads,
+K key/value heads.
 """
 
 import triton
@@ -16,7 +16,7 @@ def packed_kernel(
     q, k, v, output, cu_seqlens, scale, q_token, q_head, k_token, k_head, v_token, v_head, output_token, head_size,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Attend with ROWS queries of one sequence and head, in both directions. Programs: (rows, sequence, head).
+    """Attend in both directions from ROWS queries of one sequence and head. Programs: (rows, sequence, head).
 
     *_token and *_head are the steps in entries between tokens and heads. WIDTH is head_size rounded up.
     """
@@ -62,7 +62,7 @@ def decode_kernel(
     BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
-    """Attend with the query heads that share a key/value head, of one sequence. Programs: (sequence, key/value head).
+    """Attend from one sequence's query heads that share a key/value head. Programs: (sequence, key/value head).
 
     Caches are [slots, K, size] without gaps. HEADS and the widths are the numbers of heads and channels, rounded up.
     """
@@ -112,7 +112,7 @@ def decode_kernel(
 
 @triton.jit
 def _rounded(x, scale, LARGEST: tl.constexpr):
-    """Divide by the scale, and clamp; what is not a number stays so."""
+    """Divide by the scale, and clamp; NaN stays NaN."""
     scaled = tl.maximum(tl.div_rn(x, scale), -LARGEST, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(scaled, LARGEST, propagate_nan=tl.PropagateNan.ALL)
 
@@ -123,11 +123,11 @@ def heads_kernel(
     ROTATED: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
     HAS_NORM: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """Norm and rotate one of ROTATED query and key heads, and write keys and values to the cache.
+    """Normalise and rotate one of ROTATED query and key heads, and write keys and values to the cache.
 
     Programs: (token, head). WIDTH is SIZE rounded up. HALF pairs of channels are rotated. With LARGEST, the largest
-    number of the cache's format, keys and values are divided by their scales and rounded; *rotated* and *read_values*
-    get them as they are read.
+    number of the cache's format, keys and values are divided by their scales and rounded. Then *rotated* and
+    *read_values* get them as a read of the cache returns them.
     """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel = tl.arange(0, WIDTH)
@@ -173,9 +173,9 @@ def pairs_kernel(
     x, cos_sin, output, num_heads, token_step, head_step,
     PAIRS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Rotate the neighbouring channels of all heads of one token. Programs: (token, heads).
+    """Rotate the neighbouring channels of HEADS heads of one token. Programs: (token, heads).
 
-    *cos_sin* float32 has cosine and sine for each of PAIRS; a program has HEADS heads, and WIDTH is PAIRS rounded up.
+    *cos_sin* float32 has a cosine and a sine for each of PAIRS. WIDTH is PAIRS rounded up.
     """
     token, pair = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -196,9 +196,10 @@ def norm_kernel(
     x, weight, gate, output, eps, x_step, gate_step,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, HAS_GATE: tl.constexpr,
 ):  # fmt: skip
-    """Divide the SIZE numbers of a head by their root mean square, and scale them; multiply them by SiLU of its gates.
+    """Divide the SIZE numbers of a head by their root mean square, and scale them.
 
-    Programs: (token, head). The steps are between tokens; heads have no gap between them. WIDTH is SIZE rounded up.
+    With HAS_GATE, multiply them by SiLU of the head's gates. Programs: (token, head). The steps are between tokens;
+    heads have no gap between them. WIDTH is SIZE rounded up.
     """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel = tl.arange(0, WIDTH)

@@ -1,4 +1,4 @@
-"""The workload of an attention backend, and the reasons against a backend that several backends share."""
+"""The workload of an attention backend, and reasons against a backend that apply to several backends."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +14,10 @@ class Workload:
     """The attention of a loaded network.
 
     *cache_dtype* is the dtype of cached keys and values, None for *dtype*. *head_sizes* are the pairs (width of a key,
-    width of a value) of all heads; empty if they are not known. With *is_captured*, auto prefers backends whose decodes
-    can be captured in CUDA graphs. With *looks_ahead*, tokens of an image see later ones. *is_cache_read* is set if a
-    kernel of the chosen backend reads the cache in place. *failed* has reasons against backends, by name.
+    width of a value) of all heads; empty if they are not known. With *is_captured*, only the plain backend may lack
+    decodes that can be captured in CUDA graphs. With *looks_ahead*, tokens of an image see later ones. *is_cache_read*
+    is set if a kernel of the chosen backend reads the cache in place. *failed* has the reasons against backends whose
+    trial failed, by name.
     """
 
     device: torch.device = CPU
@@ -31,7 +32,7 @@ class Workload:
 
 
 def cost_of_cache(workload: Workload) -> str | None:
-    """Return the cost of the cache's number format in words, if no kernel reads it; None if it costs nothing."""
+    """Return in words what the cache's number format costs if no kernel reads it; None if it costs nothing."""
     if workload.device.type == "cpu" or workload.is_cache_read or workload.cache_dtype in (None, workload.dtype):
         return None
     return (
@@ -54,7 +55,7 @@ def not_half_on_gpu(workload: Workload) -> str | None:
 
 
 def has_amx() -> bool:
-    """Return whether this process may use AMX. Linux enables its registers only for one that requests them."""
+    """Return whether this process may use AMX. Linux enables its registers only for a process that requests them."""
     return torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx()
 
 

@@ -1,1 +1,1 @@
-"""Formats of quantised weights: a weight's tensors in a checkpoint, and their values."""
+"""Formats of quantised weights: which tensors a checkpoint has for a weight, and what values they stand for."""

@@ -1,8 +1,8 @@
 """Products with INT4 weights in groups on a CPU: PyTorch's kernel for few tokens, and unpacked weights for many.
 
 `_weight_int4pack_mm_for_cpu` takes bfloat16 activations and weights (code - 8) * scale + zero; scales and zeros are
-bfloat16. It reads a quarter of a bfloat16 weight, but multiplies more slowly than oneDNN. Shapes: N tokens, I inputs, O
-outputs, P outputs with padding, G groups of columns.
+bfloat16. It reads a quarter of a bfloat16 weight's bytes, but multiplies more slowly than oneDNN. Shapes: N tokens, I
+inputs, O outputs, P outputs with padding, G groups of columns.
 """
 
 from collections.abc import Sequence
@@ -32,10 +32,10 @@ OUTPUTS_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class CpuInt4(Product):
-    """*packed* uint8 [P, I / 2] in PyTorch's layout, and *scales_and_zeros_GP2* in bfloat16, of *num_outputs* O.
+    """An INT4 linear layer: *packed* uint8 [P, I / 2] is in PyTorch's layout, *scales_and_zeros_GP2* are bfloat16.
 
-    Blocks of *block_rows* outputs can be unpacked; with 0, the layout is not known, and the kernel serves all tokens.
-    Without *has_zeros*, all zeros are 0.
+    It has *num_outputs* O. Blocks of *block_rows* outputs can be unpacked; with 0, the layout is not known, and the
+    kernel serves any number of tokens. Without *has_zeros*, all zeros are 0.
     """
 
     packed: torch.Tensor
@@ -63,7 +63,7 @@ class CpuInt4(Product):
         return output_NP[:, : self.num_outputs]
 
     def _unpacked(self, some: slice, dtype: torch.dtype) -> torch.Tensor:
-        """Return the weights [I, outputs] of *some* outputs, which are whole blocks."""
+        """Return the weights [I, outputs] of *some* outputs, which must be whole blocks."""
         half = self.block_rows // 2
         # A byte has one column of two outputs, half a block from each other.
         bytes_BGCH = self.packed[some].view(-1, len(self.scales_and_zeros_GP2), self.group_size, half)
@@ -79,7 +79,7 @@ class CpuInt4(Product):
 
 
 def pack_linear(layer: QuantisedLinear) -> CpuInt4:
-    """Return the product for *layer*, all of whose parts are PackedInts of four bits. Raises Unavailable."""
+    """Return the product for *layer*, whose parts are all PackedInts of four bits. Raises Unavailable."""
     weights = [part for part in layer.parts if isinstance(part, QuantisedWeight)]
     size = _group_size(weights)
     numbers = [_numbers(weight, size) for weight in weights]
@@ -93,7 +93,10 @@ def pack_linear(layer: QuantisedLinear) -> CpuInt4:
 
 
 def _group_size(weights: Sequence[QuantisedWeight]) -> int:
-    """Return the most columns of a group for the kernel, so that each lies within one group of each weight."""
+    """Return the kernel's largest group size for which each group lies within one group of each weight.
+
+    Raises Unavailable if there is none.
+    """
     for size in GROUP_SIZES:
         if all(
             isinstance(weight.format, PackedInts)
@@ -133,7 +136,7 @@ def _packed(codes_OI: torch.Tensor) -> torch.Tensor:
 
 @cache
 def block_rows() -> int:
-    """Return how many outputs make a block of this processor's layout: 32 with AVX2, 64 with AVX512, 0 for others.
+    """Return how many outputs this processor's layout has in a block: 32 with AVX2, 64 with AVX512, 0 if unknown.
 
     Source: torch, ATen/native/cpu/int4mm_kernel.cpp. A probe decides, so that another layout is never misread.
     """

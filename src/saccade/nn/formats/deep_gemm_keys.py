@@ -1,6 +1,6 @@
-"""Which kernel a product with FP8 blocks needs on Hopper. DeepGEMM compiles each of them with nvcc, at its first use.
+"""Tells which kernel a product with FP8 blocks needs on Hopper. DeepGEMM compiles each one with nvcc at its first use.
 
-A kernel belongs to one shape of weights, and has its own tile, stages and multicast. Which of them takes a product
+A kernel belongs to one shape of weights, and has its own tile, stages and multicast. Which of them computes a product
 depends on the number of tokens. Source of the rules: FlashInfer's copy of DeepGEMM, release 0.7.2, in
 csrc/nv_internal/tensorrt_llm: get_best_gemm_config in deep_gemm/jit_utils.cuh; gemm_dispatch and grouped_gemm_dispatch
 in kernels/cutlass_kernels/fp8_blockscale_gemm/fp8_blockscale_gemm_kernel.cuh. tests/real runs that source.
@@ -29,7 +29,7 @@ SWAPPED, SWAPPED_BY_H20, H20_SMS = 32, 64, 78
 
 
 class Weights(NamedTuple):
-    """A matrix [outputs, inputs], or with *num_experts* those of a mixture of experts."""
+    """A matrix [outputs, inputs], or the matrices of a mixture of *num_experts* experts."""
 
     outputs: int
     inputs: int
@@ -37,7 +37,7 @@ class Weights(NamedTuple):
 
 
 class DeepGemmKernel(NamedTuple):
-    """A kernel that is compiled once. Its tiles have *rows* of weights if it *is_swapped*, else of tokens."""
+    """A kernel that is compiled once. Its tiles have *rows* of weights if it *is_swapped*, otherwise of tokens."""
 
     weights: Weights
     is_swapped: bool
@@ -50,7 +50,7 @@ class DeepGemmKernel(NamedTuple):
 def kernel_of(weights: Weights, num_tokens: int, num_sms: int) -> DeepGemmKernel:
     """Return the kernel for *num_tokens*, at least 1, on a GPU of *num_sms* multiprocessors.
 
-    Of experts, *num_tokens* are those of the step, whatever experts they choose.
+    For experts, *num_tokens* are those of the step, whatever experts they choose.
     """
     is_swapped = num_tokens < _first_plain(weights, num_sms)
     height, width = (weights.outputs, num_tokens) if is_swapped else (num_tokens, weights.outputs)
@@ -80,7 +80,7 @@ def kernels_of(weights: Weights, most_tokens: int, num_sms: int) -> Mapping[Hash
 
 
 def _first_plain(weights: Weights, num_sms: int) -> int:
-    """Return the least number of tokens that are the rows of the product."""
+    """Return the least number of tokens with which tokens, not weights, are the rows of the product."""
     return SWAPPED_BY_H20 if weights.num_experts and num_sms == H20_SMS else SWAPPED
 
 
@@ -91,7 +91,7 @@ def _borders(first_plain: int, most_tokens: int) -> Iterator[int]:
 
 
 def _shared_bytes(rows: int, columns: int, inputs: int, num_stages: int, is_swapped: bool) -> int:
-    """Return the shared memory of a block: its result in two bytes, tiles of each stage in one, scales in four."""
+    """Return a block's shared memory in bytes: two for each result, one for each value of a tile, four for a scale."""
     num_scales = -(-inputs // BLOCK)
     if is_swapped:
         of_tokens, of_weights = _rounded(4 * columns, 128), 4 * num_scales

@@ -1,9 +1,9 @@
 """Products with FP8 weights in blocks of 128 x 128 on a GPU by FlashInfer, and mixtures of experts of such weights.
 
-On Hopper its kernel rounds the activations itself, in groups of 128; on Blackwell Saccade does. Source of the
+On Hopper, its kernel rounds the activations itself, in groups of 128; on Blackwell, Saccade does. Source of the
 arguments: flashinfer/gemm/gemm_base.py and flashinfer/fused_moe/core.py, release 0.7.2. It has never run on a GPU:
-tests/real binds its calls to the releases' own signatures. Shapes: N tokens, I inputs, O outputs, E experts, K of them
-a token.
+tests/real binds its calls to the releases' own signatures. Shapes: N tokens, I inputs, O outputs, E experts, K experts
+of a token.
 """
 
 from collections.abc import Hashable, Mapping
@@ -44,7 +44,7 @@ logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class BlockFp8(Product):
-    """*weight_OI* in e4m3, and float32 *scales* [O / 128, I / 128]."""
+    """A linear layer in FP8 blocks: *weight_OI* is e4m3, with float32 *scales* [O / 128, I / 128]."""
 
     weight_OI: torch.Tensor
     scales: torch.Tensor
@@ -62,7 +62,7 @@ class BlockFp8(Product):
         return output_NO[: len(x_NI)]
 
     def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
-        """As PackedLinear.kernels; those for Blackwell are all compiled with the first."""
+        """See PackedLinear.kernels. On Blackwell there are none: the first product compiles all of them."""
         if not self.is_hopper:
             return {}
         return kernels_of(Weights(*self.weight_OI.shape), most_tokens, num_multiprocessors(self.weight_OI))
@@ -70,7 +70,7 @@ class BlockFp8(Product):
 
 @dataclass(frozen=True)
 class BlockFp8Experts(PackedExperts):
-    """nn.ops.PackedExperts: *up_gate* [E, 2I, H] has the ups first; *down* is [E, H, I]. Scales are [E, ., .]."""
+    """Experts in FP8 blocks: *up_gate* [E, 2I, H] has the ups first; *down* is [E, H, I]. Both have scales."""
 
     up_gate: torch.Tensor
     up_gate_scales: torch.Tensor
@@ -120,7 +120,7 @@ class BlockFp8Experts(PackedExperts):
         return outputs if isinstance(outputs, torch.Tensor) else outputs[0]
 
     def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
-        """As PackedExperts.kernels: on Hopper, DeepGEMM's for both matrices."""
+        """See PackedExperts.kernels. On Hopper, these are DeepGEMM's for both matrices; elsewhere there are none."""
         if not self.is_hopper:
             return {}
         num_sms = num_multiprocessors(self.down)
@@ -163,7 +163,7 @@ def _major(tensor: torch.Tensor, majors: tuple[int, ...]) -> int:
 
 
 def _joined(weights: list[QuantisedWeight]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values and float32 scales of *weights*, one below the other."""
+    """Return the values and the float32 scales of *weights*, one below the other. Raises Unavailable."""
     first = weights[0].format
     if not isinstance(first, Fp8) or first.cell != (BLOCK, BLOCK):
         raise Unavailable(f"its blocks are not {BLOCK} x {BLOCK}")

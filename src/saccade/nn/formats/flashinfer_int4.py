@@ -1,8 +1,8 @@
 """Mixtures of experts with symmetric INT4 weights in groups of 32 on Blackwell by FlashInfer.
 
-Activations stay bfloat16. Rows, blocks of columns and scales are in the kernel's own order, made once. Source of the
+Activations stay bfloat16. Rows, blocks of columns and scales are put into the kernel's own order once. Source of the
 arguments: flashinfer/fused_moe/core.py and prepare.py (prepare_trtllm_mxint4_weights), release 0.7.2. It has never run
-on a GPU: tests/real binds its calls to the releases' own signatures. Shapes: N tokens, E experts, K of them a token.
+on a GPU: tests/real binds its calls to the releases' own signatures. Shapes: N tokens, E experts, K experts of a token.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ SIGNS = 0x88
 
 @dataclass(frozen=True)
 class Int4Experts(PackedExperts):
-    """nn.ops.PackedExperts: *up_gate* has the ups first; *width* is I. All are in the kernel's order."""
+    """Experts in INT4: *up_gate* has the ups first; *width* is I. All tensors are in the kernel's order."""
 
     up_gate: torch.Tensor
     up_gate_scales: torch.Tensor
@@ -71,7 +71,10 @@ def pack_experts(gate_up: QuantisedExperts, down: QuantisedExperts, share: Exper
 
 
 def _fields_of(parts: tuple[Part, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return signed values uint8 [E, O, I / 2], two a byte, and bfloat16 scales [E, O, I / 32]."""
+    """Return signed values uint8 [E, O, I / 2], two per byte, and bfloat16 scales [E, O, I / 32].
+
+    Raises Unavailable.
+    """
     weights = aligned(parts, SIDES, SIDES)
     form = weights[0].format
     if not isinstance(form, PackedInts):
@@ -90,7 +93,7 @@ def _fields_of(parts: tuple[Part, ...]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _in_order(values: torch.Tensor, scales: torch.Tensor, *, is_gated: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values and scales of all experts in the kernel's order."""
+    """Return the values and scales of all experts in the kernel's order."""
 
     def rows(matrix: torch.Tensor) -> torch.Tensor:
         return shuffle_matrix_a(reorder_rows_for_gated_act_gemm(matrix) if is_gated else matrix, TILE)  # type: ignore[no-any-return]

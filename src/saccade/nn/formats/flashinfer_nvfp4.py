@@ -3,7 +3,7 @@
 Activations are rounded to NVFP4 too, with the checkpoint's scale for them. FlashInfer takes the scales of groups in
 tiles of 128 rows and 4 groups. Source of the arguments: flashinfer/gemm/gemm_base.py, quantization/fp4_quantization.py
 and fused_moe/core.py, release 0.7.2. It has never run on a GPU: tests/real binds its calls to the releases' own
-signatures. Shapes: N tokens, I inputs, O outputs, G groups of columns, E experts, K of them a token.
+signatures. Shapes: N tokens, I inputs, O outputs, G groups of columns, E experts, K experts of a token.
 """
 
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ TILE_ROWS, TILE_GROUPS, INNER_ROWS = 128, 4, 32
 
 @dataclass(frozen=True)
 class Nvfp4Product(Product):
-    """*weight_OB* uint8, two values a byte; *scales* of its groups in tiles.
+    """An NVFP4 linear layer: *weight_OB* uint8 has two values per byte, and *scales* are those of its groups in tiles.
 
-    *to_fp4* multiplies activations before they are rounded, *factor* the product; both are float32 [1].
+    *to_fp4* multiplies activations before they are rounded, and *factor* the product; both are float32 [1].
     """
 
     weight_OB: torch.Tensor
@@ -45,9 +45,9 @@ class Nvfp4Product(Product):
 
 @dataclass(frozen=True)
 class Nvfp4Experts(PackedExperts):
-    """nn.ops.PackedExperts: *up_gate* [E, 2I, H / 2] has the ups first; *down* is [E, H, I / 2].
+    """Experts in NVFP4: *up_gate* [E, 2I, H / 2] has the ups first; *down* is [E, H, I / 2].
 
-    *scales* are FlashInfer's six for both: activations, groups in tiles, products.
+    *scales* are the six that FlashInfer takes: for each matrix those of activations, of groups in tiles, of products.
     """
 
     up_gate: torch.Tensor
@@ -90,7 +90,7 @@ def pack_experts(gate_up: QuantisedExperts, down: QuantisedExperts, share: Exper
 
 
 def in_tiles(scales_OG: torch.Tensor) -> torch.Tensor:
-    """Return e4m3 scales [..., O, G] as bytes in tiles, filled up to whole ones."""
+    """Return e4m3 scales [..., O, G] as bytes in tiles, padded to whole tiles."""
     rows, groups = scales_OG.shape[-2:]
     padded = functional.pad(scales_OG.view(torch.uint8), (0, -groups % TILE_GROUPS, 0, -rows % TILE_ROWS))
     tiles = padded.unflatten(-1, (-1, TILE_GROUPS)).unflatten(-3, (-1, TILE_ROWS // INNER_ROWS, INNER_ROWS))
@@ -100,7 +100,10 @@ def in_tiles(scales_OG: torch.Tensor) -> torch.Tensor:
 
 
 def _joined(parts: tuple[Part, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return values, scales of groups, and the factors of activations and of the weight, the latter [] or [E]."""
+    """Return values, scales of groups, the activations' factor [], and the weight's factor [] or [E].
+
+    Raises Unavailable.
+    """
     weights = aligned(parts, 1, ALIGNMENT)
     if capability(next(iter(weights[0].fields.values())))[0] not in MAJORS:
         raise Unavailable("NVFP4 needs a Blackwell GPU")

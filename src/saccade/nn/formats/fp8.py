@@ -36,10 +36,10 @@ INVERSE, SCALE = "weight_scale_inv", "weight_scale"
 
 @dataclass(frozen=True)
 class Fp8:
-    """A byte a value, and a factor for each *cell* of rows x columns.
+    """A byte for each value, and a factor for each *cell* of rows x columns.
 
-    A cell has WHOLE_ROW columns for scales of rows, and is None for one scale; blocks at the lower and right edges may
-    be smaller. *scale* is the end of the scales' names.
+    A cell has WHOLE_ROW columns if rows have scales, and is None for a single scale. Blocks at the lower and right
+    edges may be smaller. *scale* is the suffix of the scales' names.
     """
 
     cell: Cell | None = (BLOCK, BLOCK)
@@ -51,7 +51,7 @@ class Fp8:
 
     @property
     def name(self) -> str:
-        """The format with its cells."""
+        """The format's name, with the kind of its cells."""
         kind = "block" if self._has_blocks else "tensor" if self.cell is None else "row"
         return f"fp8 (e4m3 with a scale for each {kind})"
 
@@ -62,7 +62,7 @@ class Fp8:
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """The other name of the scales."""
+        """The scales' other name, mapped to the usual one."""
         return {name: self.scale for name in (INVERSE, SCALE) if name != self.scale}
 
     @property
@@ -89,7 +89,7 @@ class Fp8:
 
 
 def rounded(weight: torch.Tensor) -> QuantisedWeight:
-    """Return a weight [O, I], or one for each expert [E, O, I], rounded to FP8 in blocks: the largest value is 448."""
+    """Round a weight [O, I], or one for each expert [E, O, I], to FP8 blocks: a block's largest value becomes 448."""
     *experts, rows, columns = weight.shape
     values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
     scales = torch.empty(*experts, -(-rows // BLOCK), -(-columns // BLOCK), device=weight.device)

@@ -23,9 +23,9 @@ VALUES, SCALE = "weight", "weight_scale"
 
 @dataclass(frozen=True)
 class Int8:
-    """A byte a value; a scale for each *cell*, a whole row, or None for the whole weight.
+    """A byte for each value, and a scale for each *cell*: a whole row, or the whole weight if it is None.
 
-    Scales of activations are not needed: each token gets its own when it is multiplied.
+    Activation scales are not needed: each token gets its own when it is multiplied.
     """
 
     cell: Cell | None = (1, WHOLE_ROW)
@@ -43,7 +43,7 @@ class Int8:
         return {VALUES: WeightField(("I8",), (1, 1)), SCALE: WeightField(FLOATS, self.cell)}
 
     def transposed(self) -> None:
-        """Return None: rows have the scales."""
+        """Return None: transposed weights are not read."""
 
     def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
         """Return value * scale."""
@@ -52,7 +52,7 @@ class Int8:
 
 
 def rounded_rows(weight_OI: torch.Tensor) -> QuantisedWeight:
-    """Return *weight_OI* rounded to int8, the largest of each row to 127."""
+    """Return *weight_OI* rounded to int8; the largest value of each row becomes 127."""
     rows, columns = weight_OI.shape
     values = torch.empty(rows, columns, dtype=torch.int8, device=weight_OI.device)
     scales = torch.empty(rows, 1, device=weight_OI.device)

@@ -1,4 +1,4 @@
-"""NVFP4: four-bit floats (e2m1) with a scale (e4m3) for 16 of them, and one (float32) for the weight.
+"""NVFP4: four-bit floats (e2m1) with a scale (e4m3) for every 16 of them, and one (float32) for the weight.
 
 Sources: NVIDIA's Model Optimizer, modelopt/torch/quantization/qtensor/nvfp4_tensor.py (NVFP4QTensor.dequantize);
 compressed-tensors, compressors/nvfp4 and quantization/lifecycle/forward.py.
@@ -22,10 +22,10 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 @dataclass(frozen=True)
 class Nvfp4:
-    """Two columns a byte, the first in the lower bits. Both scales are multiplied first, as the source does.
+    """Two columns per byte, the first in the lower bits. The two scales are multiplied first, as in the source.
 
-    *values* and *whole* are the ends of the names of the values and of the weight's scale. With *is_divisor* the
-    checkpoint has the inverse of that, and of the scale of the activations, if it has one.
+    *values* and *whole* are the suffixes of the values' name and of the weight scale's. With *is_divisor*, the
+    checkpoint has the inverse of the weight's scale, and of the activation scale if there is one.
     """
 
     name: str = "modelopt NVFP4"
@@ -40,7 +40,7 @@ class Nvfp4:
 
     @property
     def activation(self) -> str:
-        """The end of the name of the activations' scale."""
+        """The suffix of the activation scale's name."""
         return "input_global_scale" if self.is_divisor else "input_scale"
 
     @property
@@ -50,7 +50,7 @@ class Nvfp4:
 
     @cached_property
     def fields(self) -> Mapping[str, WeightField]:
-        """Values, scales of groups, and both scales of the whole."""
+        """Values, scales of groups, and the scales of the whole weight and of the activations."""
         return {
             self.values: WeightField(("U8",), (1, PER_BYTE)),
             "weight_scale": WeightField(("F8_E4M3",), (1, GROUP_SIZE)),
@@ -59,7 +59,7 @@ class Nvfp4:
         }
 
     def transposed(self) -> None:
-        """Return None: columns are packed, rows are not."""
+        """Return None: columns are packed, and rows are not."""
 
     def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
         """Return value * (scale of the group * scale of the weight)."""

@@ -1,9 +1,9 @@
 """Products of int8 weights and int8 activations on a CPU by oneDNN.
 
 Weights have a scale for each row. Activations are rounded token by token: a token's largest value becomes 127, so that
-no other token of the batch changes its result. The product is one of whole numbers, and exact. It takes unsigned
-activations: signed ones run oneDNN's reference on processors without AMX, hundreds of times slower. Shapes: N tokens,
-I inputs, O outputs.
+no other token of the batch changes its result. The product is computed in whole numbers, so it is exact. It takes
+unsigned activations: for signed ones, processors without AMX run oneDNN's reference code, hundreds of times slower.
+Shapes: N tokens, I inputs, O outputs.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ ROWS = 128
 
 @dataclass(frozen=True)
 class Int8Product(PackedLinear):
-    """*packed* int8 in oneDNN's layout, and float32 *scales_O*; *zeros_O* int32 are the zero points that it expects.
+    """An int8 linear layer: *packed* is in oneDNN's layout, with float32 *scales_O*, and zero points *zeros_O* int32.
 
     With *by_halves*, activations are multiplied in two parts of at most seven bits, for processors without VNNI.
     """
@@ -66,7 +66,7 @@ class Int8Product(PackedLinear):
         return output_NO
 
     def _product(self, x_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the float32 product [N, O] of *x_NI* divided by its tokens' scales, and these [N, 1]."""
+        """Return the float32 product [N, O] of *x_NI* divided by its tokens' scales, and these scales [N, 1]."""
         codes_NI, scales_N1 = rounded_tokens(x_NI)
         if not self.by_halves:
             return self._sums(codes_NI, ZERO), scales_N1
@@ -82,7 +82,7 @@ class Int8Product(PackedLinear):
 
 
 def rounded_tokens(x_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return uint8 codes [N, I] from 1 to 255, 128 for zero, and the float32 scale [N, 1] of each token."""
+    """Return uint8 codes [N, I] from 1 to 255, with 128 for zero, and the float32 scale [N, 1] of each token."""
     codes_NI = torch.empty(x_NI.shape, dtype=torch.uint8)
     scales_N1 = torch.empty(len(x_NI), 1)
     smallest = torch.finfo(torch.float32).tiny * LARGEST
@@ -95,7 +95,7 @@ def rounded_tokens(x_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pack_linear(layer: QuantisedLinear) -> Int8Product:
-    """Return the product for *layer*, all of whose parts are int8. Raises Unavailable."""
+    """Return the product for *layer*, whose parts are all of the kind int8. Raises Unavailable."""
     rows = [_rows_of(part) for part in layer.parts if isinstance(part, QuantisedWeight)]
     values_OI = torch.cat([values for values, _ in rows])
     if values_OI.shape[1] > MOST_COLUMNS:
@@ -107,7 +107,7 @@ def pack_linear(layer: QuantisedLinear) -> Int8Product:
 
 
 def _rows_of(weight: QuantisedWeight) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return int8 values [O, I] and float32 scales [O]."""
+    """Return int8 values [O, I] and float32 scales [O]. Raises Unavailable."""
     form, num_rows = weight.format, weight.region.num_rows
     if isinstance(form, Int8):
         return weight.fields[VALUES], weight.fields[SCALE].float().flatten().expand(num_rows)
@@ -125,7 +125,7 @@ def _rows_of(weight: QuantisedWeight) -> tuple[torch.Tensor, torch.Tensor]:
 def saturates() -> bool:
     """Return whether this processor adds pairs of products in 16 bits, which the largest ones exceed.
 
-    AVX2 and AVX512 do without VNNI.
+    AVX2, and AVX512 without VNNI, do this.
     """
     values = torch.full((16, 64), LARGEST, dtype=torch.int8)
     probe = Int8Product(

@@ -1,4 +1,4 @@
-"""Whole numbers of 4 or 8 bits packed in words of 32, in groups of columns with a scale and perhaps a zero point.
+"""Whole numbers of 4 or 8 bits, packed in words of 32 bits. Groups of columns have a scale, and perhaps a zero point.
 
 Sources: compressed-tensors, compressors/pack_quantized (unpack_from_int32) and quantization/lifecycle/forward.py;
 AutoAWQ, awq/utils/packing_utils.py; AutoGPTQ, nn_modules/qlinear; GPTQModel, for checkpoint_format "gptq_v2".
@@ -41,12 +41,12 @@ SHAPE = MappingProxyType(
 
 @dataclass(frozen=True)
 class PackedInts:
-    """*bits* of a number, stored without sign; *group_size* columns share a scale, all of them with WHOLE_ROW.
+    """Numbers of *bits* bits, without sign. *group_size* columns share a scale; with WHOLE_ROW, all of them do.
 
-    *values*, *scales* and *zeros* are the ends of the fields' names; without *zeros*, the zero point is the middle.
-    Words of zero points have several rows of one group, those of values several columns of one row, or with
-    *packs_rows* several rows of one column. *places* are a number's place in its word, by its row; None is its own.
-    *zeros_offset* is added to a stored zero point. With *is_transposed* the checkpoint stores [I, O].
+    *values*, *scales* and *zeros* are the suffixes of the fields' names; without *zeros*, the zero point is the middle.
+    A word of zero points has several rows of one group. A word of values has several columns of one row, or with
+    *packs_rows* several rows of one column. *places* are the rows' places in a word; None keeps their order.
+    *zeros_offset* is added to a stored zero point. With *is_transposed*, the checkpoint stores [I, O].
     """
 
     name: str
@@ -94,7 +94,7 @@ class PackedInts:
     def codes(
         self, fields: Mapping[str, torch.Tensor], region: Region
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the numbers [O, I] without sign, the scales [O, groups] and the zero points of *region*, float32."""
+        """Return *region*'s numbers [O, I] without sign, and its scales and zero points [O, groups], all float32."""
         scales = fields[self.scales].float()
         zeros = self._zeros(fields, region) if self.zeros else torch.full_like(scales, self._middle)
         return self._numbers(fields[self.values], region, 0), scales, zeros
@@ -132,7 +132,7 @@ def _nibbles(middle: int, device: torch.device) -> torch.Tensor:
 
 
 def _groups(size: int, *, is_needed: bool) -> DerivedValues:
-    """Return the group of each column, which releases store. Another order than the columns' own is not read."""
+    """Return the group of each column, which releases store. Columns in any other order than their own are not read."""
     words = "column // group_size: groups in the order of activations are not served"
     return DerivedValues(words, lambda _, columns: torch.arange(columns) // size, is_needed)
 
@@ -152,7 +152,7 @@ def compressed(
 
 
 def rounded_groups(weight_OI: torch.Tensor, group_size: int) -> QuantisedWeight:
-    """Return *weight_OI* rounded to four bits, symmetric, in groups of *group_size* columns, a divisor of I."""
+    """Return *weight_OI* rounded to symmetric INT4, in groups of *group_size* columns. The size must divide I."""
     rows, columns = weight_OI.shape
     per_word = WORD // 4
     words = torch.empty(rows, columns // per_word, dtype=torch.int32, device=weight_OI.device)
@@ -180,7 +180,7 @@ def awq(group_size: int = WHOLE_ROW) -> PackedInts:
 def gptq(
     bits: int = 4, group_size: int = WHOLE_ROW, *, zeros_offset: int = 1, by_activations: bool = False
 ) -> PackedInts:
-    """Return AutoGPTQ's format, whose stored zero points are less by one; those of "gptq_v2" are not.
+    """Return AutoGPTQ's format, whose zero points are stored minus one; those of "gptq_v2" are not.
 
     If the configuration says that groups are *by_activations*, the checkpoint must show that they are not.
     """

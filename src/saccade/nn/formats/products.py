@@ -15,7 +15,7 @@ from saccade.nn.ops import Activation, PackedLinear
 
 
 class Product(PackedLinear):
-    """PackedLinear around a kernel's product."""
+    """A PackedLinear that adds the bias and the activation to a kernel's product."""
 
     bias_O: torch.Tensor | None
 
@@ -32,9 +32,9 @@ class Product(PackedLinear):
 
 
 def aligned(parts: Sequence[Part], rows: int, columns: int) -> list[QuantisedWeight]:
-    """Return *parts*, which are in whole cells of *rows* x *columns*; only the last may end within one by its rows.
+    """Return *parts* if they consist of whole cells of *rows* x *columns*. Only the last may end within a cell's rows.
 
-    Raises Unavailable for others.
+    Raises Unavailable for other parts.
     """
     weights = [part for part in parts if isinstance(part, QuantisedWeight)]
     inner = [weight.region for weight in weights]
@@ -54,12 +54,12 @@ def field_of(weights: Sequence[QuantisedWeight], name: str) -> torch.Tensor:
 
 
 def capability(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the compute capability of the GPU that has *tensor*."""
+    """Return the compute capability of the GPU that holds *tensor*."""
     return torch.cuda.get_device_capability(tensor.device)
 
 
 def num_multiprocessors(tensor: torch.Tensor) -> int:
-    """Return how many multiprocessors the GPU that has *tensor* has."""
+    """Return the number of multiprocessors of the GPU that holds *tensor*."""
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count
 
 

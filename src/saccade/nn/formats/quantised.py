@@ -1,9 +1,9 @@
-"""Weights that stay quantised in memory and are dequantised at their use.
+"""Weights that stay quantised in memory, and are dequantised when they are used.
 
-A format stores a weight [O, I] in several tensors, its fields. A value of a field belongs to a cell of the weight:
-eight columns of one row, a block of 128 x 128, the whole weight. A rank's shard of a weight is a region of it; the rank
-holds every cell that the region touches, so a region may begin and end inside a cell. All products are computed in
-float32 and rounded once, to the network's dtype.
+A format stores a weight [O, I] in several tensors, its fields. A value of a field belongs to a cell of the weight. A
+cell is, for example, eight columns of one row, a block of 128 x 128, or the whole weight. A rank's shard of a weight is
+a region of it. The rank holds every cell that the region touches, so a region may begin and end inside a cell. Values
+are computed in float32 and rounded once, to the network's dtype.
 
 Shapes: O rows and I columns of a weight, N tokens, E experts of this rank.
 """
@@ -42,9 +42,9 @@ class Region(NamedTuple):
 class WeightField(NamedTuple):
     """A tensor that stores part of a weight. *dtypes* are those that checkpoints may have, by their safetensors names.
 
-    A value belongs to *cell*, rows x columns of the weight, and the tensor is [ceil(O / rows), ceil(I / columns)]. None
-    is a field with one value for the whole weight, [] or [1]. With *is_transposed*, the checkpoint's tensor has the two
-    dimensions in the other order; in memory it has this one.
+    A value belongs to *cell*, rows x columns of the weight, and the tensor is [ceil(O / rows), ceil(I / columns)]. The
+    *cell* is None if one value, [] or [1], is for the whole weight. With *is_transposed*, the checkpoint's tensor has
+    the two dimensions in the other order; in memory they are in this one.
     """
 
     dtypes: tuple[str, ...]
@@ -67,7 +67,7 @@ class WeightField(NamedTuple):
 
 
 class DerivedValues(NamedTuple):
-    """A tensor of whole numbers that follows from a weight's shape: *words* say how, *of* returns it for [O, I].
+    """A tensor of whole numbers that follows from a weight's shape: *words* say how, and *of* returns it for [O, I].
 
     A checkpoint may lack it unless it *is_needed*.
     """
@@ -80,10 +80,10 @@ class DerivedValues(NamedTuple):
 class WeightFormat(Protocol):
     """The form of a weight in a checkpoint.
 
-    *kind* names the kernels that take it. *fields* are by the ends of their tensors' names; a checkpoint may lack those
-    in *optional*. Tensors with an end in *unused* belong to the weight, and only other arithmetic needs them. Those in
-    *derived* must have the values that follow from the shape. *aliases* are other ends of names, with the usual ones.
-    With *joins_experts*, some releases store a matrix of all experts in one tensor.
+    *kind* names the kernels that take it. *fields* are keyed by the suffixes of their tensors' names; a checkpoint may
+    lack those in *optional*. Tensors with a suffix in *unused* belong to the weight, but only other arithmetic needs
+    them. Those in *derived* must have the values that follow from the shape. *aliases* map other suffixes to the usual
+    ones. With *joins_experts*, some releases store a matrix of all experts in one tensor.
     """
 
     @property
@@ -111,7 +111,7 @@ class WeightFormat(Protocol):
     def joins_experts(self) -> bool: ...
 
     def transposed(self) -> "WeightFormat | None":
-        """Return the format of a weight [O, I] with fields stored as those of [I, O]; None if there is none."""
+        """Return the format of a weight [O, I] whose fields are stored as those of [I, O]; None if there is none."""
 
     def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
         """Return the values [O, I] of *region* in float32, from the parts of *fields* that it touches."""
@@ -119,7 +119,7 @@ class WeightFormat(Protocol):
 
 @dataclass(frozen=True)
 class QuantisedWeight:
-    """A region of a weight in *format*, or of each expert's weight: then *fields* have a first dimension E."""
+    """A region of a weight in *format*, or of each expert's weight; *fields* then have a first dimension E."""
 
     format: WeightFormat
     fields: Mapping[str, torch.Tensor]
@@ -189,7 +189,7 @@ class QuantisedLinear(PackedLinear):
         return _joined(self.parts, dtype)
 
     def reordered(self, order_O: torch.Tensor) -> QuantisedWeight | None:
-        """Return the weight with rows *order_O* int64; None unless all parts have one format, each row its values."""
+        """Return the weight with its rows in *order_O* int64; None if parts differ in format or rows share values."""
         weights = [part for part in self.parts if isinstance(part, QuantisedWeight)]
         form = weights[0].format
         cells = [form.fields[end].cell for end in weights[0].fields]
@@ -202,7 +202,7 @@ class QuantisedLinear(PackedLinear):
 
 @dataclass(frozen=True)
 class QuantisedExperts:
-    """nn.ops.ExpertMatrices: the weights of *num_experts* experts, each of *parts* one below the other."""
+    """Implements nn.ops.ExpertMatrices: the weights of *num_experts* experts, each of *parts* one below the other."""
 
     parts: tuple[Part, ...]
     num_experts: int
@@ -223,7 +223,7 @@ def _joined(parts: Sequence[Part], dtype: torch.dtype) -> torch.Tensor:
 
 
 def looked_up(bytes_OB: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Return the float32 values of bytes: *table* is [256] for one value a byte, [256, 2] for two, side by side.
+    """Return the float32 values of bytes. *table* is [256] for one value per byte, or [256, 2] for two side by side.
 
     On a CPU this is several times faster than shifts, masks and casts.
     """
@@ -237,7 +237,7 @@ def scaled(
 ) -> torch.Tensor:
     """Multiply *values_OI*, the values of *region*, by the scales of their cells, all float32.
 
-    *zeros_OC* are subtracted before: one for each row and each cell's columns.
+    *zeros_OC*, one for each row and each cell's columns, are subtracted first.
     """
     rows = cell[0]
     # A whole row is one cell.

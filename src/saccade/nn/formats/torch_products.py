@@ -25,7 +25,10 @@ MIDDLE = 8
 
 @dataclass(frozen=True)
 class RowFp8(Product):
-    """*weight_OI* in e4m3, and float32 *scales_1O*. Activations are rounded to e4m3 token by token."""
+    """An FP8 linear layer: *weight_OI* is e4m3, with one float32 scale per row in *scales_1O*.
+
+    Activations are rounded to e4m3 token by token.
+    """
 
     weight_OI: torch.Tensor
     scales_1O: torch.Tensor
@@ -41,7 +44,7 @@ class RowFp8(Product):
 
 @dataclass(frozen=True)
 class Int4(Product):
-    """*packed* int32 in PyTorch's layout, and *scales_and_zeros_GO2*."""
+    """An INT4 linear layer: *packed* int32 in PyTorch's layout, with bfloat16 *scales_and_zeros_GO2*."""
 
     packed: torch.Tensor
     scales_and_zeros_GO2: torch.Tensor
@@ -54,7 +57,7 @@ class Int4(Product):
 
 
 def pack_linear(layer: QuantisedLinear) -> Product:
-    """Return the product for *layer*, all of whose parts have one format. Raises Unavailable."""
+    """Return the product for *layer*, whose parts all have one format. Raises Unavailable."""
     weights = aligned(layer.parts, 1, 1)
     return _rows_of(weights, layer.bias_O) if isinstance(weights[0].format, Fp8) else _int4(weights, layer.bias_O)
 

@@ -1,1 +1,1 @@
-"""Transfers KV state between two engines: over shared memory on one host, over TCP between hosts. No torch."""
+"""Transfers KV state between two engines, through shared memory on one host and over TCP otherwise. No torch."""

@@ -5,8 +5,8 @@ its own nonce. After that only messages follow:
 
     u32 bytes of the head, u64 bytes of the content, head (msgpack), content, code of 16 bytes
 
-The code is a blake3 of the message so far, a counter and the sender's side. Its key derives from the transfer's key and
-both nonces. So a damaged, forged, repeated or missing message ends the transfer. Contents are not encrypted.
+The code is a blake3 of the message so far, a counter and the sender's side. Its key is derived from the transfer's key
+and both nonces. So a damaged, forged, repeated or missing message ends the transfer. Contents are not encrypted.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class MessageCodes:
 class Channel(Generic[Outgoing, Incoming]):
     """Sends one side's messages and receives the other's.
 
-    *most* limits the size of a received head and content in bytes.
+    *most* has the largest sizes in bytes of a received head and of its content.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Channel(Generic[Outgoing, Incoming]):
         self._max_head_bytes, self._max_content_bytes = most
 
     async def send_message(self, message: Outgoing, content: bytes = b"") -> None:
-        """Send a message, and wait until most of it has left. Raises TransferFailed."""
+        """Send a message, and wait while too much is unsent. Raises TransferFailed if the connection breaks."""
         head = msgspec.msgpack.encode(message)
         lengths = LENGTHS.pack(len(head), len(content))
         try:
@@ -94,7 +94,7 @@ class Channel(Generic[Outgoing, Incoming]):
     async def receive(self) -> tuple[Incoming, bytes]:
         """Return the next message and its content.
 
-        Raises TransferFailed if the other end is gone or breaks the rules.
+        Raises TransferFailed if the other end is gone or breaks the protocol.
         """
         try:
             lengths = await self._reader.readexactly(LENGTHS.size)
@@ -130,7 +130,7 @@ def new_key() -> bytes:
 def source_channel(
     streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], key: bytes, nonces: bytes
 ) -> SourceChannel:
-    """Return the prefill worker's end. It receives no contents."""
+    """Return the prefill worker's end of a connection. It receives no contents."""
     to_destination, to_source = _counters(key, nonces)
     decoder: msgspec.msgpack.Decoder[FromDestination] = msgspec.msgpack.Decoder(FromDestination)
     return Channel(streams, (to_destination, to_source), decoder, (MAX_REPLY_BYTES, 0))
@@ -139,7 +139,7 @@ def source_channel(
 def destination_channel(
     streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], key: bytes, nonces: bytes, max_content_bytes: int
 ) -> DestinationChannel:
-    """Return the decode worker's end."""
+    """Return the decode worker's end of a connection."""
     to_destination, to_source = _counters(key, nonces)
     decoder: msgspec.msgpack.Decoder[FromSource] = msgspec.msgpack.Decoder(FromSource)
     return Channel(streams, (to_source, to_destination), decoder, (MAX_HEAD_BYTES, max_content_bytes))

@@ -1,4 +1,4 @@
-"""The decode worker's end, which connects to the prefill worker of each transfer and receives the state."""
+"""The decode worker's end of transfers: it connects to the prefill worker of each, and receives the state."""
 
 import asyncio
 import dataclasses
@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class KvDestinationConfig:
-    """*form* must equal the other end's. After *timeout_seconds* without a message the source counts as gone.
+    """Settings of a KvDestination: *form* must equal the other end's, and *max_content_bytes* limits one piece.
 
-    *max_content_bytes* bounds one piece.
+    After *timeout_seconds* without a message, the source counts as gone.
     """
 
     form: KvForm
@@ -52,7 +52,7 @@ class KvDestinationConfig:
 class _Transfer:
     """One transfer: its task, and the *replies* that the task sends.
 
-    If it *is_unwanted*, it ends once it *is_requested*.
+    A transfer that *is_unwanted* ends as soon as it *is_requested*.
     """
 
     task: asyncio.Task[None]
@@ -62,7 +62,7 @@ class _Transfer:
 
 
 class KvDestination:
-    """A decode worker's transfers, one task each. Every method runs in the transfers' event loop."""
+    """A decode worker's transfers, each in its own task. Every method runs in the transfers' event loop."""
 
     def __init__(self, config: KvDestinationConfig, tell: Tell) -> None:
         self._config = config
@@ -77,7 +77,7 @@ class KvDestination:
         await lasting_task.end(*(transfer.task for transfer in self._transfers.values()))
 
     def pull(self, key: bytes, source: str, first_block: int) -> None:
-        """Receive a prompt's state, starting at block *first_block*, from the worker at *source*, host:port."""
+        """Start to receive a prompt's state, from block *first_block* on, from the worker at *source*, host:port."""
         task = asyncio.create_task(self._run(key, source, first_block), name=f"KV transfer from {source}")
         self._transfers[key] = _Transfer(task)
         task.add_done_callback(partial(self._forget, key))
@@ -90,16 +90,16 @@ class KvDestination:
             self._tell(TransferEnded(key, BROKE_OFF, by_peer=False))
 
     def reply(self, key: bytes, message: FromDestination) -> None:
-        """Tell the source that a piece, or the whole state, is used. It is no error if the transfer has ended."""
+        """Tell the source that a piece is used, or the whole state is here. Does nothing if the transfer has ended."""
         if (transfer := self._transfers.get(key)) is not None:
             transfer.replies.put_nowait(message)
 
     def cancel(self, key: bytes) -> None:
-        """Close a transfer's connection, but only after its request.
+        """Close a transfer's connection, but not before the request has been sent.
 
-        The source would not notice the end of a connection that never asked.
+        The source would not notice the end of a connection that never requested a transfer.
 
-        An unknown key is no error.
+        Does nothing for an unknown key.
         """
         if (transfer := self._transfers.get(key)) is None:
             return
@@ -126,7 +126,7 @@ class KvDestination:
     async def _transfer(
         self, key: bytes, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], first_block: int
     ) -> None:
-        """Receive the state until the engine reports that it is complete."""
+        """Request the state, and receive it until the engine reports that it is complete."""
         async with asyncio.timeout(self._config.timeout_seconds):
             channel = await self._opened(key, streams)
             await channel.send_message(Pull(first_block, self._config.form, shared_memory.readers()))
@@ -171,7 +171,7 @@ class KvDestination:
                     pass
 
     def _content(self, piece: Piece, content: bytes) -> bytes:
-        """Return the content of *piece*. Raises TransferFailed unless it has the size of its blocks."""
+        """Return the content of *piece*. Raises TransferFailed if it cannot be read or has the wrong size."""
         expected = self._config.form.piece_nbytes(piece)
         if piece.slot is not None:
             if piece.slot.nbytes != expected:

@@ -8,7 +8,7 @@ from saccade.protocol.kv_transfer import Piece, Prefilled
 
 
 class StateRequested(NamedTuple):
-    """A decode worker has reserved room for the state, starting at block *first_block*."""
+    """A decode worker has reserved room for the state, and requests it from block *first_block* on."""
 
     key: bytes
     first_block: int
@@ -34,7 +34,7 @@ class PromptComputed(NamedTuple):
 
 
 class PieceArrived(NamedTuple):
-    """A part of the state arrived; its content has the size of its blocks."""
+    """A part of the state has arrived. Its content has the size that its piece must have."""
 
     key: bytes
     piece: Piece
@@ -42,9 +42,9 @@ class PieceArrived(NamedTuple):
 
 
 class TransferEnded(NamedTuple):
-    """The transfer failed; *reason* is a sentence for operator and client.
+    """The transfer failed; *reason* is a sentence for the operator and the client.
 
-    *by_peer* says that the other end is at fault.
+    *by_peer* says whether the other end is at fault.
     """
 
     key: bytes

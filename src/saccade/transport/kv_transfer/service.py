@@ -23,9 +23,9 @@ MAX_PIECE_BYTES = 16 << 20
 
 @dataclasses.dataclass(frozen=True)
 class TransferConfig:
-    """*bind*, host:port, is where a prefill worker listens; None for a decode worker, which only connects.
+    """Settings of KvTransfers. A prefill worker listens on *bind*, host:port; it is None for a decode worker.
 
-    A transfer fails after *timeout_seconds* without a message; a computed prompt is kept for the same time.
+    A transfer fails after *timeout_seconds* without progress at the source, or without a message at the destination.
     """
 
     form: KvForm
@@ -36,8 +36,8 @@ class TransferConfig:
 class KvTransfers:
     """An engine's transfers by their keys. Call it from the engine's thread.
 
-    Decode workers connect to *address*, which is None for a decode worker itself. The file descriptor wake_fd is
-    readable while events() has new events. Raises StartupError if it cannot listen on *bind*.
+    Decode workers connect to a prefill worker's *address*; a decode worker's own is None. The file descriptor wake_fd
+    is readable while events() has new events. Raises StartupError if it cannot listen on *bind*.
     """
 
     def __init__(self, config: TransferConfig) -> None:
@@ -70,7 +70,7 @@ class KvTransfers:
 
     @property
     def num_open(self) -> int:
-        """The numbers of open transfers, connections and slots, for tests and metrics."""
+        """The total number of open transfers, connections and slots, for tests and metrics."""
         return self._source.num_open + self._destination.num_open
 
     def events(self) -> list[Event]:
@@ -89,7 +89,7 @@ class KvTransfers:
         self._call(self._source.begun, key)
 
     def prefilled(self, key: bytes, message: Prefilled) -> None:
-        """Report to the decode worker that the prompt is computed, and keep the transfer open for timeout_seconds."""
+        """Report to the decode worker that the prompt is computed, and restart the transfer's timeout."""
         self._call(self._source.prefilled, key, message)
 
     def send_piece(self, key: bytes, piece: Piece, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The prefill worker's end, which listens, and sends each prompt's state to the decode worker that has its key."""
+"""The prefill worker's end of transfers: it listens, and sends a prompt's state to the decode worker with its key."""
 
 import asyncio
 import collections
@@ -73,9 +73,10 @@ class _Offer:
 
 @dataclasses.dataclass(frozen=True)
 class KvSourceConfig:
-    """*form* must equal the other end's.
+    """Settings of a KvSource. *form* must equal the other end's.
 
-    A transfer that holds state fails if it makes no progress for *timeout_seconds*.
+    A transfer that holds state fails if it makes no progress for *timeout_seconds*. After *heartbeat_seconds* without
+    another message, the source sends Waiting.
     """
 
     form: KvForm
@@ -101,7 +102,7 @@ class KvSource:
 
     @property
     def num_open(self) -> int:
-        """The numbers of transfers, connections and slots in use."""
+        """The total number of transfers, connections and slots in use."""
         return len(self._offers) + len(self._connections) + self._slots.num_used
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
@@ -141,7 +142,7 @@ class KvSource:
             offer.messages.put_nowait((piece, content))
 
     def withdraw(self, key: bytes) -> None:
-        """End a transfer and close its connection. An unknown key is no error."""
+        """End a transfer and close its connection. Does nothing for an unknown key."""
         offer = self._offers.pop(name_of(key), None)
         if offer is None:
             return
@@ -160,7 +161,7 @@ class KvSource:
         offer.deadline = loop.call_later(self._config.timeout_seconds, self._end, offer, failed)
 
     def _end(self, offer: _Offer, failed: TransferFailed | None) -> None:
-        """End a transfer that *failed* or has delivered its state, unless it was withdrawn."""
+        """End a transfer that *failed* or has delivered its state, and report that, unless it was withdrawn."""
         if self._offers.get(name_of(offer.key)) is offer:
             self.withdraw(offer.key)
             self._tell(
@@ -221,7 +222,7 @@ class KvSource:
             self._end(offer, failed)
 
     def _note_unnamed(self) -> None:
-        """Log connections that named no transfer, at most once in LOG_SECONDS."""
+        """Count a connection that named no transfer; log the number of these at most once in LOG_SECONDS."""
         self._num_unnamed += 1
         now = asyncio.get_running_loop().time()
         if now >= self._log_after:
@@ -232,7 +233,7 @@ class KvSource:
     async def _handshake(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[_Offer, SourceChannel, Pull]:
-        """Return the transfer whose key the peer has proved to know, and the peer's request."""
+        """Return the transfer whose key the peer has proved to know, its channel, and the peer's request."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         writer.write(nonce)
         async with asyncio.timeout(NAME_SECONDS):
@@ -281,7 +282,7 @@ class KvSource:
 
 
 def _mismatch(ours: KvForm, theirs: KvForm) -> str:
-    """Return, as a sentence, why the two workers cannot exchange state; empty if they can."""
+    """Return a sentence that says why the two workers cannot exchange state, or "" if they can."""
     for field in msgspec.structs.fields(KvForm):
         here, there = getattr(ours, field.name), getattr(theirs, field.name)
         if here != there:

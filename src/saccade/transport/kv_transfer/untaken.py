@@ -10,7 +10,7 @@ from saccade.transport.kv_transfer.channel import TransferFailed
 class UntakenPieces:
     """The untaken pieces in the order in which they were sent, with their slots in *pool*.
 
-    After `end_transfer`, no slot is in use or can be taken: the task that sends may run once more before its
+    After `end_transfer`, no slot is in use, and none can be acquired even if the sending task runs once more before its
     cancellation reaches it.
     """
 
@@ -19,9 +19,9 @@ class UntakenPieces:
         self._slots: deque[SlotRef | None] = deque()
 
     def add_piece(self, content: bytes, by_slot: bool) -> SlotRef | None:
-        """Note a piece that is sent now.
+        """Note a piece that is sent now, and return the slot with its content.
 
-        It does without *by_slot*, and if there is no room. Raises TransferFailed after `end_transfer`.
+        Return None without *by_slot*, or if shared memory has no room. Raises TransferFailed after `end_transfer`.
         """
         if self._pool is None:
             raise TransferFailed("The transfer has ended.", by_peer=False)

@@ -1,1 +1,1 @@
-"""The native wire's schema, and the code that protoc makes of it (`scripts/generate-proto`)."""
+"""The native wire's schema, and the code that protoc generates from it (`scripts/generate-proto`)."""

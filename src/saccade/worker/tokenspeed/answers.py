@@ -21,7 +21,7 @@ class StopMatch(NamedTuple):
 
 
 class StopSearch:
-    """Looks for stop strings in the text of one sample. *rules* have them, and keep the string in the answer."""
+    """Looks for stop strings in the text of one sample. *rules* name them, and keep the string in the answer."""
 
     def __init__(self, tokenizer: Tokenizer, rules: TextRules) -> None:
         self._detokenizer = Detokenizer(tokenizer, rules)

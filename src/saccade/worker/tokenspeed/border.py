@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def status_of(error: SaccadeError) -> grpc.StatusCode:
-    """Return the status of *error* for a gateway of this wire; INTERNAL if the gateway did not cause it."""
+    """Return the status of *error* for a gateway of this wire; INTERNAL if none of STATUSES fits."""
     return next((status for kind, status in STATUSES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 

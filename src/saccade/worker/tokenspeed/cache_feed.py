@@ -1,4 +1,4 @@
-"""Converts the engine's cache events to TokenSpeed's, in which an image's tokens have the image's pad value as id."""
+"""Converts the engine's cache events to TokenSpeed's, in which an image's tokens have its pad value as their id."""
 
 import time
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ HASH_BYTES = 8
 class EventSubscription:
     """One gateway's subscription.
 
-    Send opening(), then batch() of every message of the engine's feed, the snapshot's first. Only blocks that descend
-    from *root* are reported: blocks of other wires and tenants serve no request of this wire.
+    Send opening(), then batch() for every message of the engine's feed, beginning with the snapshot. Only blocks that
+    descend from *root* are reported: blocks of other wires and tenants serve no request of this wire.
     """
 
     def __init__(self, root: bytes, block_size: int) -> None:
@@ -31,7 +31,7 @@ class EventSubscription:
         return self._numbered([common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared())])
 
     def batch(self, message: KvEvents) -> common_pb2.KvEventBatch | None:
-        """Return *message* as the subscription's next batch; None if it has no event for it."""
+        """Return *message* as the subscription's next batch; None if it has no event for this subscription."""
         events = list(self._events(message))
         if not events:
             return None

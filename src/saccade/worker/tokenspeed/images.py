@@ -1,4 +1,4 @@
-"""Converts images from TokenSpeed's wire to the engine's: normalised tensors to uint8 patches, and their identity.
+"""Converts images from TokenSpeed's wire for the engine: normalised tensors become uint8 patches with a content hash.
 
 A gateway of that wire sends patches as the reference processor makes them: normalised, with equal frames for a still
 image. The engine takes uint8 patches of one frame. Nothing is rounded: a value that no uint8 level yields is refused.
@@ -53,7 +53,7 @@ def pad_value(content_hash: bytes) -> int:
 
 @dataclass(frozen=True)
 class ImageReader:
-    """Reads images of one model. *grid_name* is the name of an image's grid in a message."""
+    """Reads images for one model. *grid_name* is the name of an image's grid in a message."""
 
     spec: ModelSpec
     layout: Layout
@@ -68,9 +68,11 @@ class ImageReader:
         return cls(spec, layout, grid_name, denormaliser, denormaliser.takes_bfloat16)
 
     def read_image(self, item: pb.MultimodalItem, token_ids: Sequence[int], field: str) -> MediaItem:
-        """Return the image in *item*, the message's *field*, of the prompt *token_ids*. Takes milliseconds.
+        """Return the image in *item*, the message's *field*, of the prompt *token_ids*.
 
-        Raises RequestError that names the field.
+        This takes milliseconds.
+
+        Raises a RequestError that names the field.
         """
         if item.modality != common_pb2.IMAGE:
             name = common_pb2.Modality.Name(item.modality) if item.modality in common_pb2.Modality.values() else "?"
@@ -119,7 +121,7 @@ class ImageReader:
         return sizes[0], sizes[1], sizes[2]
 
     def _check_tokens(self, spans: Sequence[Span], grid: Grid, token_ids: Sequence[int], field: str) -> None:
-        """Raise InvalidValue unless the spans are within the prompt and have the grid's number of tokens.
+        """Raise InvalidValue unless the spans have the grid's number of tokens, and no more than the prompt has.
 
         So the prompt's length bounds the size of the pixels before they are read.
         """

@@ -22,7 +22,7 @@ from saccade.worker.tokenspeed.images import ImageReader
 
 @dataclass(frozen=True)
 class WireModel:
-    """A served model. *images* is None if the wire has no form for the images of its family."""
+    """A served model. *images* is None if the wire has no form for its family's images."""
 
     description: Description
     config: Mapping[str, Any]
@@ -33,7 +33,7 @@ class WireModel:
 
     @classmethod
     def of_description(cls, description: Description) -> "WireModel":
-        """Build it from the files in *description*. Raises StartupError."""
+        """Return the model, built from the files in *description*. Raises StartupError."""
         config = files.parse_json(description.files, CONFIG)
         name = models.family_of(config)
         family = models.families()[name]
@@ -70,18 +70,18 @@ class WireModel:
 
     @property
     def pixel_dtype(self) -> str:
-        """The dtype of the pixels that gateways send: bfloat16 if it distinguishes all levels."""
+        """The dtype of the pixels that gateways send: bfloat16 if it distinguishes all levels, else float32."""
         return "bfloat16" if self.images is None or self.images.takes_bfloat16 else "float32"
 
     @property
     def sampling_defaults(self) -> str:
-        """The parameters of requests that set none, as JSON."""
+        """The temperature, top_p and top_k of requests that set none, as JSON."""
         defaults = self.defaults
         values = {"temperature": defaults.temperature, "top_p": defaults.top_p, "top_k": defaults.top_k or -1}
         return json.dumps(values)
 
     def token_id(self, name: str) -> int:
-        """Return the token id under *name* in config.json or its text half; 0 if there is none."""
+        """Return the token id under *name* in config.json or its text_config; 0 if there is none."""
         places = (self.config, self.config.get("text_config") or {})
         token_ids = (place.get(name) for place in places if isinstance(place, Mapping))
         return next((token_id for token_id in token_ids if type(token_id) is int), 0)

@@ -13,7 +13,7 @@ class TokenSpeedPort:
     """The address of the wire, *bind* as `host:port`, and its permissions.
 
     *is_open* allows an address that other machines can reach, although the wire cannot authenticate callers.
-    *kv_events* shows callers the token ids of blocks, which are the prompts. *tracing* is for the requests of callers.
+    *kv_events* shows callers the token ids of blocks, which are the prompts. *tracing* applies to callers' requests.
     """
 
     bind: str

@@ -20,7 +20,7 @@ TOKEN_ID = re.compile("[0-9]{1,10}")
 def engine_request(message: pb.GenerateRequest, model: WireModel, request_id: str) -> EngineRequest:
     """Return *message* as a request to the engine. Reads and converts images, which takes milliseconds.
 
-    Raises RequestError that names the field.
+    Raises a RequestError that names the field.
     """
     for field in _unserved(message):
         raise UnsupportedParameter(f"`{field}` is not served by this worker; leave it out.", field)
@@ -43,7 +43,7 @@ def engine_request(message: pb.GenerateRequest, model: WireModel, request_id: st
 
 
 def text_rules(message: pb.GenerateRequest) -> TextRules | None:
-    """Return the strings that end an answer, None if there are none. Raises InvalidValue for an empty one."""
+    """Return the strings that end an answer, or None if there are none. Raises InvalidValue for an empty one."""
     sampling = message.sampling_params
     if not sampling.stop:
         return None

@@ -1,7 +1,7 @@
-"""`tokenspeed.grpc.scheduler.TokenSpeedScheduler` for the engine of this worker.
+"""`tokenspeed.grpc.scheduler.TokenSpeedScheduler` for this worker's engine.
 
 An SMG gateway calls it to register a worker, route to it and send it requests. The contract is
-tokenspeed_scheduler.proto of smg-grpc-proto, and the behaviour of smg_grpc_servicer/tokenspeed/servicer.py.
+tokenspeed_scheduler.proto of smg-grpc-proto, and the behaviour is that of smg_grpc_servicer/tokenspeed/servicer.py.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
     """Answers calls with the engine of *client*.
 
     Cache events are served only with *kv_events*. Methods raise SaccadeError, which ErrorBorder converts to statuses.
-    *tracer* traces requests, whose gateway cannot see the engine's stages.
+    *tracer* traces requests, since their gateway cannot see the engine's stages.
     """
 
     def __init__(self, client: LocalClient, *, kv_events: bool = False, tracer: Tracer | None = None) -> None:
@@ -82,7 +82,10 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
                 self._tracer.end_trace(trace, "Generate", attributes, has_failed=answer.num_open > 0)
 
     async def _begun(self, message: pb.GenerateRequest) -> tuple[EngineRequest, ResponseBuilder]:
-        """Return the engine's request, with its images, and its responses. Removes the files of the message."""
+        """Return the engine's request, with its images, and the builder of its responses.
+
+        Remove the message's files.
+        """
         try:
             model = await self._served()
             async with self._conversions:
@@ -117,7 +120,9 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
         return pb.AbortResponse(success=True)
 
     async def HealthCheck(self, message: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
-        """Report that an engine is ready; else end with UNAVAILABLE. The worker itself watches that steps go on.
+        """Report that an engine is ready; otherwise end with UNAVAILABLE.
+
+        The worker itself watches whether steps go on.
 
         An answer with `healthy` false would not do: SMG would register the worker for good, as one of an unknown model.
         """

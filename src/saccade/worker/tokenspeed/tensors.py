@@ -1,6 +1,6 @@
 """Reads a tensor's bytes from TokenSpeed's wire: from the message, or from a file in /dev/shm that the reader removes.
 
-Source of the rules for files: smg_grpc_servicer/mm_shm.py. Here a name must also have SMG's form. Otherwise a message
+The rules for files come from smg_grpc_servicer/mm_shm.py. Here a name must also have SMG's form. Otherwise a message
 could make the worker read or remove other files in /dev/shm, such as other gateways' slots.
 """
 
@@ -27,7 +27,7 @@ NUMPY_DTYPES = {"bfloat16": "<u2", "float32": "<f4", "int64": "<i8", "uint32": "
 def read_tensor(tensor: pb.TensorData, field: str) -> npt.NDArray[Any]:
     """Return the values of *tensor*, the message's *field*; bfloat16 as uint16. Raises InvalidValue.
 
-    Raises UnsupportedParameter for dtypes and transports that are not served.
+    Raises UnsupportedParameter for dtypes and transports that are not served, and ImageTooLarge for a large file.
     """
     if tensor.dtype not in NUMPY_DTYPES:
         served = ", ".join(NUMPY_DTYPES)
@@ -76,7 +76,7 @@ def remove_files(message: pb.GenerateRequest) -> None:
 
 
 def _read_file(handle: common_pb2.ShmHandle, field: str) -> npt.NDArray[np.uint8]:
-    """Return a copy of handle.nbytes from handle.offset on. With a mapping, a shrinking file would end the process."""
+    """Return a copy of handle.nbytes bytes from handle.offset on. A mapped file that shrinks would end the process."""
     name = file_name(handle)
     if name is None:
         raise InvalidValue(f"{field}.shm.name must have the form smg-tokenspeed-PID-TIME-NUMBER.", field)

@@ -1,4 +1,4 @@
-"""Manages attention state in paged blocks: reference counts and the prefix cache. No torch."""
+"""Manages attention state in paged blocks, with reference counts and a prefix cache. Does not import torch."""
 
 from array import array
 from collections import OrderedDict, deque
@@ -62,11 +62,11 @@ class PagedBlocks:
         return min(num_blocks, len(keys))
 
     def num_missing(self, sequence: Sequence) -> int:
-        """Return how many blocks a running sequence's table lacks for its next token."""
+        """Return how many blocks a running sequence's table lacks for its next token; negative if some are spare."""
         return self._blocks_for(sequence.num_expected_tokens) - len(sequence.tables[self.group].blocks)
 
     def fits(self, keys: Ordered[bytes], num_tokens: int, headroom_blocks: int) -> bool:
-        """Whether enough blocks are free in addition to the blocks with *keys*."""
+        """Whether enough blocks are free for *num_tokens*, besides the blocks with *keys*."""
         revived = sum(self._block_of[key] in self._cached for key in keys)
         return self._blocks_for(num_tokens) - len(keys) + headroom_blocks <= self.num_free_blocks - revived
 
@@ -116,7 +116,7 @@ class PagedBlocks:
         self._let_go(block)
 
     def forget_blocks(self, keys: Collection[bytes]) -> tuple[set[bytes], set[int]]:
-        """Stop reuse of the blocks with *keys* and of all their descendants. Return their keys and blocks.
+        """Stop the reuse of the blocks with *keys* and of all their descendants. Return their keys and blocks.
 
         Sequences that reference these blocks keep them. The returned keys include those of *keys* that are not stored.
         """
@@ -160,7 +160,7 @@ class PagedBlocks:
             self.on_event(self._stored_event(key, content))
 
     def _stored_event(self, key: bytes, content: StoredContent) -> KvEvent:
-        """Return the event that a block with *content* became reusable under *key*."""
+        """Return the event which says that a block with *content* became reusable under *key*."""
         token_ids = array("i", content.token_ids).tolist()
         return BlockStored(key, content.parent, token_ids, list(content.media), content.is_first)
 

@@ -1,4 +1,4 @@
-"""Manage all kinds of a sequence's KV state. No torch.
+"""Manages every kind of KV state that a sequence has. Does not import torch.
 
 Attention state, which is keys and values or latents, is in paged blocks; sliding-window layers have a separate group.
 Recurrent state is kept in checkpoints. A prefix is reused only if every kind of state can resume from it.
@@ -102,7 +102,7 @@ class BlockManager:
         return len(keys)
 
     def num_sample_blocks(self, num_tokens: int) -> int:
-        """Return how many blocks another sample of a prompt takes at most while the first holds its blocks.
+        """Return the most blocks that another sample of a prompt takes while the first one holds its blocks.
 
         The prompt has *num_tokens*. Samples share the full blocks, unless they may have to compute the prompt again.
         That happens without a prefix cache, or if the state checkpoint to resume from is gone.
@@ -186,7 +186,7 @@ class BlockManager:
         sequence.shares_state = True
 
     def forget_sequence(self, sequence: Sequence) -> set[int]:
-        """Stop reuse of all state that *sequence* computed or resumed from, and of state that others computed after it.
+        """Stop the reuse of all state that *sequence* computed or resumed from, and that others computed after it.
 
         Returns the blocks, which sequences may still hold; these sequences and *sequence* must share no further state.
         """

@@ -1,7 +1,9 @@
-"""Chooses the places in a prompt at which the recurrent state is worth keeping for later prompts. No torch.
+"""Chooses the places in a prompt at which the recurrent state is worth keeping for later prompts.
 
 Later prompts may ask other questions about the same images, begin with the same system turn, or extend this prompt by
 the next turn. If two prompts share blocks and then differ, more such prompts may follow.
+
+Does not import torch.
 """
 
 from saccade.engine.core.sequence import Sequence
@@ -11,7 +13,7 @@ LEAST_GAIN_BLOCKS = 2
 
 
 def resume_points(sequence: Sequence, block_size: int, num_resumed: int, num_cached: int) -> frozenset[int]:
-    """Return the places in the prompt of *sequence* at which to keep the state, in tokens at block boundaries.
+    """Return after how many prompt tokens of *sequence* to keep the state, always at block boundaries.
 
     The sequence resumes after *num_resumed* blocks; *num_cached* blocks have cached keys and values.
     """
@@ -26,12 +28,12 @@ def resume_points(sequence: Sequence, block_size: int, num_resumed: int, num_cac
 
 
 def _end_of_images(sequence: Sequence) -> int:
-    """Return the number of tokens up to the end of the last image or video, 0 without any."""
+    """Return the number of tokens up to the end of the last image or video, or 0 if there is none."""
     return sequence.runs[-1].start + sequence.runs[-1].length if sequence.runs else 0
 
 
 def _end_of_first_turn(sequence: Sequence) -> int:
-    """Return the number of tokens up to the first one that would end an answer, 0 if there is none.
+    """Return the number of tokens up to the first one that would end an answer, or 0 if there is none.
 
     That token ends the first turn, which is usually the system's.
     """

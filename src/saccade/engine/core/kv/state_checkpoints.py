@@ -1,8 +1,10 @@
-"""Manages checkpoints of recurrent states, and the copies that steps make between them and running rows. No torch.
+"""Manages checkpoints of recurrent states, and the copies that steps make between them and running rows.
 
 A recurrent state does not contain earlier states, so a sequence can resume only from a copy that was kept. Every
-running row has one live state, so there is always room for another sequence. The number of checkpoints is fixed; the
+running row has its own live state, so a sequence never waits for a checkpoint. The number of checkpoints is fixed; the
 least recently used one is evicted first.
+
+Does not import torch.
 """
 
 from collections import OrderedDict
@@ -134,9 +136,9 @@ class StateCheckpoints:
         return {stop for stop in stops if start < stop <= start + num_tokens}
 
     def _checkpoint_to_save(self, sequence: Sequence, stop: int, restored: Set[int]) -> int | None:
-        """Return a checkpoint for the state after token *stop*.
+        """Return a checkpoint for the state after the first *stop* tokens.
 
-        Return None if its state is already kept, or every checkpoint is needed.
+        Return None if that state is kept or being saved already, or if every checkpoint is in use.
         """
         key = sequence.block_keys(stop // self._block_size, self._block_size)[-1]
         if key in self._checkpoint_of:

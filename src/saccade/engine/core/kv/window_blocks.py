@@ -1,4 +1,7 @@
-"""Manage attention state of sliding-window layers: free the blocks that no later token sees. No torch."""
+"""Manages the attention state of sliding-window layers, and frees the blocks that no later token sees.
+
+Does not import torch.
+"""
 
 from collections.abc import Sequence as Ordered
 
@@ -9,7 +12,7 @@ from saccade.protocol.kv_events import StateRemoved, StateStored
 
 
 class WindowBlocks(PagedBlocks):
-    """Blocks of layers whose tokens see *window* tokens back, including themselves.
+    """Blocks of layers in which a token sees the last *window* tokens, itself included.
 
     A prompt gets its blocks chunk by chunk, and each commit gives back those that no later token sees. So a sequence
     holds only the blocks of its window and of one chunk. These are at most *most_of_one* if the chunk has no image
@@ -44,7 +47,10 @@ class WindowBlocks(PagedBlocks):
         return max(0, (num_tokens - 1) // self.block_size - self.num_seen)
 
     def fits_prefix(self, keys: Ordered[bytes], num_tokens: int, headroom_blocks: int) -> bool:
-        """Whether a sequence with *num_tokens* can go on after the blocks of *keys*, by at least a whole image."""
+        """Whether a sequence with *num_tokens* has room to go on after the blocks of *keys*.
+
+        It needs room for a whole image, or for all its tokens if they end sooner.
+        """
         first = self._first_seen(keys)
         stop = min(num_tokens, len(keys) * self.block_size + max(self._longest_whole, 1))
         return self.fits(keys[first:], stop - first * self.block_size, headroom_blocks)

@@ -1,8 +1,8 @@
 """The arena: memory for the pixels of one step, mapped by all ranks when they start.
 
-Rank 0 writes a step's pixels before it sends the step. The next step with images uses the space again. In a step that
-encodes, ranks report failures before the first collective of the network (executor.encoder), so rank 0 goes on only
-after all of them have read.
+Rank 0 writes a step's pixels before it sends the step. The next step with images reuses the space. In a step that
+encodes, ranks report failures before the network's first collective (executor.encoder). So rank 0 goes on only after
+all of them have read the pixels.
 """
 
 import mmap
@@ -16,7 +16,7 @@ ARENA_BYTES = 64 << 20
 
 
 class PixelArena:
-    """The mapping of one process. *descriptor* is an anonymous file of ARENA_BYTES, from `create_arena`."""
+    """One process's mapping of the arena. *descriptor* is an anonymous file of ARENA_BYTES, from `create_arena`."""
 
     def __init__(self, descriptor: int) -> None:
         self._memory = mmap.mmap(descriptor, ARENA_BYTES)

@@ -1,4 +1,4 @@
-"""A rank other than 0: execute the commands of rank 0 on this rank's part of the network."""
+"""A rank other than 0, which executes the commands of rank 0 on its part of the network."""
 
 import dataclasses
 import gc
@@ -25,7 +25,7 @@ class RankMember:
         self._rendezvous = rendezvous
 
     def run_commands(self) -> int:
-        """Serve until rank 0 ends it; return the exit status. Raises ChannelClosed if rank 0 is gone."""
+        """Serve until rank 0 sends Leave; return the exit status. Raises ChannelClosed if rank 0 is gone."""
         match self._link.command():
             case messages.LoadWeights(config):
                 pass

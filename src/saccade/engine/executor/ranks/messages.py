@@ -1,4 +1,4 @@
-"""Commands of rank 0 to the other ranks, and their replies, as length-framed msgpack over a Unix socket pair."""
+"""Rank 0's commands to the other ranks, and their replies, as length-framed msgpack over a Unix socket pair."""
 
 import socket
 from typing import NoReturn
@@ -13,27 +13,27 @@ from saccade.transport.framing import PREFIX_BYTES, ChannelClosed
 
 
 class LoadWeights(msgspec.Struct, frozen=True, array_like=True, tag="load"):
-    """Load this rank's part of the weights. Answered by a Reply."""
+    """Load this rank's part of the weights. The rank answers with a Reply."""
 
     config: EngineConfig
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
-    """Connect with the other ranks."""
+    """Connect to the other ranks."""
 
 
 class Measure(msgspec.Struct, frozen=True, array_like=True, tag="measure"):
-    """Compute how many blocks fit with the network. Answered by a Reply."""
+    """Compute how many blocks fit on the rank's device. The rank answers with a Reply."""
 
 
 class Allocate(msgspec.Struct, frozen=True, array_like=True, tag="allocate"):
-    """Replace the caches by new ones with *num_blocks* blocks."""
+    """Replace the caches with new ones of *num_blocks* blocks."""
 
     num_blocks: int
 
 
 class Renew(msgspec.Struct, frozen=True, array_like=True, tag="renew"):
-    """Forget all rows and encoder outputs; capture the decodes' CUDA graphs, if the engine has any, with *captures*."""
+    """Forget all rows and encoder outputs; with *captures*, capture the decodes' CUDA graphs, if the engine has any."""
 
     captures: bool
 
@@ -58,7 +58,7 @@ class Launch(msgspec.Struct, frozen=True, array_like=True, tag="launch"):
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
-    """End."""
+    """End this rank."""
 
 
 Command = LoadWeights | Join | Measure | Allocate | Renew | Launch | Leave
@@ -75,7 +75,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
 
 
 def _refuse(value: object) -> NoReturn:
-    """Refuse a value without a form in msgpack; msgspec calls this."""
+    """Raise TypeError for a value that msgpack cannot express; msgspec calls this."""
     if isinstance(value, torch.Tensor):
         raise TypeError(
             f"A tensor on {value.device} cannot cross a process border: grids and other metadata are numbers and bytes "
@@ -85,12 +85,15 @@ def _refuse(value: object) -> NoReturn:
 
 
 def encode(message: Command | Reply) -> bytes:
-    """Return *message* as a frame. Raises TypeError for a tensor in it, on any device."""
+    """Return *message* as a frame. Raises TypeError if it has a value that cannot be sent, such as a tensor."""
     return framing.framed(msgspec.msgpack.encode(message, enc_hook=_refuse))
 
 
 class Link:
-    """One end of the connection between rank 0 and another rank; blocks. Raises ChannelClosed if the other is gone."""
+    """One end of the connection between rank 0 and another rank.
+
+    All methods block, and raise ChannelClosed if the other rank is gone.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

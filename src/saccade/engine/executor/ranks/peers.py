@@ -1,7 +1,7 @@
-"""Start the other ranks' processes, send each the same commands, and end with any of them.
+"""Start the other ranks' processes, send each the same commands, and end this process when one of them ends.
 
-Rank 0 computes in the engine's process. So one rank needs no further process, and no tokens cross a process border
-before the front.
+Rank 0 computes in the engine's process. So a single rank needs no further process, and tokens cross no process border
+before they reach the front.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class _Rank(NamedTuple):
 
 
 class Peers:
-    """The other ranks of rank 0. Without any, every method does nothing.
+    """The ranks other than 0. Without any, every method does nothing.
 
     When a rank ends by itself after `join`, this process ends: a collective that waits for it cannot be interrupted.
     """
@@ -106,25 +106,25 @@ class Peers:
         join(self.ranks, f"/proc/self/fd/{self._rendezvous}", device)
 
     def least_blocks(self, num_blocks: int) -> int:
-        """Return the minimum of *num_blocks*, which fit on rank 0, and other ranks' numbers. Raises StartupError."""
+        """Return the least of *num_blocks*, which fit on rank 0, and the other ranks' numbers. Raises StartupError."""
         self._send(messages.Measure())
         return min([num_blocks, *(reply.num_blocks for reply in self._replies())])
 
     def allocate(self, num_blocks: int) -> None:
-        """Replace the caches of all ranks by new ones with *num_blocks* blocks."""
+        """Make the other ranks replace their caches with new ones of *num_blocks* blocks."""
         self._send(messages.Allocate(num_blocks))
 
     def renew(self, captures: bool) -> None:
-        """Make the ranks forget all rows and encoder outputs."""
+        """Make the other ranks forget all rows and encoder outputs and, with *captures*, capture their graphs."""
         self._send(messages.Renew(captures))
 
     def launch(self, step: StepInput, sampling: SamplingInput) -> None:
-        """Make the ranks compute *step* and its logits, and receive its tokens from rank 0."""
+        """Make the other ranks compute *step* and its logits, and receive its tokens from rank 0."""
         if self._arena is not None:
             self._send(messages.Launch(*self._arena.store(step), sampling.prompt_scores))
 
     def close(self, *, is_in_step: bool = False) -> None:
-        """End the processes; kill those that do not end in time. *is_in_step*: a collective may still be under way."""
+        """End the processes; kill those that do not end in time. *is_in_step* means that a collective may hang."""
         self._is_closing = True
         if not self._others:
             return
@@ -172,7 +172,7 @@ class Peers:
 
 
 def ranks_of(config: EngineConfig, rank: int = 0) -> Ranks:
-    """Return *rank* as one of the ranks of *config*."""
+    """Return *rank* among the ranks that *config* asks for."""
     size = config.tensor_parallel_size
     ranks = Ranks(rank, size, size > 1 and config.mm_encoder_tp_mode == "weights")
     return ranks.sharing_attention(config.attention_tensor_parallel_size or size)

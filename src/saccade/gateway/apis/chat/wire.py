@@ -98,7 +98,7 @@ class ChunkChoice(Struct, frozen=True):
 
 
 class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
-    """One event of a streamed answer. *usage*, if requested, is null in every chunk but the last.
+    """One event of a streamed answer. *usage*, if requested only for the end, is null in every chunk but the last.
 
     *prompt_token_ids*, if requested, come with the first chunk.
     """

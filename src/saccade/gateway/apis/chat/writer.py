@@ -44,7 +44,7 @@ class ChatCompletionObject:
         return b""
 
     async def end_answer(self) -> list[Part]:
-        """Return the object, in JSON."""
+        """Return the object as JSON."""
         answer = self._answer
         has_ranked = answer.request.prompt_logprobs is not None
         # The entries of a long prompt would block the event loop for too long.
@@ -85,7 +85,7 @@ class ChatCompletionEvents:
         self._has_begun = False
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
-        """Return the events for *chunk*. The first call also returns the events for the roles, before them."""
+        """Return the events for *chunk*. The events for the roles come before the first of them."""
         template = self._template
         if self._with_each_usage:
             template = msgspec.structs.replace(template, usage=self._answer.usage)
@@ -99,7 +99,7 @@ class ChatCompletionEvents:
         return events
 
     async def end_answer(self) -> list[Part]:
-        """Return the event for the usage, if requested, and [DONE]."""
+        """Return the usage event, if requested, and [DONE]."""
         if not self._with_usage:
             return [DONE]
         return [_event(msgspec.structs.replace(self._template, usage=self._answer.usage)), DONE]
@@ -108,7 +108,7 @@ class ChatCompletionEvents:
 class _GrowingChoice:
     """A choice of a whole answer.
 
-    Log probabilities are encoded as they arrive, since encoding all of them at the end would take long.
+    Log probabilities are encoded as they arrive, since encoding all of them at the end would take too long.
     """
 
     def __init__(self, choice: GeneratedChoice) -> None:
@@ -121,11 +121,11 @@ class _GrowingChoice:
 
     @property
     def num_bytes(self) -> int:
-        """The choice's size so far, in bytes; an estimate."""
+        """An estimate of the choice's size so far, in bytes."""
         return self._num_text_bytes + self._logprobs.num_bytes + ID_BYTES * len(self._token_ids)
 
     def add(self, chunk: AnswerChunk) -> None:
-        """Add *chunk* of the choice, and its tokens if they are requested."""
+        """Add *chunk*, and its tokens if they are requested."""
         self._num_text_bytes += chunk.num_bytes
         self._reasoning.write(chunk.reasoning)
         self._content.write(chunk.content)
@@ -134,7 +134,7 @@ class _GrowingChoice:
             self._flush(self._choice.record)
 
     def whole(self) -> list[Part]:
-        """Return the complete choice, in JSON."""
+        """Return the complete choice as JSON."""
         choice = self._choice
         content = None if choice.ends_in_reasoning else self._content.getvalue()
         calls = [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in joined_calls(self._calls)]
@@ -149,11 +149,11 @@ class _GrowingChoice:
             logprobs=ChoiceLogprobs([]) if has_logprobs else None,
             token_ids=self._token_ids if has_ids else UNSET,
         )
-        # That of the message is a text or null.
+        # The message's own `content` is a text or null.
         return filled(template, {b'"content":[]': [self._logprobs]} if has_logprobs else {})
 
     def _flush(self, record: TokenRecord) -> tuple[bool, bool]:
-        """Add the tokens of *record*. Return whether it has log probabilities, and ids."""
+        """Add the tokens of *record*. Return whether it has log probabilities, and whether it has ids."""
         num_recalled = record.recall()
         self._logprobs.drop(num_recalled)
         del self._token_ids[max(0, len(self._token_ids) - num_recalled) :]
@@ -165,7 +165,7 @@ class _GrowingChoice:
 
 
 def _roles(template: ChatCompletionChunk, answer: Answer) -> bytes:
-    """Return the event that begins each choice; the first has the prompt's token ids if they are requested."""
+    """Return an event that begins each choice; the first has the prompt's token ids if they are requested."""
     delta = Delta(role="assistant", content="")
     first, *others = (
         msgspec.structs.replace(template, choices=[ChunkChoice(delta, index=choice.index)]) for choice in answer.choices
@@ -176,11 +176,10 @@ def _roles(template: ChatCompletionChunk, answer: Answer) -> bytes:
 
 
 def _events(template: ChatCompletionChunk, chunk: AnswerChunk) -> bytes:
-    """Return one event for reasoning, one for content and one for each call or piece of one.
+    """Return an event for the reasoning, one for the content, and one for each call or piece of a call.
 
-    One with the finish reason alone follows.
-
-    Requested token ids and logprobs come with the first event after their tokens.
+    At the end of the choice, an event with the finish reason follows. Requested token ids and logprobs come with the
+    first event after their tokens.
     """
     choice = chunk.choice
     deltas = [Delta(reasoning_content=chunk.reasoning, reasoning=chunk.reasoning)] if chunk.reasoning else []
@@ -200,9 +199,9 @@ def _call_delta(call: GeneratedCall) -> ToolCallDelta:
 
 
 def _ending(choice: GeneratedChoice) -> list[ChunkChoice]:
-    """Return the choice's last chunk. It has nothing but the finish reason, because clients stop reading there.
+    """Return the choice's last chunk, which has the finish reason and an empty delta.
 
-    The log probabilities of the token that ended the choice, if requested, come in a chunk before it.
+    Any log probabilities that are left come in a chunk before it, because clients stop reading at the finish reason.
     """
     ending = _with_record(choice, Delta(), choice.finish_reason)
     if ending.logprobs is None or not ending.logprobs.content:
@@ -224,7 +223,7 @@ class _TextEvents:
         self._head, _, self._tail = whole.partition(b'"content":""')
 
     def event_of(self, content: str) -> bytes:
-        """Return the event for *content*, none if it is empty."""
+        """Return the event for *content*, or nothing if it is empty."""
         return self._head + b'"content":' + msgspec.json.encode(content) + self._tail if content else b""
 
 

@@ -8,7 +8,7 @@ from saccade.gateway.chat_request import ChatRequest
 
 @dataclass(frozen=True)
 class CompletionBatch:
-    """A body of POST /v1/completions: *prompts*, their *request*, and what answers contain besides text."""
+    """A body of POST /v1/completions: *prompts*, their *request*, and what the answers contain besides text."""
 
     prompts: list[PlainPrompt]
     request: ChatRequest

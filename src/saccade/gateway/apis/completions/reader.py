@@ -131,7 +131,7 @@ _READER: Final = ParameterReader(CompletionRequest, later=NOT_SERVED)
 
 
 def read_completion(strict: bool, body: Body, tenant: bytes) -> ReadBody:
-    """Read the body of POST /v1/completions. With *strict* bound, it is a ReadApi."""
+    """Read the body of POST /v1/completions. With *strict* bound, this function is a ReadApi."""
     batch, warning = parse_completion(body, strict)
     joined = JoinedAnswers(batch)
     kind = CompletionEvents if batch.request.stream else CompletionObject

@@ -48,7 +48,7 @@ class JoinedAnswers:
         self._ends_with_usage, self._has_each_usage = StreamOptions.usages(batch.request.stream_options)
 
     def whole(self, answer: Answer, first_index: int, choices: list[list[Part]]) -> list[Part]:
-        """Add the *choices* of one answer; return the object of all answers after the last one, else nothing.
+        """Add the *choices* of one answer. Return the object with all answers after the last one, else nothing.
 
         The first of *choices* has the index *first_index*.
         """
@@ -86,7 +86,7 @@ class JoinedAnswers:
         return msgspec.structs.replace(template, usage=answer.usage if self._has_each_usage else None)
 
     def _common(self, answer: Answer) -> Completion:
-        """Return the fields that all pieces share; the first answer decides them."""
+        """Return the fields that all pieces share, which the first answer determines."""
         if self._template is None:
             completion_id = answer.id.replace("chatcmpl-", "cmpl-")
             self._template = Completion(id=completion_id, created=answer.created, model=answer.served.name, choices=[])
@@ -99,7 +99,7 @@ class JoinedAnswers:
 
 
 class _CompletionWriter:
-    """Writes the *answer* to the prompt number *index*."""
+    """Writes the *answer* to prompt number *index*."""
 
     def __init__(self, joined: JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
         self._joined = joined
@@ -109,7 +109,7 @@ class _CompletionWriter:
         self._answer = answer
 
     def _echoed(self) -> "_Echoed":
-        """Return the prompt as each choice repeats it. A long prompt with log probabilities takes long."""
+        """Return the prompt as each choice repeats it. This is slow for a long prompt with log probabilities."""
         answer, text, columns, ranked, ids = self._answer, self._echoed_text, None, None, None
         tokenizer, token_ids = answer.served.tokenizer, answer.prompt_token_ids
         if self._batch.prompt_logprobs:
@@ -175,8 +175,8 @@ class CompletionObject(_CompletionWriter):
 class CompletionEvents(_CompletionWriter):
     """Writes events. After the last prompt's events come the usage, if requested, and [DONE].
 
-    The first event of a choice shows the prompt, if requested. The log probabilities of a prompt are written in a
-    thread, and events wait for them.
+    The first event of a choice shows the prompt, if requested. A thread writes the prompt's log probabilities, and
+    events wait for them.
     """
 
     def __init__(self, joined: JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
@@ -189,7 +189,10 @@ class CompletionEvents(_CompletionWriter):
         self.num_kept_bytes = 0
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
-        """Return the event for *chunk*. Before a choice's first event comes the one that shows the prompt."""
+        """Return the event for *chunk*, after any that waited. An event with the prompt comes before a choice's first.
+
+        Return nothing while the prompt's log probabilities are not ready.
+        """
         choice = chunk.choice
         if not chunk.content and choice.record is None and choice.finish_reason is None:
             return b""
@@ -212,7 +215,7 @@ class CompletionEvents(_CompletionWriter):
         return self._joined.end_answer(self._answer, events)
 
     def _begin(self) -> bytes:
-        """Return the events that show the prompt, then the waiting ones; nothing while the former are not ready."""
+        """Return the events that show the prompt, then the waiting ones; nothing until the former are ready."""
         if self._prompt_part is None:
             loop = asyncio.get_running_loop()
             if not self._echoes_logprobs:
@@ -228,7 +231,7 @@ class CompletionEvents(_CompletionWriter):
     def _with_prompt(self, prompt: "_Echoed") -> bytes:
         """Return the waiting events.
 
-        Before each choice's first one comes an event with the prompt as text, ids, or both.
+        An event with the prompt as text, ids, or both precedes each choice's first one.
         """
         waiting, self._waiting, self.num_kept_bytes = self._waiting, [], 0
         events = list[bytes]()
@@ -262,7 +265,7 @@ class _Columns:
 
     @property
     def num_bytes(self) -> int:
-        """The size of all columns in bytes; an estimate."""
+        """An estimate of the size of all columns, in bytes."""
         return ID_BYTES * len(self._places) + num_bytes(self._columns)
 
     def add_first(self, place: int, token: str) -> None:
@@ -275,13 +278,13 @@ class _Columns:
             self._add(place, entry.logprob, entry.token, _likeliest(entry, self._num_top))
 
     def drop(self, num_tokens: int) -> None:
-        """Drop the last tokens."""
+        """Drop the last *num_tokens* tokens."""
         del self._places[max(0, len(self._places) - num_tokens) :]
         for column in self._columns:
             column.drop(num_tokens)
 
     def parts(self, num_characters: int = 0) -> tuple[Part, ...]:
-        """Return the columns in JSON, for a text after *num_characters* others."""
+        """Return the columns as JSON, for a text that *num_characters* characters precede."""
         return msgspec.json.encode([num_characters + place for place in self._places])[1:-1], *self._columns
 
     def _add(self, place: int, logprob: float | None, token: str, likeliest: dict[str, float] | None) -> None:
@@ -304,11 +307,11 @@ class _GrowingChoice:
 
     @property
     def num_bytes(self) -> int:
-        """The choice's size so far, in bytes; an estimate."""
+        """An estimate of the choice's size so far, in bytes."""
         return self._num_text_bytes + self._columns.num_bytes + ID_BYTES * len(self._token_ids)
 
     def add(self, chunk: AnswerChunk) -> None:
-        """Add *chunk* of the choice, and its tokens if they are requested."""
+        """Add *chunk*, and its tokens if they are requested."""
         self._text.write(chunk.content)
         self._num_text_bytes += chunk.num_bytes
         if self._choice.record is not None:
@@ -345,7 +348,8 @@ class _GrowingChoice:
 class _Echoed:
     """The prompt as JSON, which all choices of an echoed prompt share.
 
-    *text* has *num_characters*. *columns* holds its log probabilities in OpenAI's format, *ranked* in vLLM's.
+    *text* stands for *num_characters* characters. *columns* holds its log probabilities in OpenAI's format, *ranked* in
+    vLLM's.
     """
 
     text: bytes
@@ -355,7 +359,7 @@ class _Echoed:
     ranked: JsonItems | None
 
     def with_choice(self, choice: CompletionChoice, columns: tuple[Part, ...] | None, text: bytes = b"") -> list[Part]:
-        """Return *choice* in JSON, with the prompt before its own *text* and *columns*."""
+        """Return *choice* as JSON, with the prompt before its own *text* and *columns*."""
         fields: dict[bytes, Iterable[Part]] = {b'"text":""': [self.text, text]}
         several = [one for one in (self.columns, columns) if one is not None]
         if several:

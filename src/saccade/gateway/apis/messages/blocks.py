@@ -42,7 +42,7 @@ def _skipped(content: Content | None, field: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """State while a request is read: the client's *names* for the chat's fields, and its text *files*."""
+    """The state of reading a request: the client's *names* for the chat's fields, and its text *files*."""
 
     names: dict[str, str]
     files: TextFiles = field(default_factory=TextFiles)
@@ -79,7 +79,7 @@ def _with_contents(blocks: Iterable[Named]) -> Iterator[Named]:
 
 
 def _document_blocks(content: str | Sequence[Block] | None, field: str) -> Iterator[Named]:
-    """Yield the texts and images of a document. Raises RequestError that names the field."""
+    """Yield the texts and images of a document. Raises a RequestError that names the field."""
     match content:
         case str(text):
             yield field, Block("text", on_own_lines(text))
@@ -102,7 +102,7 @@ def _document_blocks(content: str | Sequence[Block] | None, field: str) -> Itera
 def _text_document(block: Block, name: str, files: TextFiles) -> str | None:
     """Return the title, context and text of *block*, None if it is not a text document.
 
-    Raises RequestError that names the field.
+    Raises a RequestError that names the field.
     """
     match block:
         case Block(type="document", source=Source(type="text", data=str(text)) as source):
@@ -145,7 +145,7 @@ def _part(block: Block, field: str, chat_field: str, names: dict[str, str]) -> C
 
 
 def _search_result(block: Block, field: str) -> str:
-    """Return a search result's title, source and texts, each on a line."""
+    """Return a search result's title, source and texts, each on its own line."""
     for name in ("title", "source"):
         if not isinstance(getattr(block, name), str):
             raise InvalidValue(f"`{field}.{name}` must be a text.", f"{field}.{name}")

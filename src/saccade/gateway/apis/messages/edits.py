@@ -1,7 +1,7 @@
 """The edits that Anthropic's servers would make to a conversation (`context_management`); this server makes none.
 
-Chat templates already leave out the thinking of earlier turns. To clear a tool's result would change the prompt from
-that point, so nothing after it could come from the prefix cache.
+Chat templates already leave out the thinking of earlier turns. Clearing a tool's result would change the prompt from
+that point on, so nothing after it could come from the prefix cache.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,9 +20,9 @@ def ignored_edits(edits: Sequence[Edit], messages: Sequence[Message]) -> list[st
 
 
 def _may_apply(edit: Edit, messages: Sequence[Message]) -> bool:
-    """Whether *edit* could remove something.
+    """Return whether *edit* could remove something.
 
-    Its trigger, a number of tokens, is not known yet and counts as reached.
+    Its trigger is a number of tokens, which are not counted yet, so it is assumed to be reached.
     """
     if edit.type.startswith("clear_thinking"):
         turns = (set(_types(message)) for message in messages)
@@ -33,7 +33,7 @@ def _may_apply(edit: Edit, messages: Sequence[Message]) -> bool:
 
 
 def _types(message: Message) -> Iterator[str]:
-    """Yield the types of the blocks of *message*."""
+    """Yield the type of each block in *message*."""
     if not isinstance(message.content, str):
         yield from (block.type for block in message.content or ())
 

@@ -1,7 +1,7 @@
 """Translates Anthropic's messages into a chat.
 
-Turns are translated block by block: images become data: URLs, tool calls join the assistant's message, and each tool
-result becomes a message. FieldNames map the chat's fields back to the client's.
+Turns are translated block by block: base64 images become data: URLs, tool calls join the assistant's message, and each
+tool result becomes a message. FieldNames map the chat's fields back to the client's.
 """
 
 import re
@@ -88,13 +88,13 @@ _IMAGE: Final = re.compile(rb'"data(?::|"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}")')
 
 
 def find_image(body: bytes | bytearray, start: int, end: int) -> int:
-    """Find images in the format of Anthropic's API, `data` in base64 or data: URLs; a FindImage."""
+    """Find images in Anthropic's format: `data` in base64, or data: URLs. This function is a FindImage."""
     match = _IMAGE.search(body, start, end)
     return -1 if match is None else match.end()
 
 
 class MessagesChat(ChatRequest, frozen=True, kw_only=True):
-    """A chat of this API.
+    """A chat that comes through this API.
 
     *max_tokens* may exceed the context: agents ask for as many tokens as Anthropic's models allow.
     """
@@ -103,7 +103,7 @@ class MessagesChat(ChatRequest, frozen=True, kw_only=True):
 
 
 def parse_messages(body: Body, strict: bool = False) -> tuple[ChatRequest, str, FieldNames]:
-    """Parse the *body* of POST /v1/messages into a chat, a warning about ignored fields, and the fields' names.
+    """Parse the *body* of POST /v1/messages; return the chat, a warning about ignored fields, and the fields' names.
 
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
     """
@@ -121,7 +121,7 @@ def parse_count(body: Body, strict: bool = False) -> tuple[ChatRequest, str, Fie
 
 
 def _with_omissions(warning: str, request: CountRequest) -> str:
-    """Return *warning*, extended by the parts of *request* that do not reach the prompt."""
+    """Return *warning*, extended with the parts of *request* that have no effect."""
     management = request.context_management
     edits = () if management is None else management.edits or ()
     omissions = {
@@ -288,7 +288,7 @@ _COUNT: Final = ParameterReader(CountRequest, (MessagesRequest,), **_PARAMETERS)
 
 
 def read_messages(strict: bool, body: Body, tenant: bytes) -> ReadBody:
-    """Read the body of POST /v1/messages. With *strict* bound, it is a ReadApi."""
+    """Read the body of POST /v1/messages. With *strict* bound, this function is a ReadApi."""
     request, warning, names = parse_messages(body, strict)
     writer = MessageEvents if request.stream else MessageObject
     return ReadBody(request, warning, [Format(names, writer, write_failure)])
@@ -297,7 +297,7 @@ def read_messages(strict: bool, body: Body, tenant: bytes) -> ReadBody:
 def read_count(strict: bool, body: Body, tenant: bytes) -> ReadBody:
     """Read the body of POST /v1/messages/count_tokens.
 
-    With *strict* bound, it is a ReadApi; no answer uses its format.
+    With *strict* bound, this function is a ReadApi; no answer uses its format.
     """
     request, warning, names = parse_count(body, strict)
     return ReadBody(request, warning, [Format(names, MessageObject, write_failure)])

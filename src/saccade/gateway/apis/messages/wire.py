@@ -76,8 +76,8 @@ class Source(ImageLimits, frozen=True):
 class Block(ImageLimits, frozen=True):
     """A piece of a message; its *type* determines its fields.
 
-    A document has a *title* and a *context*. A search result has a *title* too, and its *source* is a text. The
-    *signature* of thinking and the *is_error* of a tool result are accepted and have no effect.
+    A document may have a *title* and a *context*. A search result has a *title* too, and its *source* is a text. The
+    *signature* of thinking and the *is_error* of a tool result are accepted but have no effect.
     """
 
     type: BlockType
@@ -111,7 +111,7 @@ class Message(Struct, frozen=True):
 class Tool(Struct, frozen=True):
     """A function that the answer may call, with the JSON schema of its arguments.
 
-    A tool whose *type* is not "custom" is one of Anthropic's own, and is left out. *defer_loading* has no effect.
+    A tool with a *type* other than "custom" is one of Anthropic's own, and is left out. *defer_loading* has no effect.
     """
 
     name: ToolName | None = None
@@ -148,7 +148,7 @@ class OutputFormat(Struct, frozen=True):
 
 
 class OutputConfig(Struct, frozen=True):
-    """Settings of the answer. An *effort* has no effect: `thinking` sets whether a model reasons."""
+    """Settings for the answer. An *effort* has no effect: `thinking` sets whether a model reasons."""
 
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -162,7 +162,7 @@ class Keep(Struct, frozen=True):
 
 
 class Edit(Struct, frozen=True):
-    """What Anthropic's servers would remove from a long conversation; *keep* "all" removes nothing."""
+    """What Anthropic's servers would remove from a long conversation; with *keep* "all", nothing is removed."""
 
     type: str
     keep: Keep | str | None = None

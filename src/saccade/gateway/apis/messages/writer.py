@@ -43,7 +43,7 @@ class MessageObject:
         return b""
 
     async def end_answer(self) -> list[Part]:
-        """Return the object, in JSON."""
+        """Return the object as JSON."""
         answer = self._answer
         return [msgspec.json.encode(_message(answer, _joined(self._pieces), *_stop(answer.choices[0])))]
 
@@ -63,7 +63,7 @@ class MessageEvents:
         self._open: type[AnswerBlock] | None = None
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
-        """Return the events for *chunk*, none if it has no text and no call."""
+        """Return the events for *chunk*, none if it has neither text nor calls."""
         if self._beginning is None:
             # Not earlier: only the first delta says how much of the prompt was in the cache.
             self._beginning = typed_event("message_start", message=_message(self._answer, [], None, None))
@@ -95,7 +95,7 @@ class MessageEvents:
         return events
 
     def _call(self, call: GeneratedCall) -> bytes:
-        """Return the events of *call*, or of a piece of it."""
+        """Return the events for *call*, or for a piece of it."""
         begin = self._stop_block() + self._in(ToolUseBlock(call.id, call.name, Raw(b"{}"))) if call.begins else b""
         return begin + (self._delta("input_json", partial_json=call.arguments) if call.arguments else b"")
 
@@ -111,7 +111,7 @@ class MessageEvents:
         return typed_event("content_block_stop", index=self._index)
 
     def _in(self, block: AnswerBlock) -> bytes:
-        """Return the events that begin *block*, none if a block of its type is already open."""
+        """End the open block and begin *block*; return the events, none if a block of its type is already open."""
         if self._open is type(block):
             return b""
         end = self._stop_block()
@@ -139,7 +139,7 @@ def _message(
 
 
 def _stop(choice: GeneratedChoice) -> tuple[StopReason, str | None]:
-    """Return why *choice* ended, and the stop sequence that ended it."""
+    """Return why *choice* ended, and the stop sequence that ended it, if any."""
     if choice.finish_reason == TOOL_CALLS:
         return "tool_use", None
     if choice.stop is not None:
@@ -156,7 +156,7 @@ def _pieces(chunk: AnswerChunk) -> Iterator[Increment]:
 
 
 def _joined(pieces: Iterable[Increment]) -> list[AnswerBlock]:
-    """Return *pieces* joined to blocks, in the order of a stream."""
+    """Return *pieces* joined into blocks, in the same order as in a stream."""
     blocks: list[AnswerBlock] = []
     for kind, alike in groupby(pieces, type):
         if kind is ThinkingBlock:
@@ -172,6 +172,6 @@ def _joined(pieces: Iterable[Increment]) -> list[AnswerBlock]:
 def _input(call: GeneratedCall) -> Raw:
     """Return the arguments of *call*.
 
-    If the call is cut off, return its complete arguments, as clients of a stream would.
+    If the call is cut off, return only the arguments that are complete, as clients of a stream would.
     """
     return Raw((complete_object(call.arguments) if call.is_cut else call.arguments).encode())

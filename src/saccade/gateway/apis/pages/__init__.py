@@ -16,7 +16,7 @@ _INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 
 
 def page(name: str) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that answers with the page *name*, a file of this folder.
+    """Return an endpoint that answers with the page *name*, a file in this folder.
 
     The files that the page links to are inlined. The policy allows styles and scripts by their hashes, so markup that
     slips into the page by mistake runs nothing.

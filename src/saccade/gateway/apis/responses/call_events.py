@@ -26,9 +26,10 @@ class CallEvents:
     def take_call(
         self, call: GeneratedCall, suffix: str, index: int
     ) -> tuple[list[Event], tuple[CallItem, GeneratedCall] | None]:
-        """Return the events for *call* or a piece of it, and item number *index* with its call once complete.
+        """Return the events for *call* or a piece of it.
 
-        The item's id ends in *suffix*.
+        Once the call is complete, also return its item, number *index*, and the whole call. The item's id ends in
+        *suffix*.
         """
         item = self._tools.call_item(call, suffix)
         events = [self._begin(item, index)] if call.begins else []

@@ -96,13 +96,13 @@ class Conversation:
 
     @property
     def place(self) -> str:
-        """The field of the next message."""
+        """The name of the next message's field."""
         return f"messages[{len(self.messages)}]"
 
 
 @dataclass(frozen=True)
 class ReadResponse:
-    """The chat that a request continues.
+    """The chat that a request begins or continues.
 
     - names: the client's names for the chat's fields.
     - tools: the tools that the chat declares.
@@ -118,7 +118,7 @@ class ReadResponse:
 
 
 def read_conversation(request: ResponseRequest, recall: Recall) -> ReadResponse:
-    """Return the chat that *request* continues. Raises RequestError that names the field."""
+    """Return the chat that *request* begins or continues. Raises a RequestError that names the field."""
     tool_choice, tools = choose_tools(request.tool_choice, declare_tools(_named_tools(request)))
     chat = Conversation(tools)
     if request.instructions is not None:
@@ -171,7 +171,7 @@ def _named_tools(request: ResponseRequest) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _warning(request: ResponseRequest, chat: Conversation) -> str:
-    """Warn about the parts of *request* that have no effect, "" if there are none."""
+    """Return a warning about the parts of *request* that have no effect, "" if there are none."""
     remarks = [
         f"{what} are left out: {listed([printable(kind) for kind in kinds], len(kinds))}"
         for what, kinds in (
@@ -211,7 +211,7 @@ def _add_items(items: Sequence[Item], chat: Conversation) -> None:
 
 
 def _may_follow(turn: Sequence[str], item: str) -> bool:
-    """Whether an item of this type belongs to the turn that has items of the types *turn*.
+    """Return whether an item of type *item* belongs to the turn that has items of the types *turn*.
 
     Chat templates write a turn's reasoning, then its text, then its calls. So text after a call joins the text before
     it, while text after text begins another turn.
@@ -273,7 +273,7 @@ def _call(item: Item, name: str, tools: DeclaredTools) -> ToolCall:
 
 
 def _missing_of_call(item: Item, name: str) -> InvalidValue:
-    """Return the error for a call without a field that it needs."""
+    """Return the error for a call in which a field is missing or malformed."""
     of_type = {"local_shell_call": ("action",), "custom_tool_call": ("name", "input")}
     fields = ("call_id", *of_type.get(item.type, ("name", "arguments")))
     key = next((key for key in fields if getattr(item, key) is None), fields[-1])
@@ -282,7 +282,7 @@ def _missing_of_call(item: Item, name: str) -> InvalidValue:
 
 
 def _content(content: Content | None, name: str, chat: Conversation, num_before: int = 0) -> str | list[ContentPart]:
-    """Return *content* in the form of a chat; *num_before* parts precede it in its message."""
+    """Return *content* in a chat's form; *num_before* parts precede it in its message."""
     if content is None:
         raise InvalidValue(f"`{name}` is missing.", name)
     if isinstance(content, str):
@@ -334,7 +334,7 @@ def _check_one_source(part: Part, name: str) -> None:
 
 
 def _source(part: Part, name: str) -> tuple[str, str]:
-    """Return the field of *part* that has its image or file, and the URL in it."""
+    """Return the field of *part* that holds its image or file, and the URL in it."""
     key, url = next((key, url) for key in SOURCES[part.type] if (url := getattr(part, key)) is not None)
     return f"{name}.{key}", url_of_file(url) if key == "file_id" else url
 

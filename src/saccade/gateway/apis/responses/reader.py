@@ -70,7 +70,7 @@ TOO_LARGE = "not stored: the conversation takes more than a quarter of --respons
 
 
 def parse_response(body: Body, strict: bool = False) -> tuple[ResponseRequest, str]:
-    """Parse the *body* of POST /v1/responses into a request, and a warning about ignored parameters.
+    """Parse the *body* of POST /v1/responses; return the request, and a warning about ignored parameters.
 
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
     """
@@ -89,7 +89,7 @@ class ResponseReader:
     store: ResponseStore | None
 
     def read_chat(self, body: Body, tenant: bytes) -> ReadBody:
-        """Return the chat in *body*. Raises RequestError that names the field."""
+        """Return the chat in *body*. Raises RequestError."""
         original, warning = parse_response(body, self.strict_parameters)
 
         def recall(response_id: str) -> list[ChatMessage]:

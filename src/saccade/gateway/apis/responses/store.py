@@ -28,7 +28,7 @@ LARGEST_PART = 4
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """The messages that a request and its answer added after the response *previous*; *body* is its JSON.
+    """The messages that a request and its answer added after the response *previous*; *body* is the response's JSON.
 
     Instructions are not among the messages: they apply to one request only.
     """
@@ -39,7 +39,7 @@ class StoredResponse:
 
 
 def num_message_bytes(messages: Iterable[ChatMessage]) -> int:
-    """Return the memory of *messages* in bytes."""
+    """Return how many bytes of memory *messages* take."""
     return sum(map(_num_bytes, messages))
 
 
@@ -51,7 +51,7 @@ class ResponseStore:
         self.memory_part = MemoryPart("responses", budget_bytes, lambda: self._responses.num_bytes)
 
     def takes(self, num_bytes: int) -> bool:
-        """Whether messages of *num_bytes* are small enough to be stored, even before the answer is known."""
+        """Return whether messages of *num_bytes* are small enough to be stored, even before the answer is known."""
         return num_bytes + ENTRY_BYTES <= self._responses.budget_bytes // LARGEST_PART
 
     def put(self, tenant: bytes, response_id: str, response: StoredResponse) -> bool:
@@ -110,7 +110,7 @@ class ResponseStore:
 
 
 def _num_bytes(value: object) -> int:
-    """Return the memory in bytes of a message or of any value in it."""
+    """Return how many bytes of memory a message, or any value in one, takes."""
     if isinstance(value, msgspec.Struct):
         inside = [item for item in msgspec.structs.astuple(value) if item is not None and item is not UNSET]
     else:
@@ -120,7 +120,7 @@ def _num_bytes(value: object) -> int:
 
 @dataclass(frozen=True)
 class Destination:
-    """The *store* of a complete response, and the *messages* that its request adds after the response *previous*."""
+    """The *store* for a complete response, and the *messages* that its request adds after the response *previous*."""
 
     store: ResponseStore
     tenant: bytes

@@ -1,4 +1,4 @@
-"""The endpoints of stored responses."""
+"""The endpoints for stored responses."""
 
 from dataclasses import dataclass
 

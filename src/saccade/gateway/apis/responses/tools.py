@@ -1,6 +1,6 @@
 """Translates the tools of Responses into a chat's functions, and calls of those functions into the client's items.
 
-A tool of a namespace becomes the function `NAMESPACE__NAME`. A custom tool becomes a function with one text argument,
+A tool in a namespace becomes the function `NAMESPACE__NAME`. A custom tool becomes a function with one text argument,
 and the local shell becomes one with a command. Tools that only a server can run are left out. Source: the types of
 OpenAI's SDK.
 """
@@ -76,7 +76,7 @@ _SHELL_ARGUMENTS: Final = msgspec.json.Decoder(ShellArguments)
 
 @dataclass(frozen=True)
 class DeclaredTool:
-    """A *function* of the chat, and the client's tool, from *field*, that it stands for."""
+    """A *function* of the chat, and the client's tool that it stands for, which came from *field*."""
 
     function: Mapping[str, Any]
     field: str
@@ -152,7 +152,7 @@ def declare_tools(tools: Iterable[tuple[str, Tool]]) -> DeclaredTools:
 
 
 def _of_namespace(tool: Tool, field: str) -> Iterator[DeclaredTool]:
-    """Yield the tools of a namespace, whose description precedes that of its first tool."""
+    """Yield the tools of a namespace. The first tool's description begins with the namespace's."""
     name, description, tools = _text(tool, "name", field), _description(tool, field), tool.get("tools")
     if not isinstance(tools, list) or not all(isinstance(one, dict) for one in tools):
         raise InvalidValue(f"`{field}.tools` must be an array of tools.", f"{field}.tools")
@@ -183,7 +183,7 @@ def _declared(tool: Tool, field: str) -> DeclaredTool:
 
 
 def _grammar_text(tool: Tool, field: str) -> str:
-    """Return the sentence about the grammar that a custom tool's input follows, "" for none."""
+    """Return a sentence about the grammar that a custom tool's input follows, "" if there is none."""
     match tool.get("format"):
         case None | {"type": "text"}:
             return ""
@@ -310,7 +310,7 @@ def shell_arguments(action: Mapping[str, Any], field: str) -> str:
 
 
 def _shell_action(arguments: str) -> LocalShellAction:
-    """Return the action that a call of the local shell asks for. A shell runs a command that is a single text."""
+    """Return the action that a call of the local shell asks for. If the command is a single text, a shell runs it."""
     fields = _decoded(arguments)
     command = fields.get("command") if isinstance(fields, dict) else fields
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command):

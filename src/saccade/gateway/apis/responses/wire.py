@@ -148,7 +148,8 @@ class LocalShellAction(Struct, frozen=True, tag="exec"):
 class Item(Struct, frozen=True):
     """A turn of a conversation, or a part of one; its *type* determines its fields.
 
-    *id*, *status* and *encrypted_content* are accepted and have no effect.
+    *status* and *encrypted_content* are accepted but have no effect. *id* matters only in a `local_shell_call_output`
+    without a *call_id*, which it replaces.
     """
 
     type: ItemType = "message"
@@ -170,7 +171,7 @@ class Item(Struct, frozen=True):
 
 
 class Format(Struct, frozen=True):
-    """The format of the answer: text, any JSON object, or JSON by *schema*.
+    """The format of the answer: text, any JSON object, or JSON that matches *schema*.
 
     A *strict* schema is refused rather than stripped of a keyword.
     """
@@ -185,7 +186,7 @@ class Format(Struct, frozen=True):
 
 
 class TextConfig(Struct, frozen=True):
-    """Settings of the answer's text."""
+    """Settings for the answer's text."""
 
     format: Format | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -244,7 +245,7 @@ class ReasoningText(Struct, frozen=True, tag="reasoning_text"):
 
 
 class MessageItem(Struct, frozen=True, tag="message"):
-    """The content of the answer."""
+    """The answer's content."""
 
     id: str
     content: list[OutputText]
@@ -273,7 +274,7 @@ class FunctionCallItem(Struct, frozen=True, tag="function_call"):
 
 
 class CustomToolCallItem(Struct, frozen=True, tag="custom_tool_call"):
-    """A call of a custom tool, whose *input* is a text."""
+    """A call to a custom tool; its *input* is text."""
 
     id: str
     call_id: str
@@ -373,7 +374,7 @@ class Response(Struct, frozen=True, kw_only=True):
 
 
 class DeletedResponse(Struct, frozen=True):
-    """A deleted response."""
+    """Confirms that a response was deleted."""
 
     id: str
     deleted: bool = True

@@ -34,9 +34,9 @@ from saccade.protocol.output import FinishReason
 
 
 class ResponseWriter:
-    """Writes events: the response's start, each item from start to end, and the complete response.
+    """Writes the complete response or, if the answer streams, the events that end with it.
 
-    Or it writes only that.
+    The events before it report the response's start, and each item from start to end.
     """
 
     def __init__(self, output: "ResponseOutput", answer: Answer) -> None:
@@ -68,7 +68,7 @@ class ResponseWriter:
 class ResponseOutput:
     """The growing items of one answer, and the events that report them. One item is open at a time.
 
-    *response* is the object without its answer. Calls refer to *tools*. Events are made only if the answer *streams*.
+    *response* is the object without its answer. Calls refer to *tools*. Only an answer that *streams* has events.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ResponseOutput:
         self._num_events = 0
 
     def beginning(self) -> bytes:
-        """Return the events that begin every stream, none if any event was returned before."""
+        """Return the events that begin every stream, or nothing if an event has already been returned."""
         if self._num_events:
             return b""
         return self.event("response.created", response=self.response) + self.event(
@@ -126,7 +126,7 @@ class ResponseOutput:
         return body
 
     def event(self, kind: str, **fields: Any) -> bytes:
-        """Return the next event, nothing unless the answer streams."""
+        """Return the next event, or nothing if the answer does not stream."""
         if not self.streams:
             return b""
         number = self._num_events
@@ -134,7 +134,7 @@ class ResponseOutput:
         return typed_event(kind, sequence_number=number, **fields)
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
-        """Return the events for *chunk*, none if it has no text and no call."""
+        """Return the events for *chunk*, none if it has neither text nor calls."""
         events = self._grow(ReasoningItem, "response.reasoning_text.delta", chunk.reasoning)
         for part in chunk.parts():
             if isinstance(part, str):
@@ -144,7 +144,7 @@ class ResponseOutput:
         return events
 
     def end_answer(self, status: Status) -> bytes:
-        """Return the events that end the open item, none if none is open."""
+        """Return the events that end the open item, none if no item is open."""
         if self._open is None:
             return b""
         text, place = "".join(self._texts), self._place()

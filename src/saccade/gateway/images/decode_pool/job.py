@@ -1,7 +1,7 @@
-"""The messages between the gateway and a decode process: a job, then its answer, each a length and a msgpack struct.
+"""The messages between the gateway and a decode process: a job, then its answer.
 
-A job's first bytes carry its slot's descriptor. Before its first job, a decode process sends the measures that confine
-it.
+Each is sent as a length and a msgpack struct. The first bytes of a job carry the descriptor of its slot, if it has one.
+Before its first job, a decode process sends the measures that confine it.
 """
 
 import struct
@@ -36,7 +36,7 @@ class VideoHeaderJob(msgspec.Struct, frozen=True, array_like=True, tag="video he
 
 
 class PdfJob(msgspec.Struct, frozen=True, array_like=True, tag="pdf"):
-    """Read the sizes of the pages of the *encoded* PDF."""
+    """Read the page sizes of the *encoded* PDF."""
 
     medium: ClassVar = "PDF"
     num_pixel_bytes: ClassVar = 0
@@ -45,7 +45,7 @@ class PdfJob(msgspec.Struct, frozen=True, array_like=True, tag="pdf"):
 
 
 class DrawingJob(msgspec.Struct, frozen=True, array_like=True, tag="drawing"):
-    """Draw a page of the *encoded* PDF: its pixels come inline, RGB uint8 [height, width, 3]."""
+    """Draw a page of the *encoded* PDF. Its pixels come inline: RGB, uint8 [height, width, 3]."""
 
     medium: ClassVar = "PDF"
     encoded: bytes
@@ -55,7 +55,7 @@ class DrawingJob(msgspec.Struct, frozen=True, array_like=True, tag="drawing"):
 
     @property
     def num_pixel_bytes(self) -> int:
-        """The bytes of the answer's pixels, as for every job."""
+        """The size in bytes of the answer's pixels, which every job states."""
         return self.page.height * self.page.width * RGB_BYTES
 
 
@@ -84,7 +84,7 @@ class PixelJob(msgspec.Struct, frozen=True, array_like=True, tag="pixels"):
 
     @property
     def num_pixel_bytes(self) -> int:
-        """The bytes of the patches."""
+        """The size in bytes of the patches."""
         return self.layout.num_pixel_bytes
 
     @property
@@ -134,6 +134,6 @@ class Confinement(msgspec.Struct, frozen=True, array_like=True):
 
 
 def frame(message: Job | ImageAnswer | Confinement) -> tuple[bytes, bytes]:
-    """Return the length prefix and the payload of *message*, apart, because joining them would copy the image."""
+    """Return the length prefix and the payload of *message* separately, because joining them would copy the image."""
     payload = msgspec.msgpack.encode(message)
     return framing.prefix(payload), payload

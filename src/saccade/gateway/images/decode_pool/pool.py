@@ -1,12 +1,13 @@
 """The gateway's pool of decode processes, which turn encoded bytes into a filled slot.
 
-It touches no torch and no pixels. Each job waits in a DecodeQueue for a process that works on nothing else. An image
-usually takes milliseconds, so it is decoded to the end even if its request is gone, and the process stays. A video or a
-PDF may take half a minute. If its request is gone, the process is ended and replaced. The same happens to an image's
-process after SLOW_SECONDS.
+The pool uses no torch and touches no pixels. Each job waits in a DecodeQueue for a process that works on nothing else.
+An image usually takes milliseconds, so it is decoded to the end even if its request is gone, and the process stays. A
+video or a PDF may take half a minute. If its request is gone, the process is ended and replaced. The same happens if an
+image is not done SLOW_SECONDS after its request is gone.
 
 No header tells which images are slow. If an image has run for SLOW_SECONDS while jobs of other clients wait, its
-process is ended. The image then starts again among the slow jobs, which always leave a process to others.
+process is ended. The image then starts again among the slow jobs, which leave one process to others if there are
+several.
 
 A process that takes too long fails only the request that it works on, and is replaced. A process that dies is replaced
 as well. The image may not be the cause, so it gets a second process, and is refused if that dies too.
@@ -101,7 +102,7 @@ class PreparedImage:
 class DecodePool:
     """Turns images into patches in separate processes.
 
-    Call start() before use and close() after it, in one event loop. *queue* has the jobs that run or wait.
+    Call start() before use and close() after it, in one event loop. *queue* holds the jobs that run or wait.
     """
 
     def __init__(self, config: MediaSettings) -> None:
@@ -177,14 +178,14 @@ class DecodePool:
         return await self._tried(job, num_bytes, self._fill, client, file_time)
 
     def file_time(self) -> FileTime:
-        """Return the time that all pages of one PDF may take together, which is as long as for a video."""
+        """Return the time that all pages of one PDF may take together; a video may take as long."""
         return FileTime(self._config.video_timeout_seconds)
 
     async def video_header(self, encoded: bytes, client: Hashable = None) -> VideoHeader:
-        """Return an encoded video's header, in a turn of *client*.
+        """Return an encoded video's header, read in *client*'s turn.
 
-        Raises as prepare_image() does, and QueueFull if too many videos wait or this one waited too long. Cancelling
-        the waiting task ends the job.
+        Raises the same errors as prepare_image(), and QueueFull if too many videos wait or this one waited too long.
+        Cancelling the waiting task ends the job.
         """
         self._config.video_limits.check_bytes(len(encoded))
         demuxer(encoded)
@@ -195,7 +196,7 @@ class DecodePool:
         return _checked(header, self._config.video_limits)
 
     async def pdf_pages(self, encoded: bytes, client: Hashable = None) -> list[PdfPage]:
-        """Return the pages of an encoded PDF, in a turn of *client*. Raises as prepare_image() does."""
+        """Return the pages of an encoded PDF, read in *client*'s turn. Raises the same errors as prepare_image()."""
         limits = self._config.pdf_limits
         limits.check_bytes(len(encoded))
         answer = await self._tried(PdfJob(encoded, limits), HEADER_BYTES, self._answer_inline, client)
@@ -207,7 +208,7 @@ class DecodePool:
     async def drawing(self, encoded: bytes, page: PdfPage) -> bytes:
         """Return a *page* of an encoded PDF as RGB, uint8 [page.height, page.width, 3].
 
-        Raises as prepare_image() does.
+        Raises the same errors as prepare_image().
         """
         self._config.pdf_limits.check_bytes(len(encoded))
         num_bytes = max(HEADER_BYTES, page.width * page.height * BYTES_PER_PIXEL)
@@ -222,7 +223,7 @@ class DecodePool:
     async def _tried(
         self, job: J, nbytes: int, work: Work[J, T], client: Hashable = None, file_time: FileTime | None = None
     ) -> T:
-        """Return the result of *work* on *job*; if the process dies, try again in another one."""
+        """Return the result of *work* on *job*. If its process dies or is ended early, try again in another one."""
         if not self._is_started:
             # The job would wait for ever.
             raise InternalError(f"No process was started to decode the {job.medium}.")
@@ -284,16 +285,16 @@ class DecodePool:
             asyncio.get_running_loop().call_later(SLOW_SECONDS, self._yield_slow, process, task, client)
 
     def retain(self, image: PreparedImage) -> None:
-        """Add a reference to the slot of *image*, which needs its own release()."""
+        """Add a reference to the slot of *image*; the reference needs its own release()."""
         if image.slot is not None:
             self._slots.retain(image.slot.name)
 
     def is_held_by_others(self, image: PreparedImage) -> bool:
-        """Whether *image*, which the caller holds, has no slot or a slot that others hold too."""
+        """Return whether *image*, which the caller holds, has no slot or a slot that others hold too."""
         return image.slot is None or self._slots.num_holders(image.slot.name) > 1
 
     def is_lost(self, image: PreparedImage) -> bool:
-        """Whether another process has removed the slot of *image*."""
+        """Return whether another process has removed the slot of *image*."""
         return image.slot is not None and not exists(image.slot.name)
 
     def release(self, names: Iterable[str], *, reusable: bool = True) -> None:
@@ -441,7 +442,7 @@ def _end_unfinished(process: DecodeProcess, task: asyncio.Task[Any]) -> None:
 
 
 def _opened(ref: SlotRef | None) -> int | None:
-    """Return the slot's descriptor. None, if there is no slot or it was removed, makes the pixels come inline."""
+    """Return the slot's descriptor, or None if there is no slot or it was removed; then the pixels come inline."""
     if ref is None:
         return None
     try:
@@ -467,7 +468,7 @@ def _ended_twice(job: Job) -> InvalidImage | InvalidVideo:
 
 
 def _checked(header: VideoHeader, limits: VideoLimits) -> VideoHeader:
-    """Return *header* if it is within the limits, since a compromised process may have invented it."""
+    """Check *header* against the limits and return it, since a compromised process may have invented it."""
     limits.check_size(header.width, header.height)
     limits.check_count(header.num_frames)
     if header.num_frames < 1 or not MIN_FPS <= header.fps <= MAX_FPS:

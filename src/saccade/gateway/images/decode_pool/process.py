@@ -1,12 +1,13 @@
-"""The program of a decode process: it decodes an image and writes the family's patches to the job's slot.
+"""The program of a decode process: it decodes images and writes the model family's patches to the jobs' slots.
 
 `python -m saccade.gateway.images.decode_pool.process --fd N --memory-bytes M` is the fork server. It imports
 everything, reads the fonts for PDFs once, and stays single-threaded. For each socket that it gets over descriptor N, it
 forks a decode process and answers with that process's id and pidfd. It ends, with all its children, when the gateway
 closes its end.
 
-A decode process confines itself before its first job. From then on it cannot open a file or a socket, and reaches a
-slot only through the job's descriptor. So the fork server imports everything that a job needs, and uses it once.
+A decode process confines itself before its first job. If every measure is in force, it can then open no file or socket,
+and reaches a slot only through the job's descriptor. So the fork server imports everything that a job needs, and uses
+it once.
 """
 
 import argparse
@@ -154,7 +155,7 @@ def answer(job: Job, slot: int | None, pdf: Renderer) -> ImageAnswer:
 def _writer(job: PixelJob, pdf: Renderer) -> tuple[Writer, bool]:
     """Return a function that writes the patches, and whether a page is drawn completely.
 
-    An image is decoded before the call to that function, video frames are decoded during it.
+    An image is decoded before that function is called; video frames are decoded during the call.
     """
     if job.video is not None:
         if job.video.indices:

@@ -79,7 +79,7 @@ class DecodeQueue:
         return self._videos, self._slow, self._processes, self._bytes
 
     def keeps_others_waiting(self, client: Hashable) -> bool:
-        """Whether jobs of clients other than *client* wait for a process."""
+        """Return whether jobs of clients other than *client* wait for a process."""
         return self._processes.has_waiting_besides(client)
 
     async def enter(

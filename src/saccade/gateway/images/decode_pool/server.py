@@ -37,8 +37,8 @@ ENVIRONMENT = {
 class DecodeProcess:
     """A decode process, which takes one job at a time.
 
-    *life* counts the fork server's restarts before this process was forked. *measures* are the confinement.MEASURES in
-    force.
+    *life* counts the fork server's starts up to the one that this process comes from. *measures* are the
+    confinement.MEASURES in force.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class DecodeProcess:
     async def exchange(self, job: Job, slot: int | None = None) -> ImageAnswer:
         """Send a job and return its answer. *slot* is the descriptor of job.slot.
 
-        The caller may close *slot* afterwards. Raises OSError if the process died.
+        The caller may close *slot* afterwards. Raises OSError if the process dies or its answer has a wrong length, and
+        UNREADABLE for a malformed answer.
         """
         await self._send(frame(job), slot)
         length = framing.length(await self._receive(framing.PREFIX_BYTES))
@@ -117,7 +118,7 @@ def _ended(pidfd: int, seconds: float) -> bool:
 
 
 def _confinement(connection: socket.socket) -> tuple[str, ...]:
-    """Return the measures in a new decode process's first message. Raises OSError if it dies before that."""
+    """Return the measures in a new decode process's first message. Raises OSError if none arrives."""
     length = framing.length(framing.receive(connection, framing.PREFIX_BYTES))
     try:
         return msgspec.msgpack.decode(framing.receive(connection, length), type=Confinement).holds
@@ -126,7 +127,10 @@ def _confinement(connection: socket.socket) -> tuple[str, ...]:
 
 
 class DecodeServer:
-    """The fork server, which fork() restarts if it has died. Methods block; several threads may call them."""
+    """The fork server, which fork() restarts if it has died.
+
+    Its methods block, and are safe to call from several threads.
+    """
 
     def __init__(self, memory_bytes: int, pdf_font_folder: str | None = None) -> None:
         self._memory_bytes = memory_bytes
