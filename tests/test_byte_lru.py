@@ -1,6 +1,6 @@
 """A cache under a budget of bytes."""
 
-from saccade.byte_lru import ByteLru
+from saccade.byte_lru import ByteLru, TenantLru
 
 
 def test_least_recently_used_leaves_first() -> None:
@@ -44,3 +44,14 @@ def test_pinned_stay_even_over_the_budget() -> None:
     cache.drop("b")
     cache.drop("b")
     assert cache.num_bytes == 0
+
+
+def test_value_over_the_budget_leaves_no_tenant() -> None:
+    cache: TenantLru[str, None] = TenantLru(10)
+    cache.put(b"one", "a", None, 4)
+    cache.put(b"two", "b", None, 11)
+    assert list(cache.items()) == [(b"one", "a", None)]
+    cache.put(b"two", "c", None, 6)
+    assert cache.num_bytes == 10
+    cache.put(b"one", "d", None, 1)
+    assert [key for _, key, _ in cache.items()] == ["a", "d"]

@@ -121,8 +121,11 @@ class TenantLru(Generic[K, V]):
         return ((tenant, key, value) for tenant, values in self._tenants.items() for key, value in values.items())
 
     def put(self, tenant: bytes, key: K, value: V, num_bytes: int) -> None:
-        """Add a value, or replace one, as *tenant*'s most recently used."""
-        self._tenants.setdefault(tenant, ByteLru(self.budget_bytes)).put(key, value, num_bytes)
+        """Add a value, or replace one, as *tenant*'s most recently used. One that exceeds the budget is not kept."""
+        values = self._tenants.setdefault(tenant, ByteLru(self.budget_bytes))
+        values.put(key, value, num_bytes)
+        if not len(values):
+            del self._tenants[tenant]
         while self.num_bytes > self.budget_bytes:
             largest = max(self._tenants, key=lambda one: self._tenants[one].num_bytes)
             self.pop(largest, next(iter(self._tenants[largest])))

@@ -58,7 +58,7 @@ def bench(
     if settings.json is not None:
         settings.json.write_bytes(msgspec.json.encode(result, enc_hook=str))
     if settings.html is not None:
-        settings.html.write_text(page(result))
+        settings.html.write_text(page(result), encoding="utf-8")
     has_answers = all("ttft_p50" in column.figures for table in result.tables for column in table.columns)
     return 0 if has_answers else exit_codes.ERROR
 

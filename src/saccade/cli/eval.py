@@ -59,7 +59,7 @@ def eval(
     if settings.json is not None:
         settings.json.write_bytes(msgspec.json.encode(result, enc_hook=str))
     if settings.html is not None:
-        settings.html.write_text(page(result, source))
+        settings.html.write_text(page(result, source), encoding="utf-8")
     return exit_codes.ERROR if any(one.error for side in sides for one in side.answers) else 0
 
 

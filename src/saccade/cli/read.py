@@ -37,7 +37,8 @@ def read(
 ) -> int:
     """Read documents by a model, and write them as Markdown: `saccade read report.pdf > report.md`.
 
-    If no server answers at the default URL, the model that ships with Saccade is started, which reads four letters.
+    If no server answers at the default URL, the model that ships with Saccade is started. It reads printed capitals and
+    digits.
 
     Parameters
     ----------
@@ -121,7 +122,7 @@ def _target(file: str, folder: Path | None, *, as_json: bool) -> Iterator[Callab
         return
     path = folder / f"{Path(file).name}.{'jsonl' if as_json else 'md'}"
     try:
-        with path.open("w") as target:
+        with path.open("w", encoding="utf-8") as target:
             yield target.write
     except OSError as error:
         raise StartupError(f"Cannot write {path}: {error.strerror}.") from error

@@ -17,7 +17,7 @@ from saccade.errors import (
 from saccade.gateway.image_source import ImageSource, is_file_id
 from saccade.gateway.images.encoded_image import EncodedImage, num_encoded_bytes
 from saccade.gateway.images.file_store import FileStore
-from saccade.gateway.images.frames_url import _check_number, is_frames_url, join_frames, read_frames
+from saccade.gateway.images.frames_url import check_frame_count, is_frames_url, join_frames, read_frames
 from saccade.gateway.images.media_loader import MediaLoader, decode_data_url, is_data_url
 from saccade.gateway.prompt.media_options import OF_ALL, OF_VIDEOS
 from saccade.gateway.request import Request
@@ -129,7 +129,7 @@ class ImageCollector:
 
     async def _read_frames(self, request: Request, source: ImageSource, salt: bytes) -> list[bytes]:
         """Return the encoded frames of *source*, which are read or fetched like images."""
-        _check_number(len(source.frames), source.options)
+        check_frame_count(len(source.frames), source.options)
         files: dict[int, bytes] = {}
 
         async def read(position: int, url: str) -> None:

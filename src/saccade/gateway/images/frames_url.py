@@ -41,11 +41,11 @@ def read_frames(url: str, options: VideoOptions, limits: ImageLimits) -> tuple[b
     Raises InvalidBase64, InvalidVideo, VideoTooLarge, InvalidValue and the errors of images.
     """
     payload = url[len(FRAMES_PREFIX) :]
-    _check_number(payload.count(",") + 1, options)
+    check_frame_count(payload.count(",") + 1, options)
     return join_frames([decode_base64(frame) for frame in payload.split(",")], options, limits)
 
 
-def _check_number(num_frames: int, options: ImageOptions | VideoOptions) -> None:
+def check_frame_count(num_frames: int, options: ImageOptions | VideoOptions) -> None:
     """Raise VideoTooLarge if there are more frames than *options* or this server allow."""
     stated = (options.num_frames, options.max_frames) if isinstance(options, VideoOptions) else ()
     most = min((MAX_FRAMES, *(number for number in stated if number is not None)))
