@@ -25,13 +25,15 @@ from saccade.errors import (
     WorkerUnavailable,
 )
 from saccade.fleet.dispatch import Dispatcher
-from saccade.fleet.index import BlockIndex
+from saccade.fleet.index import BlockIndex, Partition
 from saccade.fleet.pool import WorkerPool
 from saccade.fleet.prompt import Prompt
 from saccade.fleet.router import Router
+from saccade.fleet.settings import DEFAULT_LIMITS, DispatchLimits
+from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import EXACT, Exactness
-from saccade.protocol.kv_events import KvEvents
+from saccade.protocol.kv_events import BlockStored, KvEvents
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.output import FinishReason, TokenDelta
@@ -164,7 +166,7 @@ class Cluster:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def cluster(**roles: str) -> Cluster:
+def cluster(limits: DispatchLimits = DEFAULT_LIMITS, **roles: str) -> Cluster:
     """A fleet of scripted workers by url."""
     released: list[str] = []
     worker_pool = WorkerPool([], released.extend)
@@ -172,7 +174,7 @@ def cluster(**roles: str) -> Cluster:
     for worker in workers.values():
         worker_pool.add(worker)
     router = Router("round_robin", BlockIndex(1 << 20), Random(0))
-    return Cluster(Dispatcher(worker_pool, router), workers, router, released)
+    return Cluster(Dispatcher(worker_pool, router, limits=limits), workers, router, released)
 
 
 def ask(max_tokens: int = 3, **changes: Any) -> EngineRequest:
@@ -232,6 +234,71 @@ async def test_workers_by_role(roles: dict[str, str], request_: EngineRequest, s
     await subject.answer(request_)
     assert {url for url, worker in subject.workers.items() if worker.requests} == served
     subject.check_idle()
+
+
+def text_of(num_blocks: int) -> EngineRequest:
+    """A prompt of whole blocks and five tokens more."""
+    token_ids = list(range(num_blocks * DESCRIPTION.block_size + 5))
+    return EngineRequest(request_id="r", token_ids=token_ids, sampling=SamplingParams(max_tokens=3))
+
+
+def note_held(subject: Cluster, url: str, request: EngineRequest, num_blocks: int) -> None:
+    """Have the index know that a worker holds the first blocks of *request*."""
+    size, index = DESCRIPTION.block_size, subject.router.index
+    root = root_key(DESCRIPTION.fingerprint, b"")
+    keys = block_keys(root, request.token_ids[: num_blocks * size], (), size)
+    parents = [root, *keys]
+    index.begin(url, Partition(DESCRIPTION.fingerprint, size), resumes_at_states=False)
+    stored = [BlockStored(key, parents[n], [], is_first=not n) for n, key in enumerate(keys)]
+    index.take(url, KvEvents(0, stored, snapshot=True))
+
+
+@table(
+    ("num_held", "min_tokens", "served"),
+    [
+        # Of 4 blocks and 5 tokens, 5 are left, or a block more.
+        (4, 0, {"p", "d"}),
+        (4, 5, {"p", "d"}),
+        (4, 6, {"d"}),
+        (3, 6, {"p", "d"}),
+        (0, 1000, {"d"}),
+    ],
+)
+async def test_decode_worker_that_holds_nearly_all_serves_alone(
+    num_held: int, min_tokens: int, served: set[str]
+) -> None:  # E6
+    subject, request = (
+        cluster(DispatchLimits(disaggregation_min_tokens=min_tokens), p="prefill", d="decode"),
+        text_of(4),
+    )
+    note_held(subject, "d", request, num_held)
+    await subject.answer(request)
+    assert {url for url, worker in subject.workers.items() if worker.requests} == served
+    assert all(
+        worker.requests[0].kv_transfer is None for worker in subject.workers.values() if served == {"d"} == {worker.url}
+    )
+    subject.check_idle()
+
+
+async def test_of_the_decode_workers_only_one_that_holds_nearly_all_serves_alone() -> None:
+    subject, request = (
+        cluster(DispatchLimits(disaggregation_min_tokens=20), p="prefill", d="decode", e="decode"),
+        text_of(4),
+    )
+    note_held(subject, "e", request, 4)
+    for _ in range(4):
+        await subject.answer(request)
+    assert [len(worker.requests) for worker in subject.workers.values()] == [0, 0, 4]
+
+
+async def test_images_to_encode_count_for_a_decode_worker_that_would_serve_alone() -> None:
+    subject = cluster(DispatchLimits(disaggregation_min_tokens=2), p="prefill", d="decode")
+    run = MediaRun(0, 1, bytes(32), 0)
+    prompt = Prompt([1], runs=(run,), sampling=SamplingParams(max_tokens=3))
+    async with subject.dispatcher.place("m", prompt) as placement:
+        assert placement.pair is not None
+    preview = await subject.dispatcher.preview("m", Prompt([1], sampling=SamplingParams(max_tokens=3)))
+    assert preview.choice.chosen.name == "d"
 
 
 @pytest.mark.parametrize("change", [{"block_size": 32}, {"kv_cache_dtype": "float8_e4m3fn"}, {"dtype": "bfloat16"}])

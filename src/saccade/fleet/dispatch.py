@@ -129,6 +129,10 @@ class _Query(NamedTuple):
     def rows(self) -> IntArray:
         return self.serving.rows[self.places]
 
+    def at(self, numbers: NDArray[np.intp]) -> "_Query":
+        """Return the same of only some of the workers, by their *numbers* in it."""
+        return self._replace(places=self.places[numbers], overlaps=self.overlaps.at(numbers))
+
 
 class Dispatcher:
     """Sends each request to the worker of *worker_pool* that *router* chooses, given the overlaps from *lookup*.
@@ -194,6 +198,8 @@ class Dispatcher:
         """Return where place() would put a prompt now. Raises ModelNotFound and WorkerUnavailable."""
         serving = self._serving(model)
         query = await self._look_up(serving, self._with_room(serving, prompt, NOBODY), prompt, prompt.num_samples)
+        if serving.has_pairs:
+            query = await self._alone(serving, prompt, NOBODY, prompt.num_samples) or query
         choice = self._router.preview(query.rows, query.prompt, query.overlaps, time.monotonic())
         return Preview(serving.model, prompt, choice)
 
@@ -217,6 +223,8 @@ class Dispatcher:
             serving = self._serving(model)
             places = self._with_room(serving, prompt, excluded)
             query = await self._look_up(serving, places, prompt, turn.weight)
+            if serving.has_pairs:
+                query = await self._alone(serving, prompt, excluded, turn.weight) or query
             self._num_booked[name] += turn.weight
             booked.callback(self._num_booked.subtract, {name: turn.weight})
             start = time.perf_counter()
@@ -317,6 +325,19 @@ class Dispatcher:
         booked.callback(lambda: booking.close(time.monotonic()))
         return query.serving.worker(booking.worker), booking
 
+    async def _alone(self, serving: Serving, prompt: Prompt, excluded: Set[str], num_rows: int) -> _Query | None:
+        """Return the decode workers that lack too little of *prompt* for a prefill worker; None if there are none.
+
+        Dynamo's and llm-d's gateways do the same, as conditional disaggregation.
+        """
+        places = serving.decoders_of(prompt, excluded, time.monotonic())
+        if not self.limits.disaggregation_min_tokens or not len(places):
+            return None
+        query = await self._find(serving, places, prompt, num_rows)
+        num_left = self._router.num_left(query.rows, query.prompt, query.overlaps, time.monotonic())
+        few = (num_left < self.limits.disaggregation_min_tokens).nonzero()[0]
+        return query.at(few) if len(few) else None
+
     async def _pair(
         self, serving: Serving, first: Worker, at_first: Booking, prompt: Prompt, excluded: Set[str], booked: ExitStack
     ) -> Pair | None:
@@ -373,6 +394,10 @@ class Dispatcher:
         if len(places) == 1:
             routed = RoutedPrompt(len(prompt.token_ids), num_samples=prompt.num_samples, num_rows=num_rows)
             return _Query(serving, places, routed, Overlaps.unknown(1))
+        return await self._find(serving, places, prompt, num_rows)
+
+    async def _find(self, serving: Serving, places: NDArray[np.intp], prompt: Prompt, num_rows: int) -> _Query:
+        """Look up what the workers at *places* hold of *prompt*. Raises WorkerUnavailable if none is ready."""
         with self._metrics.stage("keys"):
             routed = self._routed(prompt, serving, num_rows)
         with self._metrics.stage("lookup"):

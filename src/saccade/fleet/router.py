@@ -256,6 +256,10 @@ class Router:
         self.breakers.on_send(option.name, now)
         return booking
 
+    def num_left(self, rows: IntArray, prompt: RoutedPrompt, overlaps: Overlaps, now: float) -> IntArray:
+        """Return how many tokens of *prompt* each worker at *rows* must compute, those of images to encode included."""
+        return self._weigh(rows, prompt, overlaps, now).left_tokens
+
     def preview(self, rows: IntArray, prompt: RoutedPrompt, overlaps: Overlaps, now: float) -> RoutingChoice:
         """Return the choice that book() would make, without a booking or a turn."""
         candidates, chooser = self._weigh(rows, prompt, overlaps, now), self._chooser.copy()

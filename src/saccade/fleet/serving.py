@@ -58,6 +58,7 @@ class Serving:
         self._num_places = np.array([num_places(limits, model, worker) for worker in workers], np.int64)
         first = first_workers(workers)
         self._are_first = np.array([worker in first for worker in workers], np.bool_)
+        self.has_pairs = len(first) < len(workers)
         lengths = [(worker.description or model.description).max_model_len for worker in workers]
         self._lengths = sorted(set(lengths))
         self._tells_salts = any(serves_one_salt(worker) for worker in workers)
@@ -84,6 +85,12 @@ class Serving:
             first = mask & self._are_first
             mask = first if np.count_nonzero(first) else mask
         return mask.nonzero()[0]
+
+    def decoders_of(self, prompt: Prompt, excluded: Set[str], now: float) -> NDArray[np.intp]:
+        """Return the places of the decode workers that could serve *prompt* alone now, and have room for it."""
+        refusing = self._router.breakers.refusing(now)
+        places = (self._without(self._mask_of(prompt), {*excluded, *refusing}) & ~self._are_first).nonzero()[0]
+        return places[self.num_free(places) > 0]
 
     def num_free(self, places: NDArray[np.intp]) -> IntArray:
         """Return how many more samples the worker at each of *places* may get."""

@@ -22,6 +22,8 @@ class DispatchLimits:
     "Requests for a model that wait in the gateway for a worker; more get 429."
     wait_seconds: Annotated[Seconds, Parameter(name="--max-waiting-seconds")] = 30.0
     "Seconds that a request waits for a worker before it gets 429."
+    disaggregation_min_tokens: Annotated[Size, Parameter(name="--disaggregation-min-tokens")] = 0
+    "A decode worker that lacks fewer tokens of a prompt serves it alone, without a prefill worker; 0 never does."
     num_processes: Annotated[int, NO_FLAG] = 1
     "Processes of the gateway, each of which sends a worker its part."
     lone_worker_queue: Annotated[int | None, NO_FLAG] = None
