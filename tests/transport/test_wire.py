@@ -134,7 +134,7 @@ async def test_a_worker_whose_description_cannot_be_is_not_used(tmp_path: Path) 
     class Odd(Front):
         described = DESCRIPTION
 
-        def describe(self) -> bytes:
+        def describe(self, *, without_files: bool = False) -> bytes:
             self.num_described += 1
             return msgspec.msgpack.encode(self.described)
 
@@ -165,7 +165,7 @@ async def test_a_description_longer_than_any_model_has_does_not_arrive(bind: str
     class Long(Front):
         files = ModelFiles(files={"tokenizer.json": bytes(MAX_REPLY_BYTES["Describe"])})
 
-        def describe(self) -> bytes:
+        def describe(self, *, without_files: bool = False) -> bytes:
             return msgspec.msgpack.encode(msgspec.structs.replace(DESCRIPTION, files=self.files))
 
     front = Long()
@@ -191,7 +191,7 @@ async def test_worker_with_another_description_each_time_is_tried_more_and_more_
         num_described = 0
         changes = True
 
-        def describe(self) -> bytes:
+        def describe(self, *, without_files: bool = False) -> bytes:
             self.num_described += self.changes
             return msgspec.msgpack.encode(msgspec.structs.replace(DESCRIPTION, model=f"m{self.num_described}"))
 

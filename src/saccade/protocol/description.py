@@ -17,6 +17,9 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     files: dict[str, bytes]
 
 
+NO_FILES = ModelFiles(files={})
+
+
 class Description(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's answer to Describe."""
 
@@ -25,6 +28,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: bytes
     """32 bytes that name model and weights for block keys."""
     files: ModelFiles
+    """Empty if *files_digest* stands for them."""
     max_model_len: Positive
     """Tokens of a prompt and its answer."""
     max_num_seqs: Positive
@@ -72,3 +76,5 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """KV blocks of these layers."""
     note: str = ""
     """A sentence for people: what they must know about the model's answers. "" for nothing."""
+    files_digest: bytes = b""
+    """identity.content.files_digest() of the files, if the gateway asked for it instead of the files."""

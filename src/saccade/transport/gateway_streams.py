@@ -91,8 +91,8 @@ class GatewayStream:
 class Front(Protocol):
     """Answers gateways' calls; implemented by saccade.worker.service.Relay. No method blocks or awaits."""
 
-    def describe(self) -> bytes:
-        """Return the encoded Description. Raises Refused while no engine is ready."""
+    def describe(self, *, without_files: bool = False) -> bytes:
+        """Return the encoded Description, with a digest if *without_files*. Raises Refused while no engine is ready."""
 
     def open(self, frames: Frames | None = None) -> GatewayStream:
         """Return a new connection, which writes to *frames*. Raises Refused while no engine is ready."""

@@ -40,7 +40,7 @@ class _Servicer:
 
     async def Describe(self, request: Any, context: Any) -> DescribeReply:
         try:
-            return DescribeReply(description=self._front.describe())
+            return DescribeReply(description=self._front.describe(without_files=request.without_files))
         except Refused as reason:
             await context.abort(reason.status, reason.sentence)
             raise

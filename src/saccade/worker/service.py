@@ -11,7 +11,8 @@ import grpc
 import msgspec
 
 from saccade.errors import WorkerUnavailable
-from saccade.protocol.description import Description
+from saccade.identity.content import files_digest
+from saccade.protocol.description import NO_FILES, Description
 from saccade.protocol.engine_ipc import (
     CacheEvents,
     Drain,
@@ -87,8 +88,12 @@ class Relay:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "The engine is starting.")
         return self.description
 
-    def describe(self) -> bytes:
-        return self._encoder.encode(self.described())
+    def describe(self, *, without_files: bool = False) -> bytes:
+        description = self.described()
+        if without_files:
+            digest = files_digest(description.files.files)
+            description = msgspec.structs.replace(description, files=NO_FILES, files_digest=digest)
+        return self._encoder.encode(description)
 
     def open(self, frames: Frames | None = None) -> GatewayStream:
         """Return a new connection for *frames*. Raises Refused as described() does."""

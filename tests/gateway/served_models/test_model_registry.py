@@ -128,7 +128,7 @@ class Describing(Front):
         super().__init__()
         self.description = description
 
-    def describe(self) -> bytes:
+    def describe(self, *, without_files: bool = False) -> bytes:
         return msgspec.msgpack.encode(self.description)
 
 

@@ -38,7 +38,7 @@ class Front:
         self.left: list[GatewayStream] = []
         self.commands: list[GatewayCommand] = []
 
-    def describe(self) -> bytes:
+    def describe(self, *, without_files: bool = False) -> bytes:
         return msgspec.msgpack.encode(DESCRIPTION)
 
     def open(self, frames: Frames | None = None) -> GatewayStream:

@@ -347,7 +347,21 @@ class WorkerClient(Connector[_NativeSession]):
                 keeping_up.cancel()
 
     async def _describe(self, stub: Any) -> Description:
-        reply = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_SECONDS)
+        """Return what the worker says of itself, with its files, which it sends only if no other worker has."""
+        description = await self._described(stub, without_files=True)
+        if not (digest := description.files_digest):
+            return description
+        async with self._known_files.turn(digest):
+            files = self._known_files.find(digest)
+            if files is None:
+                description = await self._described(stub, without_files=False)
+                if description.files_digest:
+                    raise msgspec.ValidationError("a description lacks its files")
+                return description
+        return msgspec.structs.replace(description, files=files, files_digest=b"")
+
+    async def _described(self, stub: Any, *, without_files: bool) -> Description:
+        reply = await stub.Describe(DescribeRequest(without_files=without_files), timeout=DESCRIBE_SECONDS)
         return description_of(reply.description, self._known_files)
 
     def _log(self, error: grpc.aio.AioRpcError) -> None:

@@ -1,11 +1,12 @@
 """Reads a worker's description, and counts its parts before it makes objects of them."""
 
+import asyncio
 from typing import Final
 from weakref import WeakValueDictionary
 
 import msgspec
-from blake3 import blake3
 
+from saccade.identity.content import files_digest
 from saccade.protocol.description import Description, ModelFiles
 from saccade.transport.message_pack import num_items
 
@@ -29,14 +30,23 @@ class _Files(msgspec.Struct):
 
 
 class KnownFiles:
-    """The model files of all workers, by digest: a gateway keeps equal ones once, however many workers send them."""
+    """The model files of all workers, by digest: a gateway gets and keeps equal ones once."""
 
     def __init__(self) -> None:
         self._files: WeakValueDictionary[bytes, ModelFiles] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
-    def same_as(self, files: ModelFiles, encoded: memoryview) -> ModelFiles:
-        """Return the known files that equal *files*, whose encoding is *encoded*, or *files*, which are known then."""
-        return self._files.setdefault(blake3(encoded).digest(), files)
+    def find(self, digest: bytes) -> ModelFiles | None:
+        """Return the files with this *digest*, or None if no worker has sent them."""
+        return self._files.get(digest)
+
+    def turn(self, digest: bytes) -> asyncio.Lock:
+        """Return the lock to hold while files are requested: of the workers that have them, one is asked at a time."""
+        return self._turns.setdefault(digest, asyncio.Lock())
+
+    def same_as(self, files: ModelFiles) -> ModelFiles:
+        """Return the known files that equal *files*; these are known from now on."""
+        return self._files.setdefault(files_digest(files.files), files)
 
 
 def description_of(payload: bytes, known: KnownFiles) -> Description:
@@ -50,4 +60,6 @@ def description_of(payload: bytes, known: KnownFiles) -> Description:
     if num_items(memoryview(msgspec.msgpack.decode(files, type=_Files).files)) > MAX_FILES:
         raise msgspec.ValidationError("a description has too many files")
     description = msgspec.msgpack.decode(payload, type=Description)
-    return msgspec.structs.replace(description, files=known.same_as(description.files, memoryview(files)))
+    if description.files_digest:
+        return description
+    return msgspec.structs.replace(description, files=known.same_as(description.files))

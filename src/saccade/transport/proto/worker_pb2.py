@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$saccade/transport/proto/worker.proto\x12\x11saccade.worker.v1\"\x1f\n\x0cGatewayFrame\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\"\x1e\n\x0bWorkerFrame\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\"\x11\n\x0f\x44\x65scribeRequest\"1\n\x0fKvEventsRequest\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x08\x12\x0e\n\x06images\x18\x02 \x01(\x08\" \n\rKvEventsFrame\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\"$\n\rDescribeReply\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\x0c\x32\xfd\x01\n\x06Worker\x12M\n\x06Stream\x12\x1f.saccade.worker.v1.GatewayFrame\x1a\x1e.saccade.worker.v1.WorkerFrame(\x01\x30\x01\x12P\n\x08\x44\x65scribe\x12\".saccade.worker.v1.DescribeRequest\x1a .saccade.worker.v1.DescribeReply\x12R\n\x08KvEvents\x12\".saccade.worker.v1.KvEventsRequest\x1a .saccade.worker.v1.KvEventsFrame0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$saccade/transport/proto/worker.proto\x12\x11saccade.worker.v1\"\x1f\n\x0cGatewayFrame\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\"\x1e\n\x0bWorkerFrame\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\"(\n\x0f\x44\x65scribeRequest\x12\x15\n\rwithout_files\x18\x01 \x01(\x08\"1\n\x0fKvEventsRequest\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x08\x12\x0e\n\x06images\x18\x02 \x01(\x08\" \n\rKvEventsFrame\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\"$\n\rDescribeReply\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\x0c\x32\xfd\x01\n\x06Worker\x12M\n\x06Stream\x12\x1f.saccade.worker.v1.GatewayFrame\x1a\x1e.saccade.worker.v1.WorkerFrame(\x01\x30\x01\x12P\n\x08\x44\x65scribe\x12\".saccade.worker.v1.DescribeRequest\x1a .saccade.worker.v1.DescribeReply\x12R\n\x08KvEvents\x12\".saccade.worker.v1.KvEventsRequest\x1a .saccade.worker.v1.KvEventsFrame0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,13 +36,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WORKERFRAME']._serialized_start=92
   _globals['_WORKERFRAME']._serialized_end=122
   _globals['_DESCRIBEREQUEST']._serialized_start=124
-  _globals['_DESCRIBEREQUEST']._serialized_end=141
-  _globals['_KVEVENTSREQUEST']._serialized_start=143
-  _globals['_KVEVENTSREQUEST']._serialized_end=192
-  _globals['_KVEVENTSFRAME']._serialized_start=194
-  _globals['_KVEVENTSFRAME']._serialized_end=226
-  _globals['_DESCRIBEREPLY']._serialized_start=228
-  _globals['_DESCRIBEREPLY']._serialized_end=264
-  _globals['_WORKER']._serialized_start=267
-  _globals['_WORKER']._serialized_end=520
+  _globals['_DESCRIBEREQUEST']._serialized_end=164
+  _globals['_KVEVENTSREQUEST']._serialized_start=166
+  _globals['_KVEVENTSREQUEST']._serialized_end=215
+  _globals['_KVEVENTSFRAME']._serialized_start=217
+  _globals['_KVEVENTSFRAME']._serialized_end=249
+  _globals['_DESCRIBEREPLY']._serialized_start=251
+  _globals['_DESCRIBEREPLY']._serialized_end=287
+  _globals['_WORKER']._serialized_start=290
+  _globals['_WORKER']._serialized_end=543
 # @@protoc_insertion_point(module_scope)

@@ -17,8 +17,10 @@ class WorkerFrame(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("without_files",)
+    WITHOUT_FILES_FIELD_NUMBER: _ClassVar[int]
+    without_files: bool
+    def __init__(self, without_files: _Optional[bool] = ...) -> None: ...
 
 class KvEventsRequest(_message.Message):
     __slots__ = ("blocks", "images")
