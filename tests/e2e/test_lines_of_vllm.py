@@ -12,7 +12,6 @@ from typing import Any, Final
 import pytest
 from chats import openai_messages, random_image
 from server import serving
-from tables import table
 from vllm_lines import FOLDER, LINES, REFUSED, TEMPLATE
 
 pytestmark = pytest.mark.conformance
@@ -59,7 +58,7 @@ def shortened(words: Iterable[str]) -> list[str]:
     return short + [word for flag, value in defaults.items() if flag not in given for word in (flag, value)]
 
 
-@table("name", sorted(LINES.keys() - REFUSED))
+@pytest.mark.parametrize("name", sorted(LINES.keys() - REFUSED))
 def test_line_starts_a_server_that_answers(name: str, network_folder: Callable[[str], Path], tmp_path: Path) -> None:
     line = LINES[name]
     folder = write_release(network_folder(line.checkpoint), tmp_path / "model", SIZES.get(name, {}))
