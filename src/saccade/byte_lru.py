@@ -1,4 +1,4 @@
-"""Caches that limit the total bytes of their values, and drop the least recently used ones first."""
+"""Caches with a byte limit, which drop the least recently used values first."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -19,8 +19,8 @@ class ByteLru(Generic[K, V]):
     """Keeps values by key, up to a total of *budget_bytes*.
 
     A put that exceeds the budget drops the least recently used values. Keys for which *is_pinned* is true stay, even if
-    they alone exceed the budget; call trim() after a key is unpinned. *on_drop* is called with the key and value of
-    each drop, but not when a value is popped or replaced. Iteration yields keys, the least recently used first.
+    they alone exceed the budget; call trim() after a key is unpinned. *on_drop* is called with each dropped key and
+    value, but not when a value is popped or replaced. Iteration yields keys, the least recently used first.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class ByteLru(Generic[K, V]):
         return ((key, entry.value) for key, entry in self._entries.items())
 
     def peek(self, key: K) -> V | None:
-        """Return a value without marking it as used, or None if there is none."""
+        """Return the value of *key* without marking it as used, or None if there is none."""
         entry = self._entries.get(key)
         return None if entry is None else entry.value
 
     def get(self, key: K) -> V | None:
-        """Return a value and mark it as used, or return None if there is none."""
+        """Return the value of *key* and mark it as used, or return None if there is none."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -62,7 +62,7 @@ class ByteLru(Generic[K, V]):
         return entry.value
 
     def put(self, key: K, value: V, num_bytes: int) -> None:
-        """Add a value, or replace one, as the most recently used."""
+        """Add or replace a value, and mark it as the most recently used."""
         self.pop(key)
         self._entries[key] = _Value(value, num_bytes)
         self.num_bytes += num_bytes
@@ -96,9 +96,9 @@ class ByteLru(Generic[K, V]):
 
 
 class TenantLru(Generic[K, V]):
-    """Keeps each tenant's values by key, up to a total of *budget_bytes* for all tenants.
+    """Keeps each tenant's values by key, up to *budget_bytes* for all tenants together.
 
-    When a put exceeds the budget, the tenant with the most bytes loses its least recently used value.
+    While the total exceeds the budget, the tenant with the most bytes loses its least recently used value.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -113,7 +113,7 @@ class TenantLru(Generic[K, V]):
         return sum(map(len, self._tenants.values()))
 
     def of_tenant(self, tenant: bytes) -> ByteLru[K, V]:
-        """Return *tenant*'s values for reading; the cache is empty if there are none."""
+        """Return *tenant*'s values, for reading only, or an empty cache if there are none."""
         return self._tenants.get(tenant) or ByteLru(0)
 
     def items(self) -> Iterator[tuple[bytes, K, V]]:
@@ -121,7 +121,7 @@ class TenantLru(Generic[K, V]):
         return ((tenant, key, value) for tenant, values in self._tenants.items() for key, value in values.items())
 
     def put(self, tenant: bytes, key: K, value: V, num_bytes: int) -> None:
-        """Add a value, or replace one, as *tenant*'s most recently used. One that exceeds the budget is not kept."""
+        """Add or replace *tenant*'s value, as its most recently used. A value that exceeds the budget is not kept."""
         values = self._tenants.setdefault(tenant, ByteLru(self.budget_bytes))
         values.put(key, value, num_bytes)
         if not len(values):

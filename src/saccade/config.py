@@ -100,8 +100,8 @@ def sources(file: Path | None, translate: Translate = _as_given) -> tuple[Any, .
 
     *translate* returns the names and values for each setting in *file*; objects with the same name are merged.
 
-    Raises StartupError if *file* is missing, unreadable or malformed, or if a variable is set but empty. A secret
-    without a value leaves SACCADE_API_KEY empty, and that must not start a server without keys.
+    Raises StartupError if *file* is missing, unreadable or malformed, or if a SACCADE_ variable or VLLM_API_KEY is set
+    but empty. If a secret has no value, SACCADE_API_KEY is empty; that must not start a server without keys.
     """
     for name, value in os.environ.items():
         if (name.startswith(PREFIX) or name == VLLM_API_KEY) and not value.strip():
@@ -166,8 +166,8 @@ def parse_toml(content: bytes) -> dict[str, Any]:
 def program(*words: str, settings: Iterable["DataclassInstance"] = ()) -> tuple[list[str], dict[str, str]]:
     """Return a command that runs `saccade` with *words* and *settings* as a child process, and its environment.
 
-    A child gets all settings from its parent, so the environment omits this process's SACCADE_ variables. It does have
-    the secret settings, which repr() omits, because other users of the machine cannot read it.
+    A child gets all settings from its parent, so the environment omits this process's SACCADE_ variables. Secret
+    settings, which repr() omits, go into the environment: other users can read a command line, but not an environment.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     command = [sys.executable, "-m", "saccade.cli.main", *words]

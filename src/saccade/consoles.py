@@ -1,4 +1,4 @@
-"""Makes the consoles for commands and LLM. Only a terminal gets colours and bars, never a pipe or a notebook."""
+"""Makes consoles for commands and for LLM. Only a terminal gets colours and bars, never a pipe or a notebook."""
 
 import sys
 

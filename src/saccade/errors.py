@@ -10,7 +10,7 @@
     │   ├── ImageTooLarge           too many pixels, too long a side, too extreme an aspect
     │   ├── InvalidVideo            bytes that are not a video, or a damaged video
     │   ├── UnsupportedVideoFormat  a container or codec that Saccade does not decode
-    │   ├── VideoTooLarge           too many frames, pixels or bytes of a video
+    │   ├── VideoTooLarge           too many frames, pixels or bytes
     │   ├── TooManyImages           more images than a request may have
     │   ├── InvalidBase64           a data URL whose payload is not base64
     │   ├── InvalidImageUrl         a URL that is not fetched
@@ -23,16 +23,16 @@
     │   ├── ResponseNotFound        404, a response that is not kept
     │   ├── RouteNotFound           404
     │   ├── MethodNotAllowed        405
-    │   ├── RequestTimeout          408, the request arrives too slowly
+    │   ├── RequestTimeout          408, the request arrived too slowly
     │   ├── BodyTooLarge            413
     │   ├── UnsupportedMediaType    415, a body without `Content-Type: application/json`
     │   ├── UnsupportedContentEncoding  415, a body in a content coding that is not served
     │   ├── QueueFull               429
-    │   └── RateLimitExceeded       429, a tenant has used what it may use in a minute
+    │   └── RateLimitExceeded       429, a tenant has used up its allowance for a minute
     ├── ServiceError                the server failed, 5xx
     │   ├── InternalError           500
     │   ├── WorkerFailed            500, the engine failed during the request
-    │   │   └── PeerFailed          500, the other worker of a pair did; clients get it as WorkerFailed
+    │   │   └── PeerFailed          500, the other worker of a pair failed; clients get it as WorkerFailed
     │   ├── NonFiniteOutput         500, the model computed NaN or infinity for the request
     │   ├── WorkerUnavailable       503, no worker is ready
     │   ├── Draining                503
@@ -58,8 +58,8 @@ class SaccadeError(Exception):
     - message: what was wrong, and what to do.
     - param: the field of the request that is wrong, such as `messages[0].content[1]`.
     - reason: what the log says instead of *message*.
-    - is_logged: whether *message* is logged if there is no *reason*. It then has only numbers and names that the
-      operator chose. Otherwise, only the code and the field are logged.
+    - is_logged: whether *message* is logged if there is no *reason*. Such a message has only numbers and
+      names that the operator chose. If it is not logged, only the code and the field are.
     """
 
     status: ClassVar[int] = 500
@@ -81,7 +81,7 @@ class SaccadeError(Exception):
 
 
 class RequestError(SaccadeError, code="invalid_request", status=400, is_logged=False):
-    """The client must change the request, or send it again later. The message may quote the client."""
+    """The client must change the request, or send it again later. The message may quote the request."""
 
     type = "invalid_request_error"
 
@@ -193,7 +193,7 @@ class MethodNotAllowed(RequestError, code="method_not_allowed", status=405):
 
 
 class RequestTimeout(RequestError, code="request_timeout", status=408, is_logged=True):
-    """The request arrives too slowly."""
+    """The request arrived too slowly."""
 
 
 class BodyTooLarge(RequestError, code="body_too_large", status=413, is_logged=True):
@@ -209,7 +209,7 @@ class UnsupportedContentEncoding(RequestError, code="unsupported_content_encodin
 
 
 class QueueFull(RequestError, code="queue_full", status=429, is_logged=True):
-    """Too much work is waiting; try again."""
+    """Too much work is waiting, or the request has waited too long; try again later."""
 
     type = "rate_limit_exceeded"
 
@@ -269,7 +269,7 @@ def _leaves(kind: type[SaccadeError]) -> list[type[SaccadeError]]:
 
 
 def from_code(code: str, message: str, param: str | None = None) -> SaccadeError:
-    """Return an exception of the class with *code*, which another process sent, or InternalError for an unknown code.
+    """Return the exception for *code*, which another process sent, or an InternalError if the code is unknown.
 
     The message is cut after MAX_FOREIGN_CHARACTERS, and characters that a terminal would interpret become blanks.
     """

@@ -1,11 +1,11 @@
-"""A queue for a limited resource, in which turns go to the client that is served least.
+"""A queue for a limited resource, which gives the next turn to the client that holds the least of it.
 
     films = FairQueue(4, "films", max_waiting=64, wait_seconds=30.0)
     with await films.enter(client):
         await show(film)
 
 A unit of capacity is whatever is scarce: a process, a row, a byte. The weight of a turn is how many units it takes.
-Clients share fairly: a client is a tenant, or an address if the server has no API keys.
+Clients share the resource fairly. A client is a tenant, or an address if the server has no API keys.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class FairQueue:
     - max_waiting: how many turns may wait, or None for no limit.
     - wait_seconds: how long a turn may wait, or None for no limit.
     - client_capacity: returns how many units a client may hold, given how many all others hold.
-    - client_share: the share of the waiting places left by others that one client may take.
+    - client_share: the share that one client may take of the waiting places that others leave.
     - obstacle_to: returns what keeps a turn with a need from beginning now, or None if nothing does.
 
     **Who is next.** The next turn goes to the client that holds the least weight relative to its priority. In a tie, it
@@ -65,7 +65,7 @@ class FairQueue:
     by rank, then by arrival.
 
     **Heavy turns.** A turn that does not fit yet waits for others to end, and later turns wait for it. Otherwise light
-    turns would keep it out forever. Only turns with an obstacle, and turns of a client at its own capacity, are passed
+    turns could keep it out forever. Only turns with an obstacle, and turns of a client at its own capacity, are passed
     over. A turn that exceeds the whole capacity is granted when there is no other turn. A turn that weighs more than
     its client has free does not wait for all the client's other turns. It begins when half of the client's capacity is
     free, with the weight that is free.
@@ -117,11 +117,12 @@ class FairQueue:
         need: object = None,
         rank: int = 0,
     ) -> "Turn":
-        """Wait for a turn for *client*, and return it. It lasts until leave(), or until the end of its `with` block.
+        """Wait for a turn for *client*, and return it. The turn lasts until leave(), or until its `with` block ends.
 
-        A turn that fits still waits while there is an obstacle to its *need*, which others may have too. Call advance()
-        when an obstacle may be gone. A task that is cancelled while it waits leaves the line. Raises QueueFull if too
-        many turns wait or this one waits too long, and the errors of refuse() and *obstacle_to*.
+        A turn that fits still waits while there is an obstacle to its *need*. Several turns may have the same need.
+        Call advance() when an obstacle may be gone. A task that is cancelled while it waits leaves the line. Raises
+        QueueFull if too many turns are waiting or this one waits too long. It also raises the errors of refuse() and
+        *obstacle_to*.
         """
         self._num_requests += 1
         granted = asyncio.get_running_loop().create_future()
@@ -182,7 +183,7 @@ class FairQueue:
         self._lines.clear()
 
     def _check_places(self, waiter: _Waiter, max_waiting: int) -> None:
-        """Remove *waiter*, its client's newest, and raise QueueFull if there is no waiting place for it."""
+        """If there is no waiting place for *waiter*, its client's newest, remove it and raise QueueFull."""
         num_own = sum(not own.granted.done() for own in self._lines[waiter.client])
         num_left = max_waiting - (self.num_waiting - num_own)
         if num_own > num_left:
@@ -213,7 +214,7 @@ class FairQueue:
         self.advance()
 
     def _next(self, obstacles: Set[Hashable]) -> _Waiter | None:
-        """Return the waiter that is next, whether or not its turn fits, except waiters with one of *obstacles*."""
+        """Return the next waiter without one of *obstacles*, whether or not its turn fits, or None if there is none."""
         best: _Waiter | None = None
         least: tuple[float, int, int] = (math.inf, 0, 0)
         for client, line in list(self._lines.items()):

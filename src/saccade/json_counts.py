@@ -1,4 +1,4 @@
-"""Counts the values in a JSON text before any objects are created.
+"""Counts the values in a JSON text before it is parsed into objects.
 
 A count stops soon after it exceeds *most*. It reads the text in stretches, so that other threads can run in between.
 """
@@ -12,7 +12,7 @@ LONG_STRETCH_BYTES = 1 << 18
 
 
 def num_strings(text: bytes | bytearray, most: int) -> int:
-    """Return the number of strings in *text*, including names, or a number over *most*."""
+    """Return the number of strings in *text*, including object keys, or a number over *most*."""
     num_quotes = 0
     for stretch in _stretches(text):
         num_quotes += _without_escapes(stretch).count(b'"')

@@ -111,7 +111,7 @@ class _Counting(logging.Filter):
 
 
 def _with_worker(_: object, __: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
-    """Add the field `worker` to a line from `logging`: the argument of "worker %s" in its text."""
+    """If the text of a line from `logging` has "worker %s", add its argument as the field `worker`."""
     arguments = line.pop("positional_args", ())
     before, is_about_worker, _rest = str(line["_record"].msg).partition("worker %s")
     position = len(_ARGUMENT.findall(before))

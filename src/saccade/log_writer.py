@@ -22,8 +22,9 @@ FLUSH_SECONDS = 2.0
 class LineWriter:
     """Writes whole lines to *descriptor*. write_line() never blocks; if the queue is full, it drops the line.
 
-    *tell_dropped* returns a line that says how many lines were dropped; it is written when writing works again. A full
-    disk may cut a line short. A newline comes before the next one, so a reader of JSON loses only one line.
+    *tell_dropped* returns a line that says how many lines were dropped; the line is written once writing works
+    again. A full disk may cut a line short. The next write then begins with a newline, so a reader of JSON loses only
+    one line.
     """
 
     def __init__(self, descriptor: int, tell_dropped: Callable[[int], bytes], max_bytes: int = MAX_BYTES) -> None:
@@ -86,7 +87,7 @@ class LineWriter:
     def _put(self, content: bytes) -> int:
         """Write all of *content*, however slow the reader is.
 
-        Return how many bytes are left: some are if the descriptor no longer has a reader, or its disk is full.
+        Return how many bytes could not be written, because the descriptor has lost its reader or its disk is full.
         """
         whole = b"\n" + content if content and self._ends_in_half_a_line else content
         left = memoryview(whole)
@@ -108,7 +109,7 @@ class LineWriter:
 class LogOutput:
     """The destination of a process's log lines, their lowest *level*, and whether the destination is a terminal.
 
-    With *has_short_lines*, people read the lines, and each request gets a short one, whatever the level. *num_lines*
+    With *has_short_lines*, each request gets a short line for people to read, whatever the level. *num_lines*
     counts lines by the name of their level.
     """
 

@@ -11,14 +11,14 @@ logger = logging.getLogger(__name__)
 
 
 def filled(family: GaugeMetricFamily | CounterMetricFamily, samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    """Add *samples* to *family*, each as its labels' values and its own value, and return *family*."""
+    """Add *samples* to *family* and return it. A sample is a pair: its labels' values, and its own value."""
     for labels, value in samples:
         family.add_metric(labels, value)
     return family
 
 
 class MetricRegistry(CollectorRegistry):
-    """Leaves out the metrics of a collector that raises, and calls *on_failure* with the name of its class each time.
+    """Leaves out the metrics of a collector that raises, and calls *on_failure* with its class name each time.
 
     Only the first failure of each class is logged, with its traceback.
     """

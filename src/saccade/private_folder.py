@@ -1,4 +1,4 @@
-"""Makes a folder for one run's files and sockets, which no other user may enter."""
+"""Makes a folder that no other user may enter, for one run's files and sockets."""
 
 import contextlib
 import tempfile
@@ -10,7 +10,7 @@ from saccade.errors import StartupError
 
 @contextlib.contextmanager
 def private_folder(prefix: str) -> Iterator[Path]:
-    """Yield a new folder with mode 0700, which is removed after the block. Raises StartupError if none can be made."""
+    """Yield a new folder with mode 0700, and remove it after the block. Raises StartupError if none can be made."""
     try:
         folder = tempfile.TemporaryDirectory(prefix=prefix)
     except OSError as error:

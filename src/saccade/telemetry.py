@@ -39,7 +39,7 @@ _SHORT_SECONDS = (0.0001, 0.00025, 0.0005, *_SECONDS[:10])
 
 
 class AnswerMetrics:
-    """The metrics of answers and their samples, observed when they end."""
+    """Metrics of answers and their samples, recorded when these end."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         histogram = partial(Histogram, labelnames=MODEL, registry=registry)
@@ -131,11 +131,11 @@ class Metrics:
             pauses.labels(stage).set_function(partial(self.longest_pauses.__getitem__, stage))
 
     def new_registry(self) -> MetricRegistry:
-        """Return a registry whose collectors' failures are counted in these metrics."""
+        """Return a registry that counts its collectors' failures in these metrics."""
         return MetricRegistry(lambda collector: self._failed_collectors.labels(collector).inc())
 
     def observe_stages(self, seconds: dict[str, float]) -> None:
-        """Record how many *seconds* each stage took. They are some of STAGES, in order, and the last one ends now."""
+        """Record how many *seconds* each stage took. The stages are some of STAGES, in order; the last ends now."""
         for stage, spent in seconds.items():
             self._stages[stage].observe(spent)
         if (trace := TRACE.get()) is not None:

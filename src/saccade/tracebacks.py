@@ -1,4 +1,4 @@
-"""Formats tracebacks without the errors' messages, since the message of an unforeseen error may quote a request."""
+"""Formats tracebacks without error messages, since the message of an unforeseen error may quote a request."""
 
 import sys
 import traceback
@@ -30,7 +30,7 @@ def _named(error: BaseException) -> str:
 
 
 def hide_messages() -> None:
-    """Make the traceback of an error that ends this process leave out the errors' messages."""
+    """From now on, leave error messages out of the traceback when an error ends this process."""
 
     def write(_kind: type[BaseException], error: BaseException, _frames: TracebackType | None) -> None:
         sys.stderr.write(f"{traceback_of(error)}\n")

@@ -1,4 +1,4 @@
-"""Reads a file, such as a mounted secret, again whenever it has changed."""
+"""Reads a file, such as a mounted secret, and reads it again only if it has changed."""
 
 import os
 import stat
@@ -18,8 +18,8 @@ class WatchedFile:
     def read_content(self) -> bytes | None:
         """Return the content, or None if the file has not changed since it was last read.
 
-        Raises StartupError if the file cannot be read, is not a regular file or is too long; the error's message is
-        only the cause.
+        Raises StartupError if the file cannot be read, is not a regular file or is too long; the error's message
+        gives only the cause.
         """
         try:
             # Opening a pipe or a device must not block the reader: it does not wait for the other end.

@@ -1,1 +1,4 @@
-"""Measure a server of the OpenAI API: `settings`, `chats` to send, `load`, `figures`, `report` and `page`."""
+"""Measures a server that has the OpenAI API.
+
+`chats` makes the conversations, `load` sends them, `figures` computes the results, and `report` and `page` show them.
+"""

@@ -103,7 +103,7 @@ class AnswerReader:
 
 @dataclass(frozen=True)
 class Server:
-    """A server at *url*, with or without /v1. *model* and *version* are "" if nobody names them."""
+    """A server at *url*, with or without /v1. *model* and *version* are "" if they are not known."""
 
     url: str
     session: aiohttp.ClientSession

@@ -54,7 +54,7 @@ class Answers(NamedTuple):
 
 
 def answers(run: Run, limits: Mapping[str, float]) -> Answers:
-    """Return the answers of *run* without errors; one is good if it keeps all *limits*, in ms."""
+    """Return the answers of *run* without errors. An answer is good if it stays within all *limits*, in ms."""
     good = [record for record in run.records if record.error is None]
     rows = [(record.text_ms[0], tpot(record), record.end_ms, record.completion_tokens, 1.0) for record in good]
     table = np.array(rows, float).reshape(-1, IS_GOOD + 1)

@@ -30,7 +30,7 @@ class Run(msgspec.Struct, frozen=True):
 
     - side: 0 for the first server, 1 for the second.
     - wall_seconds: from the first request to the last answer.
-    - client_cpu: the CPU time of this process over *wall_seconds*.
+    - client_cpu: the CPU time of this process, divided by *wall_seconds*.
     - stages: how much the histograms in the server's /metrics grew.
     """
 

@@ -1,4 +1,4 @@
-"""Makes a whole measurement, and its tables."""
+"""Runs a whole measurement, and makes its tables."""
 
 import platform
 import secrets

@@ -43,7 +43,7 @@ def image_cost(
     """Return the cost of an image of *size*, (width, height) in pixels, if its request has no settings of its own.
 
     *dtype* is the network's, a key of DTYPE_BYTES; *kv_cache_dtype* is the same unless it is given. *processor_kwargs*
-    are --mm-processor-kwargs. Raises StartupError if a file is wrong, and RequestError if the model has no such images.
+    are --mm-processor-kwargs. Raises StartupError if a file is wrong, and RequestError if the model refuses the image.
     """
     config = parse_json(files, CONFIG)
     name = models.family_of(config)

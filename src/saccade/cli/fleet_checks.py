@@ -41,7 +41,7 @@ def reports_of_gateway(gateway: str, admin_key: str) -> list[WorkerReport]:
 
 
 async def reports_of_workers(urls: Sequence[str], credentials: WorkerCredentials) -> list[WorkerReport]:
-    """Return what a gateway of the workers at *urls* would know of them. Raises StartupError for a malformed URL."""
+    """Return what a gateway would know of the workers at *urls*. Raises StartupError for a malformed URL."""
     pool = WorkerPool(urls, lambda _: None, credentials=credentials)
     view = CacheListener(pool, Router("cost", BlockIndex(RoutingSettings().routing_index_bytes), Random()))
 

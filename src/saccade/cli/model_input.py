@@ -92,7 +92,7 @@ async def _decode_pool(encoded: Sequence[bytes], watch: Stopwatch) -> AsyncItera
 async def build_prompt(
     served: ServedModel, encoded: Sequence[bytes], question: str, pool: DecodePool | None = None
 ) -> tuple[list[EncodedImage], PromptTokens]:
-    """Return images and prompt of one message: the files *encoded*, then the *question*. Raises RequestError.
+    """Return the images and prompt of one message: the files *encoded*, then the *question*. Raises RequestError.
 
     PDFs and videos need a *pool* that is started.
     """

@@ -1,4 +1,4 @@
-"""The releases to start with, by a machine's memory and processor, and by what they are good at."""
+"""Recommends releases to start with, by a machine's memory and processor, and by what the releases are good at."""
 
 from collections.abc import Iterator
 from pathlib import Path

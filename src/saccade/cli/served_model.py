@@ -30,8 +30,8 @@ class Served(NamedTuple):
 def served_model(url: str | None, model: str | None, api_key: str | None) -> Iterator[Served]:
     """Yield the server at *url*, by default at DEFAULT_URL, with *model*, by default the first that it lists.
 
-    If none answers at DEFAULT_URL, the bundled model is served for the block. Raises StartupError, also for an
-    openai.APIError in the block.
+    If *url* and *model* are None and no server answers, the bundled model is served for the block. Raises StartupError,
+    also for an openai.APIError in the block.
     """
     import openai
 

@@ -46,10 +46,10 @@ class Support(StrEnum):
 
 @dataclass(frozen=True)
 class VllmFlag:
-    """A flag of `vllm serve`, all its *names*, and a *sentence* about Saccade's behaviour.
+    """A flag of `vllm serve`, with all its *names* and a *sentence* about what Saccade does with it.
 
     *ours* is Saccade's name for a SERVED flag. *same_values* are accepted without effect, whatever the *support*.
-    *becomes* are other words for the flag, in which {} is its value; *values* maps vLLM's spellings to Saccade's.
+    *becomes* is what replaces the flag, with {} standing for its value; *values* maps vLLM's spellings to Saccade's.
     """
 
     names: tuple[str, ...]
@@ -63,7 +63,7 @@ class VllmFlag:
 
     @property
     def may_change(self) -> bool:
-        """Whether the flag may become other words here, or none, for some of its values."""
+        """Whether Saccade replaces or drops the flag for some of its values."""
         is_plain = self.support is Support.SERVED and not self.same_values and self.takes != "many"
         return self.is_translated or not is_plain
 

@@ -1,4 +1,4 @@
-"""How a model reads a page: in the form of its release, or in Saccade's own."""
+"""Chooses the form in which a model reads a page: that of its release, or Saccade's own."""
 
 from collections.abc import Mapping
 from functools import cache

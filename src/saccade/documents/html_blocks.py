@@ -31,7 +31,7 @@ _NUMBERS = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 class HtmlBlock(NamedTuple):
-    """A block: its *label*, its box in the numbers of the model, or none, its Markdown, and a figure's description."""
+    """A block of a page. *box* is in the model's coordinates, or empty. *description* is for figures."""
 
     label: str
     box: tuple[float, ...]
@@ -40,7 +40,7 @@ class HtmlBlock(NamedTuple):
 
 
 def read_blocks(answer: str) -> list[HtmlBlock]:
-    """Return the blocks of *answer*; if it was cut off, the last block goes as far as it does."""
+    """Return the blocks of *answer*. If the answer was cut off, so is the last block."""
     parser = _BlockParser()
     parser.feed(answer)
     parser.close()

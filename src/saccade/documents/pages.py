@@ -82,7 +82,7 @@ class PageRanges:
 
 
 def find_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the files at *paths*, those in a folder by name. Raises StartupError if a path has none."""
+    """Return the files at *paths*; those in a folder are sorted by name. Raises StartupError if a path has none."""
     files: list[Path] = []
     for path in paths:
         if path.is_dir():

@@ -102,7 +102,7 @@ async def read_documents(
 def iterate(begin: Callable[[], AsyncGenerator[T, None]]) -> Generator[T, None, None]:
     """Yield what the generator of *begin* yields.
 
-    It runs in another thread, since a notebook's loop may run in this one.
+    The generator runs in another thread, since a notebook's event loop may run in this one.
     """
     with ThreadPoolExecutor(1, "documents") as thread:
         runner = asyncio.Runner()

@@ -1,4 +1,4 @@
-"""Finds where an answer begins to repeat itself without end, as a model's does when it has lost its place on a page."""
+"""Finds where an answer begins to repeat itself without end, as happens if a model loses its place on a page."""
 
 MIN_CHARACTERS = 2000
 MIN_REPEATS = 4

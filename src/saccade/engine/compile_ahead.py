@@ -1,6 +1,6 @@
 """Compile the kernels that an engine needs, ahead of its start.
 
-This runs a whole start, so it needs no list of kernels.
+This module runs a complete start, so it needs no list of kernels.
 """
 
 import dataclasses

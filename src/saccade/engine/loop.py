@@ -37,7 +37,7 @@ logger = structlog.get_logger(__name__)
 class Engine:
     """Runs the steps for *requests*, which come and go between steps.
 
-    *recorder* is the *executor* if that records steps, else None.
+    *recorder* is the *executor* if it records steps, else None.
 
     *new_connector* makes the KV connector of a prefill or decode worker's engine. Without *grammars*, requests with a
     grammar are refused. When a step is launched, *steps_ahead* (0 or 1) may still be in flight. *cause* says why the
@@ -98,7 +98,7 @@ class Engine:
         return self.scheduler.load()
 
     def close(self) -> None:
-        """End transfers, give up grammars, wait until the recording is written, and end the executor."""
+        """End transfers, give up grammars, wait until the recording is written, and close the executor."""
         if self.kv_connector.transfers is not None:
             self.kv_connector.transfers.close()
         if self.requests.grammars is not None:

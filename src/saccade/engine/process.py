@@ -76,7 +76,7 @@ class Loop:
         self._decoder: msgspec.msgpack.Decoder[GatewayCommand] = msgspec.msgpack.Decoder(GatewayCommand)
 
     def run(self) -> None:
-        """Process messages and steps. Raises ChannelClosed when the front is gone."""
+        """Take messages and run steps, until Shutdown comes. Raises ChannelClosed when the front is gone."""
         while True:
             busy = self.engine.has_work or self.engine.feed.busy
             for message in self.channel.receive(0 if busy else HEARTBEAT_SECONDS, self._wake_fds):

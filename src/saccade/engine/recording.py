@@ -100,8 +100,8 @@ Record = StepLaunched | StepCollected | StepFailed
 class Recorder:
     """An executor.protocol.Executor that records the calls to *executor* and their results.
 
-    Between segments nothing is recorded. If `is_due`, `begin_if_due` begins a segment and empties rows and caches. A
-    thread writes; only `close` waits for it.
+    Between segments nothing is recorded. `begin_if_due` begins a segment if one `is_due` and every sequence can be
+    computed again; it empties rows and caches. A separate thread writes the file, and only `close` waits for it.
     """
 
     def __init__(self, executor: Executor, header: Header) -> None:
@@ -158,7 +158,7 @@ class Recorder:
         self.executor.close()
 
     def launch(self, step: StepInput, sampling: SamplingInput) -> None:
-        """Record *step* before it is computed. If the step kills the process, this is the segment's last record."""
+        """Record *step*, then compute it. If the step kills the process, the segment has no later record."""
         if self._segment is not None:
             recorded = step if self._header.config.record_pixels else with_pixels(step, digest)
             self._record(StepLaunched(recorded, sampling))
@@ -266,7 +266,7 @@ def digest(image: EncoderInput) -> bytes:
 def recording_folder(config: EngineConfig) -> Path:
     """Return the folder for recordings, created with mode 0700 if it does not exist. Raises StartupError.
 
-    Recordings contain prompts: the folder must belong to this user, and no other may be able to write to it.
+    Recordings contain prompts, so the folder must belong to this user, and no other user may be able to write to it.
     """
     folder = Path(config.record_steps or "")
     try:
@@ -283,7 +283,7 @@ def recording_folder(config: EngineConfig) -> Path:
 
 
 class Recording:
-    """The segment on disk at *path*. Raises StartupError if the file is not a recording of this FORMAT."""
+    """The segment on disk at *path*. Raises StartupError if the file is no recording of this FORMAT or unreadable."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -295,7 +295,7 @@ class Recording:
             raise StartupError(f"{path} has format {header.format} of recordings; this version reads format {FORMAT}.")
 
     def records(self) -> Iterator[Record]:
-        """Yield the complete records. Raises StartupError if one is damaged."""
+        """Yield the complete records after the header. Raises StartupError if one is damaged or cannot be read."""
         for number, payload in enumerate(self._payloads()):
             try:
                 if number:
@@ -355,9 +355,10 @@ class ReplayResult:
 
 
 class Replay:
-    """Repeats the recorded calls on *executor*. Compares token ids and, with *is_exact*, log probabilities bit for bit.
+    """Repeats the recorded calls on *executor*, and compares the results.
 
-    The executor's exceptions propagate, including the failure at the end of a recording.
+    It compares token ids, which results are not finite and, with *is_exact*, log probabilities bit for bit. The
+    executor's exceptions propagate, including the failure at the end of a recording.
     """
 
     def __init__(self, executor: Executor, *, is_exact: bool) -> None:

@@ -88,7 +88,7 @@ def _to_warm_up(config: EngineConfig) -> EngineConfig:
 def fresh_engine(header: Header, changes: dict[str, str]) -> tuple[Engine, Machine]:
     """Return an engine with the EngineConfig in *header*, apart from *changes*, and the machine that it runs on.
 
-    Raises StartupError if it cannot be created, or if the model folder holds other weights.
+    Raises StartupError if the engine cannot be created, or if the model folder holds other weights.
     """
     recorded = dataclasses.replace(header.config, record_steps=None, record_pixels=False)
     config: EngineConfig = dataclasses.replace(recorded, **changes)  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def allocate(
 
 
 def largest_grid(spec: ModelSpec, budget_patches: int) -> Grid:
-    """Return the grid of a square image within the budget whose tokens fit into a sequence, as run_warmup() needs."""
+    """Return the grid of a square image that is within the budget and fits into a sequence, as run_warmup() needs."""
     grid = spec.square_grid(budget_patches)
     while budget_patches and spec.item_tokens(grid) + warmup.NUM_OTHER_TOKENS >= spec.max_position_embeddings:
         budget_patches = budget_patches * 7 // 8

@@ -20,7 +20,8 @@ def run_warmup(engine: Engine, num_text_tokens: int, grid: Grid | None = None, n
     """Run three kinds of requests through *engine*: text, an image, and draws.
 
     The image has *grid*, or is the smallest if that is None. One step has *num_rows* draws. Use an engine that is
-    discarded afterwards, since its caches and counters are not cleared. Raises StartupError if a request fails.
+    discarded afterwards, since its caches and counters are not cleared. Raises StartupError if a request fails for any
+    reason except values that are not finite.
     """
     _run(engine, [_text(engine, num_text_tokens)])
     _run(engine, _image(engine, grid))

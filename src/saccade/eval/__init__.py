@@ -1,1 +1,5 @@
-"""Score a server's answers: `tasks` of `rows`, asked by `ask`, with `scoring`, `report`, `page`; and `batch`."""
+"""Scores a server's answers to the questions of benchmarks.
+
+`tasks` makes questions from `rows`, `ask` sends them, `scoring` rates the answers, and `report` and `page` show the
+scores. `batch` runs files of requests, without scores.
+"""

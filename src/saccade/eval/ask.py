@@ -1,4 +1,4 @@
-"""Asks a server a source's questions, and scores its answers."""
+"""Asks a server the questions of a source, and scores its answers."""
 
 import functools
 import time
@@ -20,9 +20,9 @@ TRANSIENT = ("no connection", "connection broken", "stream broken off", "HTTP 42
 
 
 class ScoredAnswer(msgspec.Struct, frozen=True):
-    """An answer to a question, the *run*-th one from 0. *score* is from 0 to 1, and 0 for an *error*.
+    """An answer to a question, and its *score* from 0 to 1. *run* numbers the answers to a question, from 0.
 
-    *example* says what the server answered then.
+    If there is an *error*, the score is 0, and *example* says what went wrong.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Converts rows of benchmarks with columns of their own to the columns that all tasks have.
+"""Converts the rows of benchmarks that have their own columns to the columns that all tasks have.
 
 Each benchmark has a function that returns a row with `question`, `answer`, perhaps `options`, and `image`. It reads
 rows of the benchmark's own parquet files, and of VLMEvalKit's TSV files, which have the columns A, B and so on.
@@ -31,7 +31,7 @@ def mathvista(row: Row) -> Row:
 
 
 def ai2d(row: Row) -> Row:
-    """Convert a row of AI2D, whose right answer is an option's place, from 0."""
+    """Convert a row of AI2D, whose right answer is an option's index, from 0."""
     answer = str(row.get("answer", ""))
     return {**row, "answer": LETTERS[int(answer)]} if answer.isdigit() and int(answer) < len(LETTERS) else row
 

@@ -105,7 +105,7 @@ def _images(row: Row, folder: Path) -> Iterator[bytes]:
 
 
 def _file_or_base64(text: str, folder: Path) -> bytes:
-    """Read the file below *folder*, or in its folder `png`, as ChartQA has them; or else decode base64."""
+    """Read the file *text* from *folder*, or from its folder `png`, as for ChartQA; decode any other text as base64."""
     if not IMAGE_NAME.fullmatch(text):
         try:
             if text:

@@ -27,7 +27,7 @@ def files_of(path: Path) -> list[Path]:
 def rows(file: Path) -> Iterator[Row]:
     """Yield the rows of *file* without the split dev, which has MMMU's examples for prompts.
 
-    Raises StartupError if it cannot be read.
+    Raises StartupError if the file cannot be read.
     """
     readers = {".json": _json, ".jsonl": _jsonl, ".tsv": _tsv, ".parquet": _parquet}
     try:

@@ -32,13 +32,13 @@ def spoken(text: str) -> str:
 
 
 def contains(text: str, answers: Sequence[str]) -> float:
-    """Whether *text* has one of *answers* in it, ignoring case: OCRBench."""
+    """Whether *text* contains one of *answers*, ignoring case: OCRBench."""
     line = _one_line(text.lower())
     return float(any(_one_line(answer.lower()) in line for answer in answers))
 
 
 def contains_formula(text: str, answers: Sequence[str]) -> float:
-    """Whether *text* has one of the formulas in it, ignoring spaces: OCRBench's formulas."""
+    """Whether *text* contains one of the formulas, ignoring spaces: OCRBench's formulas."""
     line = _one_line(text).replace(" ", "")
     return float(any(_one_line(answer).replace(" ", "") in line for answer in answers))
 
@@ -63,10 +63,11 @@ def yes_or_no(text: str, answers: Sequence[str]) -> float:
 
 
 def vqa(text: str, answers: Sequence[str]) -> float:
-    """Return the agreement with the answers of people, 1 if three others gave this one: VQA's accuracy, for TextVQA.
+    """Return how well *text* agrees with people's *answers*: VQA's accuracy, for TextVQA.
 
-    Articles and punctuation do not count. Source: Antol et al. 2015, arXiv:1505.00468. Its code also writes out numbers
-    and contractions, which this rule does not.
+    Among four or more answers, the result is 1 if at least four equal *text*; among fewer, one is enough. Articles and
+    punctuation do not count. Source: Antol et al. 2015, arXiv:1505.00468. Its code also writes out numbers and
+    contractions, which this rule does not.
     """
     of_people, own = [_plain(answer) for answer in answers], _plain(text)
     if len(of_people) < MIN_PEOPLE:

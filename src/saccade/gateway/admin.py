@@ -46,7 +46,7 @@ class _WorkerUrl(msgspec.Struct, forbid_unknown_fields=True):
 class Admin:
     """An ASGI application that shows, adds and removes workers, previews routes, reports usage, and empties caches.
 
-    Every path except PAGE requires one of *keys*. Raises StartupError if there are none.
+    Every path except PAGE requires one of *keys*. Raises StartupError if *keys* is empty.
     """
 
     def __init__(self, keys: Collection[str], app: Application, access_log: AccessLog) -> None:
@@ -85,7 +85,7 @@ class Admin:
         return _json({"workers": self._reports(await self._app.siblings.works())})
 
     async def board(self, request: Request) -> Response:
-        """GET /board: a snapshot of requests, workers, hit rates, tenants, and the last errors."""
+        """GET /board: a snapshot of requests, workers, hit rates, tenants, and the latest errors."""
         works = await self._app.siblings.works()
         return _json(board(time.time(), self._reports(works), await self._app.tenants(), works))
 
@@ -126,7 +126,8 @@ class Admin:
     async def _url(self, request: Request) -> str:
         """Return the url in a request's body.
 
-        Raises InvalidValue if the body is malformed or several processes share the port, and what read_short() raises.
+        Raises InvalidValue if the body is malformed or if several processes share the port. Also raises whatever
+        read_short() raises.
         """
         if self._app.siblings.are_several:
             raise InvalidValue(
@@ -144,13 +145,14 @@ class Admin:
     async def route(self, request: Request) -> Response:
         """POST /route: report which worker would get the chat in the body, and why. The chat is not sent.
 
-        The header x-api-key selects the tenant whose caches count. A gateway without API keys does not require it.
+        The route depends on the caches of the tenant whose key is in the header x-api-key. A gateway without API keys
+        does not require the header.
         """
         api_key = request.headers.get(TENANT_HEADER, "").encode()
         return _json(await self._app.preview(request.scope, request.receive, api_key))
 
     async def usage(self, request: Request) -> Response:
-        """GET /usage: the keys-file tenants, their limits per minute, and their usage since the gateway started."""
+        """GET /usage: the keys file's tenants, their limits per minute, and their usage since the gateway started."""
         return _json({"tenants": await self._app.tenants()})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
@@ -168,7 +170,7 @@ class Admin:
         return answer
 
     def _reset(self, *, prefix: bool = False, media: bool = False) -> Response:
-        """Tell the workers to drop what no request uses. Raises WorkerUnavailable if some did not take the command."""
+        """Tell the workers to drop what no request uses. Raises WorkerUnavailable if any did not take the command."""
         missed = self._worker_pool.reset_caches(prefix=prefix, media=media)
         if missed:
             raise WorkerUnavailable(f"These workers did not take the command: {', '.join(missed)}; the others did.")
@@ -180,12 +182,12 @@ def _json(value: object) -> Response:
 
 
 class Board(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of a gateway at *time*, in seconds since 1970, across all of its *num_processes*.
+    """A snapshot of a gateway at *time*, in seconds since 1970, across all of its processes.
 
     The gateway serves *num_requests*; *num_waiting* of them wait because every worker is at its limit. Hit rates are
-    from 0 to 1 and cover the prompt tokens or images since the engines started; they are None if there were none. To
+    from 0 to 1 and cover the prompt tokens or images since the engines started. A rate is None if there were none. To
     get rates per second, compare two boards: the fields of a worker's load that end in `_total` only grow. *errors*
-    lists the last requests that were refused or failed, newest first.
+    lists the latest requests that were refused or failed, newest first.
     """
 
     version: str

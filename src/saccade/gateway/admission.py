@@ -1,6 +1,6 @@
-"""Decides when a request may begin, be read, or do long work.
+"""Decides when a request may begin, when its body may be read, and when it may do long work.
 
-A counter limits the requests in flight; reading large bodies and long work take turns.
+A counter limits the requests in flight. Requests take turns to read large bodies and to do long work.
 """
 
 import asyncio
@@ -122,8 +122,8 @@ class Admission:
         """Delay the block while too many others run, so that a burst of requests does not stall the event loop.
 
         The block works on the event loop and must not wait, because a wait would delay all other requests. The only
-        exception is a large body, which a thread may parse meanwhile: large bodies take separate turns, so only they
-        wait.
+        exception is a large body, which the block may have a thread parse: large bodies have turns of their own, so
+        only they wait.
         """
         is_huge, loop = num_body_bytes > HUGE_BODY_BYTES, asyncio.get_running_loop()
         turns = self._huge_turns if is_huge else self._large_turns if _is_large(num_body_bytes) else self._turns
@@ -143,7 +143,7 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def reading(self, num_body_bytes: int | None) -> AsyncIterator[ReadingTurn]:
-        """Delay the block, which reads a body. *num_body_bytes* is None if the body's length is unknown.
+        """Wait for a turn, then run the block, which reads a body. *num_body_bytes* is None if the length is unknown.
 
         Small bodies do not wait. Large ones take turns; one that pauses loses its turn and is then read without one.
         """

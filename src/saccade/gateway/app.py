@@ -77,8 +77,8 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain: running requests finish; new requests and /ready get 503.
 
-    A second signal ends the server at once. Raises StartupError if the address is taken, a setting is wrong, or none of
-    the workers' models can be served.
+    A second signal ends the server at once. Raises StartupError if the address is taken, if a setting is wrong, or if
+    the fleet is fixed and none of its models can be served.
     """
     # A process of several has its ports reserved by its parent, and opens them when it can serve.
     listeners = None if config.member is not None else _listeners(config)
@@ -128,7 +128,7 @@ def _is_settled(reason: asyncio.Future[StartupError]) -> bool:
 
 
 def _listeners(config: GatewayConfig) -> tuple[socket.socket, socket.socket | None]:
-    """Return the sockets that listen on the port and, if there is one, on the admin port. Raises StartupError."""
+    """Return the socket for the API, and the one for the admin port if there is one. Raises StartupError."""
     shares = config.member is not None
     listener = listen(config.host, config.port, shares=shares) if config.uds is None else listen_unix(config.uds)
     if config.admin_port is None:

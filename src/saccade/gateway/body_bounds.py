@@ -62,7 +62,7 @@ The image starts after the opening quote of its string.
 
 
 def find_data_url(body: bytes | bytearray, start: int, end: int) -> int:
-    """Find images in OpenAI's format. This function is a FindImage."""
+    """Find the next image in OpenAI's format, a data: URL. This function is a FindImage."""
     index = body.find(_DATA_URL, start, end)
     return index if index < 0 else index + len(_DATA_URL)
 

@@ -92,7 +92,7 @@ class VideoUrl(MediaLimits, frozen=True):
 class OtherMedia(MediaLimits, frozen=True, kw_only=True):
     """Media fields that other APIs have. None is ignored: each is refused unless it is empty or fits the part's type.
 
-    Only parts have limits.
+    Only parts may set the limits.
     """
 
     attachments: Refused = UNSET
@@ -113,9 +113,9 @@ class OtherMedia(MediaLimits, frozen=True, kw_only=True):
 
 
 class FileSource(ImageLimits, frozen=True):
-    """An image, a PDF or a text: either uploaded earlier as *file_id*, or sent as *file_data*, a data: URL.
+    """An image, a PDF or a text file: either uploaded earlier as *file_id*, or sent as *file_data*, a data: URL.
 
-    *filename* applies to texts; it has no effect for images and PDFs. A text has no *file_id*.
+    *filename* matters only for text files; it has no effect for images and PDFs. A text file has no *file_id*.
     """
 
     file_id: str | None = None
@@ -125,7 +125,7 @@ class FileSource(ImageLimits, frozen=True):
 
 
 class ContentPart(OtherMedia, frozen=True):
-    """A piece of a message: `text`, an `image_url` or `video_url`, or an image, PDF or text as a `file`.
+    """A piece of a message: `text`, an `image_url` or `video_url`, or an image, PDF or text file as a `file`.
 
     A URL may be a string, or an object that contains it. Parts of type `image` or `video` have the URL in the field of
     the same name. A `refusal` is text from a model. An image's *detail* is either here or in its object. *uuid* is
@@ -191,7 +191,10 @@ Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAG
 
 
 class StreamOptions(Struct, frozen=True):
-    """Whether a stream has the usage at its end and, with *continuous_usage_stats*, the usage so far in every event."""
+    """Says whether a stream ends with the usage.
+
+    With *continuous_usage_stats* too, every other event has the usage so far.
+    """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -242,7 +245,7 @@ class ResponseFormat(Struct, frozen=True):
     """The format of the answer in OpenAI's API: text, any JSON object, or JSON that matches a schema.
 
     Other servers' forms are accepted too. llama.cpp has the *schema* next to the type. TGI has a *value*, a schema or
-    regular expression, with the types `json` and `regex`. structured_output.constraint reads them.
+    regular expression, with the types `json` and `regex`. structured_output.constraint reads all these forms.
     """
 
     type: FormatType
@@ -334,7 +337,7 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True):
 
     @property
     def max_answer_tokens(self) -> int | None:
-        """The most tokens that the answer may have, None if the request sets no limit."""
+        """The most tokens that the answer may have; None if the request sets no limit."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 

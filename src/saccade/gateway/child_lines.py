@@ -1,7 +1,7 @@
 """Copies a confined process's output into the gateway's log, up to a limit.
 
-The process gets a pipe instead of the gateway's own output. A process that has a terminal open could do more than print
-to it. A hostile process may print endlessly, and may print anything.
+The process gets a pipe instead of the gateway's own output, because a process with an open terminal could do more than
+print to it. A hostile process may print endlessly, and may print anything.
 """
 
 import os
@@ -24,7 +24,7 @@ _logger = structlog.get_logger(__name__)
 
 
 def log_lines(child: str) -> tuple[int, threading.Thread]:
-    """Return a descriptor for a process's output, and the thread that logs its lines. The log names it *child*.
+    """Return a descriptor for a process's output, and the thread that logs its lines. The log calls it *child*.
 
     The caller closes the descriptor once the process has it. The thread ends after the process has ended.
     """
@@ -35,7 +35,7 @@ def log_lines(child: str) -> tuple[int, threading.Thread]:
 
 
 class ChildLines:
-    """Logs the lines of one process, or of several that share a pipe. The log names them *child*."""
+    """Logs the lines of one process, or of several that share a pipe. The log calls them *child*."""
 
     def __init__(self, child: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._child = child

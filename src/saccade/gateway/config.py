@@ -244,7 +244,7 @@ class ServerSettings:
 @Parameter(name="*", group=Group("Images", sort_key=3))
 @dataclass(frozen=True)
 class MediaSettings:
-    """Limits on images, and caches for them."""
+    """Limits on images, videos and PDFs, and caches for them."""
 
     media_limits: Annotated[
         MediaLimits,
@@ -303,7 +303,7 @@ class MediaSettings:
 
     @property
     def image_cache_bytes(self) -> int:
-        """Size in bytes of the cache for patches in slots."""
+        """Size of the cache for patches in slots, in bytes."""
         return int(self.mm_processor_cache_gb * GIB)
 
     @property
@@ -403,7 +403,7 @@ class GatewayConfig(ServerSettings, RoutingSettings, MediaSettings):
 
 
 def tls_context(settings: TlsSettings) -> ssl.SSLContext | None:
-    """Return the server's TLS context, None for plain HTTP. Raises a StartupError that names the flag."""
+    """Return the server's TLS context, or None for plain HTTP. Raises a StartupError that names the flag."""
     if settings.certfile is None:
         if settings != TlsSettings():
             raise StartupError("--ssl-keyfile, --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile.")

@@ -12,7 +12,7 @@ NO_FILE: Final = f"file-{32 * '0'}"
 
 
 def url_of_file(file_id: str) -> str:
-    """Return *file_id* if it is well formed, else NO_FILE, to use in place of a URL."""
+    """Return *file_id*, or NO_FILE if it is malformed, for use in place of a URL."""
     return file_id if is_file_id(file_id) else NO_FILE
 
 

@@ -1,7 +1,7 @@
 """Explains in plain words what is wrong with a request's JSON.
 
-Errors use only those of msgspec's messages whose form is known. So they repeat nothing that a client has sent except
-short numbers and broken escapes.
+Errors use a message from msgspec only if its form is known. So they repeat nothing that a client has sent except short
+numbers and broken escapes.
 """
 
 import re
@@ -89,7 +89,7 @@ def malformed(body: bytes, complaint: str) -> InvalidValue:
 
 
 def _half_pair(body: bytes, place: int) -> int | None:
-    """Return the position of an escape near *place* that is only half of a surrogate pair, None if there is none."""
+    """Return the position of an escape near *place* that is only half of a surrogate pair, or None if there is none."""
     match = _HALF_PAIR.search(body, max(0, place - 2 * _PAIR_BYTES), place + _PAIR_BYTES)
     return None if match is None else match.start(1)
 

@@ -25,7 +25,7 @@ class JsonItems:
 
     @property
     def num_bytes(self) -> int:
-        """Size in bytes of all items and the commas between them."""
+        """Size of all items and the commas between them, in bytes."""
         return self._num_item_bytes + max(0, len(self._items) - 1)
 
     def add_item(self, item: object) -> None:
@@ -52,7 +52,7 @@ Part = bytes | JsonItems
 
 
 def filled(template: Struct, fields: Mapping[bytes, Iterable[Part]]) -> list[Part]:
-    """Return *template* as JSON, with parts filled into its empty *fields*, listed in the order of the JSON.
+    """Return *template* as JSON, with parts filled into its empty *fields*, which must be in the order of the JSON.
 
     filled(Choice(text="", logprobs=Logprobs([])), {b'"text":""': [text], b'"logprobs":[]': [logprobs]})
     """
@@ -86,7 +86,7 @@ def separated(items: Iterable[Iterable[Part]]) -> Iterator[Part]:
 
 
 def num_bytes(parts: Iterable[Part]) -> int:
-    """Return the size in bytes of the text that *parts* make up."""
+    """Return how many bytes the text that *parts* make up has."""
     return sum(len(part) if isinstance(part, bytes) else part.num_bytes for part in parts)
 
 

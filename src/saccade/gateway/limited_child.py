@@ -96,7 +96,7 @@ class LimitedChild:
 
 
 def _output_of(process: subprocess.Popen[bytes], end: float, max_bytes: int) -> tuple[bytes, bool]:
-    """Return at most *max_bytes* of *process*'s output, and whether it ended or wrote as many before *end*."""
+    """Return at most *max_bytes* of *process*'s output, and whether it ended or wrote that many before *end*."""
     output = bytearray()
     if process.stdout is None:
         return b"", True
@@ -114,7 +114,7 @@ def _output_of(process: subprocess.Popen[bytes], end: float, max_bytes: int) -> 
 
 
 def begin_task(kind: type[T]) -> tuple[ChildLimits, T]:
-    """Read this child's limits and task, confine it, and return both. All its modules must already be imported."""
+    """Read this child's limits and task, confine the child, and return limits and task. Call this after all imports."""
     limits, task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=tuple[ChildLimits, kind])  # type: ignore[valid-type]
     # In a session of its own, no hangup of a terminal ends it.
     tie_to_parent(signal.SIGKILL)

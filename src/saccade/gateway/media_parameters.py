@@ -61,7 +61,7 @@ Rate = Annotated[Raw | UnsetType, Meta(extra_json_schema=FpsSchema)]
 
 
 class ImageLimits(Struct, frozen=True, kw_only=True):
-    """The limits of one image; `mm_processor_kwargs` has the same for all images. prompt.media_options reads them."""
+    """The limits of one image; `mm_processor_kwargs` sets the same for all images. prompt.media_options reads both."""
 
     min_pixels: Pixels = UNSET
     max_pixels: Pixels = UNSET

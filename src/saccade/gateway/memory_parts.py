@@ -1,4 +1,4 @@
-"""The parts of a gateway's memory that clients can fill, by name: the bytes in each, and its bound."""
+"""Measures the parts of a gateway's memory that clients can fill: the size of each, and its bound."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class MemoryPart:
 
 
 class MemoryParts(Collector):
-    """Collects metrics of the memory that clients can fill, by part. docs/security.md explains each part."""
+    """Collects metrics for each part of the memory that clients can fill. docs/security.md explains the parts."""
 
     def __init__(self) -> None:
         self._parts: list[MemoryPart] = []

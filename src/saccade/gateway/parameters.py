@@ -117,7 +117,7 @@ class ParameterReader(Generic[S]):
         self._names = frozenset(names | later.keys()).union(without_effect)
 
     def read_parameters(self, body: Body, strict: bool) -> tuple[S, str]:
-        """Parse *body*; return the request, and a warning about unknown parameters, "" if there is none.
+        """Parse *body*; return the request, and a warning about unknown parameters, or "" if there are none.
 
         Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported or, if *strict*, unknown ones.
         """
@@ -144,9 +144,9 @@ class ParameterReader(Generic[S]):
         return self._kind(**values), warning
 
     def _warning(self, unknown: list[tuple[str, str]], strict: bool) -> str:
-        """Return the warning about *unknown* fields, pairs of (path of the object, field), "" for none.
+        """Return a warning about *unknown* fields, or "" if there are none.
 
-        Raises UnsupportedParameter if *strict*.
+        Each is a pair: the path of its object, and its name. Raises UnsupportedParameter if *strict*.
         """
         if not unknown:
             return ""

@@ -116,8 +116,8 @@ class Pipeline:
     async def answer(self, request: Request, part: RequestPart, deliver: Callable[[Answer], Output]) -> None:
         """Send *part* to a worker, and pass the worker's deltas to the delivery that *deliver* returns for the answer.
 
-        If a worker fails before the first delta, try another. Cancellation aborts the answer. Raises SaccadeError;
-        after several attempts, it is the last worker's error.
+        If a worker fails before the first delta, try another. Cancellation aborts the answer. Raises SaccadeError; if
+        several workers fail, this is the last one's error.
         """
         begun_at = time.perf_counter()
         async with AsyncExitStack() as resources:
@@ -239,8 +239,8 @@ class Pipeline:
     async def _attempt(self, resources: AsyncExitStack, work: "_Work", failed: frozenset[str]) -> Attempt:
         """Place the prompt of *work* with a worker that is not in *failed*, and prepare its pixels.
 
-        Nothing is sent yet. *resources* takes over whatever the attempt holds. The last try drops the images of *work*.
-        Raises SaccadeError.
+        Nothing is sent yet. *resources* takes over whatever the attempt holds. An attempt that cannot be retried drops
+        the images of *work*. Raises SaccadeError.
         """
         request, part, prompt, images = work.request, work.part, work.prompt, work.images
         served = part.served

@@ -1,4 +1,4 @@
-"""How much memory this process may use, and how much of it request bodies may take."""
+"""Finds how much memory this process may use, and how much of it request bodies may take."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Request: the resources that one call holds at its gateway, from its body to the end of its answer."""
+"""Request: the resources that one call holds in the gateway, from its body to the end of its answer."""
 
 import contextlib
 from collections.abc import Hashable, Iterator
@@ -41,7 +41,7 @@ class Limits:
 
     @property
     def memory_parts(self) -> tuple[MemoryPart, ...]:
-        """The memory that these limits bound, in bytes."""
+        """The parts of the memory that these limits bound."""
         return (
             MemoryPart("requests", self.memory.capacity_bytes, lambda: self.memory.num_bytes),
             MemoryPart("operator", self.reserve.capacity_bytes, lambda: self.reserve.num_bytes),
@@ -113,9 +113,10 @@ class Request:
                 await self.memory.grow(num_bytes)
 
     def hold_recalled(self, num_bytes: int) -> None:
-        """Reserve memory for stored messages that the body did not contain; their texts are encoded and decoded again.
+        """Reserve memory for stored messages that the body did not contain.
 
-        Raises QueueFull and BodyTooLarge.
+        Their *num_bytes* count twice, because their texts are encoded and decoded again. Raises QueueFull and
+        BodyTooLarge.
         """
         self.memory.claim(COPIES * num_bytes)
 

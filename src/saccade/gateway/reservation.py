@@ -27,7 +27,7 @@ class Budget(Protocol):
 
 
 class Reservation:
-    """One request's bytes. As a context manager, it releases them all at the end of the block."""
+    """Holds one request's bytes. As a context manager, it releases them all at the end of the block."""
 
     def __init__(self, budget: Budget, client: Hashable) -> None:
         self.num_bytes = 0
@@ -61,7 +61,7 @@ class Reservation:
         self.num_bytes += nbytes
 
     def count(self, nbytes: int) -> None:
-        """Count *nbytes* that are already in memory, or release them if negative."""
+        """Count *nbytes* that are already in memory; if *nbytes* is negative, release that many."""
         if nbytes > 0:
             self.take_bytes(nbytes)
         else:

@@ -1,4 +1,4 @@
-"""Constructs a gateway's routing: the index of caches, the dispatcher and the discovery of workers."""
+"""Constructs a gateway's routing: the cache index, the dispatcher, and worker discovery."""
 
 from functools import partial
 from random import Random
@@ -25,8 +25,8 @@ class Routing:
     """*dispatcher* sends requests to the workers of *worker_pool*; *discovery* adds and removes workers.
 
     *cache_view* knows what the workers' caches hold; with several gateway processes, it asks their indexer. Metrics go
-    to *registry*, except those of the engines, which go to *of_engines*. *memory_parts* measure this process's index of
-    caches and its prompt keys.
+    to *registry*, except those of the engines, which go to *of_engines*. *memory_parts* measure this process's cache
+    index and prompt keys.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class Routing:
             self._index.start()
 
     async def close(self) -> None:
-        """Stop discovery and the feeds of cache events."""
+        """Stop discovery and the cache event feeds."""
         await self.discovery.close()
         await self.cache_view.close()
 
     def booked(self) -> dict[str, Booked]:
-        """Return the bookings at each worker, by the worker's url."""
+        """Return the bookings at each worker, keyed by the worker's URL."""
         return {url: booked(work) for url, work in self._router.works().items()}

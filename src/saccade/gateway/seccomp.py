@@ -154,7 +154,7 @@ class _Program(ctypes.Structure):
 
 
 def restrict(may_import: bool = False) -> bool:
-    """Install the filter in this process for good; return whether the kernel took it.
+    """Install the filter in this process for good; return whether that succeeded.
 
     The process must have no_new_privs set and only one thread.
     """

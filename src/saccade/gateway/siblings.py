@@ -1,7 +1,7 @@
-"""Queries among gateway processes that share a port, and to their common indexer, so that each can answer for all.
+"""Lets any of the gateway processes that share a port answer for all: they query each other and their common indexer.
 
-On their metrics page, each process's own samples have the label `gateway_process`, and nothing is summed. A process
-that does not answer is missing from the page. If there were sums, they would then fall and rise again, which Prometheus
+On the metrics page, each process's own samples have the label `gateway_process`, and nothing is summed. A process that
+does not answer is missing from the page. If there were sums, they would then fall and rise again, which Prometheus
 would treat as a restart.
 """
 
@@ -179,7 +179,7 @@ class Siblings:
         return [self._work(), *(await self._answers(self._clients, ShowWork(), Work)).values()]
 
     async def usages(self) -> list[dict[str, TenantUsage]]:
-        """Return each process's usage by tenant name, this process first."""
+        """Return each process's usage, keyed by tenant name; this process comes first."""
         others = await self._answers(self._clients, ShowUsage(), dict[str, TenantUsage])
         return [self._usages(), *others.values()]
 
@@ -192,7 +192,7 @@ class Siblings:
     async def _answers(
         self, clients: Mapping[str, CallClient], request: SiblingRequest | IndexRequest, kind: type[T]
     ) -> dict[str, T]:
-        """Return the answers to *request* that arrive in time, by the name of the process."""
+        """Return the answers to *request* that arrive in time, keyed by process name."""
         encoded = msgspec.msgpack.encode(request)
         answers: dict[str, T] = {}
 

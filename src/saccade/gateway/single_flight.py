@@ -19,7 +19,7 @@ class _Flight(Generic[T]):
 
 
 class SingleFlight(Generic[K, T]):
-    """Work in progress, by key. When the last request that waits for it leaves, the work is cancelled."""
+    """Shares work in progress among requests with the same key. When the last one leaves, the work is cancelled."""
 
     def __init__(self) -> None:
         self._flights: dict[K, _Flight[T]] = {}
@@ -29,7 +29,7 @@ class SingleFlight(Generic[K, T]):
         return key in self._flights
 
     async def join(self, key: K, work: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> T:
-        """Return the result of *work* on *args*, or of the work under way for *key*. Raises what the work raises."""
+        """Return the result of *work* on *args*, or of work already in progress for *key*. Raises its errors."""
         flight = self._flights.get(key)
         if flight is None:
             flight = self._flights[key] = _Flight(asyncio.create_task(work(*args), name="shared work"))

@@ -2,9 +2,9 @@
 
 A struct may say more about its fields in class variables:
 
-- *of_types* maps each value of `type`, "" if missing, to the fields of that type. A field that is listed for some types
-  is unknown in the others; a field that no type lists belongs to all. Objects of types that are not listed are refused
-  or left out as a whole, so none of their fields are named.
+- *of_types* maps each value of `type` ("" if it is missing) to the fields of that type. A field that is listed for some
+  types is unknown in the others; a field that no type lists belongs to all. Objects of types that are not listed are
+  refused or left out as a whole, so none of their fields are named.
 - *without_effect* names fields that clients send but that change no answer. A struct that has it also allows any other
   field that is empty.
 """
@@ -54,7 +54,7 @@ _ARRAY: Final = msgspec.json.Decoder(list[Raw])
 
 @dataclass(frozen=True)
 class Shape:
-    """A struct's fields: the *known* ones by the JSON of the object's `type`, and the structs that fields hold."""
+    """Describes a struct's fields: the *known* ones for each value of `type`, as JSON, and the *structs* in fields."""
 
     fields: frozenset[str]
     known: Mapping[bytes, frozenset[str]] | None

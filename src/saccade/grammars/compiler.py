@@ -98,7 +98,7 @@ class Vocabulary:
         return [self._id_of_byte[byte] for byte in content if byte in self._id_of_byte]
 
     def _last(self, token_ids: Sequence[int], content: bytes) -> list[int]:
-        """Return the last of *token_ids*, those whose joined bytes are *content*, or [] if they do not end with it."""
+        """Return the last *token_ids* whose joined bytes are *content*, or [] if the ids do not end with it."""
         ids, left = list[int](), len(content)
         for token_id in reversed(token_ids):
             if left <= 0:

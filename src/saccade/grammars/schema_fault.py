@@ -162,7 +162,7 @@ class _Trials:
         return self._fails({"allOf": list(origins.values())})
 
     def _units(self, schema: Schema, place: str, num_left: int) -> Iterator[_Unit]:
-        """Yield the keywords that hold if *schema* does. Of alternatives, which all fail, take the first."""
+        """Yield the keywords that hold if *schema* does. Of alternatives, all of which fail, take the first."""
         for keyword, value in schema.items():
             if keyword in DEFINITIONS:
                 continue
@@ -217,5 +217,8 @@ def _self_contained(root: Schema) -> Schema:
 
 
 def _pointer_of(word: str, name: str) -> str:
-    """Return the pointer to the client's definition *name* of *word*; _self_contained() names others by references."""
+    """Return the pointer to the definition *name* under *word*.
+
+    Definitions that _self_contained() adds have their references as names.
+    """
     return name[1:] if name == "#" or name.startswith("#/") else pointer(word) + pointer(name)

@@ -1,6 +1,7 @@
 """AsyncLLM: a gateway in the caller's event loop, and a worker with its engine as a child process. It opens no port.
 
-The engine has its own processes, so it does not take the caller down if it crashes, or wait for the caller's GIL.
+The engine has its own processes, so a crash does not take the caller down, and the engine never waits for the caller's
+GIL.
 """
 
 import asyncio
@@ -56,8 +57,8 @@ class AsyncLLM:
         async with saccade.AsyncLLM("./model", max_model_len=4096) as llm:
             result = await llm.chat([{"role": "user", "content": "Hello"}])
 
-    *settings* are flags of `saccade serve` for the engine and images, by name. Raises StartupError, or NotInstalled
-    without the engine.
+    *settings* are flags of `saccade serve` for the engine, images and parsers, by name. Raises NotInstalled if the
+    engine is not installed, or StartupError if a setting is wrong.
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
@@ -85,7 +86,10 @@ class AsyncLLM:
         await self.close()
 
     async def start(self) -> None:
-        """Start the engine, and return when it is ready. Raises StartupError if it ends; the worker prints why."""
+        """Start the engine, and return when it is ready.
+
+        Raises StartupError if the model cannot be served, or if the worker ends first; the worker prints why.
+        """
         log_warnings()
         async with contextlib.AsyncExitStack() as resources:
             socket = resources.enter_context(private_folder("saccade-")) / "worker.sock"
@@ -112,7 +116,7 @@ class AsyncLLM:
     async def chat(
         self, messages: Iterable[Any], sampling_params: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> ChatResult:
-        """Return the answer to a conversation: *messages* and other fields, *options*, are as in OpenAI's API.
+        """Return the answer to a conversation. *messages* and *options*, the other fields, are as in OpenAI's API.
 
             {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "What is this?"}]}
 
@@ -140,7 +144,7 @@ class AsyncLLM:
     async def stream(
         self, messages: Iterable[Any], sampling_params: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> AsyncGenerator[Delta, None]:
-        """Yield the answer to *messages* as it grows, then its usage. Raises SaccadeError."""
+        """Yield the answer to *messages* as it grows, then its usage and warning. Raises SaccadeError."""
         deltas, maker = asyncio.Queue[Delta | None](), Deltas()
 
         def take(chunk: AnswerChunk) -> None:

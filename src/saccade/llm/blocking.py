@@ -26,8 +26,9 @@ class LLM:
         with saccade.LLM("./model", max_model_len=4096) as llm:
             [result] = llm.chat([{"role": "user", "content": "Hello"}])
 
-    *settings* are flags of `saccade serve` for the engine and images, by name. The engine ends with close(), or with
-    this object. Raises StartupError.
+    *settings* are flags of `saccade serve` for the engine, images and parsers, by name. The engine ends on close(), or
+    when this object is collected. Raises NotInstalled if the engine is not installed, or StartupError if a setting is
+    wrong or the engine does not start.
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
@@ -54,7 +55,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """End the engine and all processes. A second call does nothing."""
+        """End the engine and all its processes. A second call does nothing."""
         self._close()
 
     def chat(
@@ -65,13 +66,13 @@ class LLM:
         progress: bool = True,
         **options: Unpack[ChatOptions],
     ) -> list[ChatResult]:
-        """Answer one conversation, or many at a time; return a result for each, in order. See AsyncLLM.chat().
+        """Answer one conversation, or many at once, and return a result for each, in order. See AsyncLLM.chat().
 
             results = llm.chat([conversation, other], SamplingParams(max_tokens=64))
 
         *sampling_params* apply to all conversations, or are a list with one for each. A conversation that fails has its
-        error in its own result. *progress* shows a bar on a terminal. Raises InvalidValue if such a list has another
-        length.
+        error in its own result. *progress* shows a bar on a terminal. Raises InvalidValue if the list is not
+        as long as *conversations*.
         """
         is_one = bool(conversations) and isinstance(conversations[0], Mapping)
         several = [conversations] if is_one else conversations

@@ -29,7 +29,7 @@ PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
 def read_messages(messages: Iterable[Any]) -> tuple[list[Any], dict[str, Source]]:
-    """Return *messages* with a name in place of each image or video that is not a URL, and those sources by name.
+    """Return *messages* with a name in place of each image or video that is not a URL, and the sources by name.
 
     Raises InvalidValue for an object that cannot be an image or video.
     """
@@ -71,7 +71,10 @@ def _url(value: Any, sources: dict[str, Source]) -> str:
 
 
 def _image_of(pixels: npt.NDArray[Any]) -> Image.Image:
-    """Return *pixels* as an image. Raises InvalidValue unless they are uint8, in grey or with 3 or 4 channels."""
+    """Return *pixels* as an image.
+
+    Raises InvalidValue if there are none, if they are not uint8, or if they are not grey, RGB or RGBA.
+    """
     channels = pixels.shape[2:]
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or channels not in ((), (3,), (4,)) or not pixels.size:
         raise InvalidValue(
@@ -95,7 +98,10 @@ def num_bytes(source: Source) -> int:
 
 
 def load(source: Source) -> bytes:
-    """Return the encoded file of *source*; pixels become an upright PNG. Raises InvalidImage and InvalidImageUrl."""
+    """Return *source* as an encoded file; pixels become an upright PNG.
+
+    Raises InvalidImageUrl if a file cannot be read, or InvalidImage if a PIL image cannot.
+    """
     if isinstance(source, bytes):
         return source
     if isinstance(source, Path):

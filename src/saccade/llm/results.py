@@ -1,4 +1,4 @@
-"""The results of chats from Python: a ChatResult for a whole answer, Deltas for a streamed one."""
+"""The results of chats from Python: a ChatResult for a whole answer, a Delta for each piece of a streamed one."""
 
 import html
 import json
@@ -84,7 +84,7 @@ class ChatResult:
         return msgspec.json.decode(self.text, type=self.kind) if validate is None else validate(self.text)
 
     def to_html(self) -> str:
-        """Return HTML for a notebook: the reasoning, folded, and the text with some figures, or the error."""
+        """Return HTML for a notebook: the folded reasoning, then the text with some figures, or the error."""
         thought = f"<details><summary>reasoning</summary>{_pre(self.reasoning)}</details>" if self.reasoning else ""
         if self.error is not None:
             return f"{thought}<p><b>{type(self.error).__name__}</b>: {html.escape(self.error.message)}</p>"
@@ -131,7 +131,7 @@ def _pre(text: str) -> str:
 
 
 async def complete(answer: Answer, chunks: Iterable[AnswerChunk]) -> ChatCompletion:
-    """Return the whole *answer*, whose chunks are *chunks*, in the API's form."""
+    """Return the whole *answer* in the API's form, built from its *chunks*."""
     writer = ChatCompletionObject(answer)
     for chunk in chunks:
         writer.take_chunk(chunk)

@@ -18,8 +18,8 @@ class SamplingParams(AnswerFields, frozen=True, kw_only=True):
 
         SamplingParams(temperature=0, max_tokens=128, stop=["."])
 
-    *logprobs* may be a number, as in vLLM: how many of the likeliest tokens to return for each position. Raises
-    InvalidValue for a value that no model takes.
+    *logprobs* may be a number, as in vLLM: how many of the likeliest tokens to return for each position. Raises the
+    API's error, such as InvalidValue, for a value that no model takes.
     """
 
     logprobs: bool | int | None = None
@@ -37,7 +37,7 @@ class SamplingParams(AnswerFields, frozen=True, kw_only=True):
     def fields(self) -> dict[str, Any]:
         """Return the parameters that are set, as fields of a request.
 
-        Raises InvalidValue for a number that JSON lacks.
+        Raises InvalidValue for NaN and infinity, which JSON lacks.
         """
         values = msgspec.structs.asdict(self).items()
         fields = {name: value for name, value in values if value is not None and value is not UNSET}
@@ -64,7 +64,7 @@ class ChatOptions(TypedDict, total=False):
 
 
 def response_format_of(kind: type) -> dict[str, Any]:
-    """Return the `response_format` for answers that are JSON for a *kind*.
+    """Return the `response_format` that makes the answer JSON of the type *kind*.
 
         response_format_of(Label)  # a model of pydantic, a dataclass, a TypedDict, a struct of msgspec
 

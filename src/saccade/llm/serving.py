@@ -38,14 +38,14 @@ class Server:
 
     @property
     def model(self) -> str:
-        """The name of the model. Raises StartupError if the server has keys, and *api_key* did not give one."""
+        """The name of the model. Raises StartupError if GET /v1/models fails, for example without a key."""
         status, body = _get(self._settings, "/v1/models")
         if status != http.client.OK:
             raise StartupError(f"The server answers {status} to GET /v1/models; pass one of its keys as api_key.")
         return str(json.loads(body)["data"][0]["id"])
 
     def close(self) -> None:
-        """Stop the server, which first lets running requests finish within its limit. A second call does nothing."""
+        """Stop the server. It first lets running requests finish, within its limit. A second call does nothing."""
         self._process.send_signal(signal.SIGINT)
         try:
             self._process.wait(self._settings.shutdown_timeout_seconds + STOP_SECONDS)
@@ -61,8 +61,9 @@ def serve(model: str | os.PathLike[str] | None = None, **settings: Any) -> Serve
             client = openai.OpenAI(base_url=server.url, api_key="none")
 
     Without *model*, it serves the small model that ships with Saccade. Without *port*, it listens on a free port. Other
-    *settings* are flags of `saccade serve` by name; environment variables have no effect. The server ends with the
-    thread that started it, at the latest. Raises StartupError, or NotInstalled without the engine.
+    *settings* are flags of `saccade serve` by name; SACCADE_ variables in the environment have no effect. The server
+    ends with the thread that started it, at the latest. Raises NotInstalled if the engine is not installed, or
+    StartupError if a setting is wrong or the server does not start.
     """
     require_engine()
     read = read_settings({"port": free_port(), **settings}, has_server=True)

@@ -29,12 +29,12 @@ class Settings(NamedTuple):
 
 
 def read_settings(values: Mapping[str, Any], *, has_server: bool = False) -> Settings:
-    """Return *values* as settings; `max_model_len` has the name and the rules of `--max-model-len`.
+    """Return *values* as settings; `max_model_len` follows the rules of `--max-model-len`.
 
         read_settings({"max_model_len": 4096, "limit_mm_per_prompt": {"image": 4}})
 
-    None stands for the default, and a list for a flag that is given many times. Without a server, PARSERS are the only
-    server settings. Raises StartupError, which names the setting, and the one that an unknown name resembles.
+    None stands for the default, and a list for a flag that is given more than once. Without a server, PARSERS are the
+    only server settings. Raises StartupError, which names the setting, and suggests one if an unknown name is close.
     """
     app = App(help_flags=(), version_flags=(), result_action="return_value")
     kinds = (ENGINE, MEDIA, SERVER) if has_server else (ENGINE, MEDIA)

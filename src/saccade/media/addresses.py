@@ -92,7 +92,7 @@ class SocketGuard:
     def open_socket(self, address: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
         """Return a socket for *address*, one of the tuples that getaddrinfo() returns.
 
-        An aiohttp connector has this as its `socket_factory`, and calls it before every connection. Raises
+        An aiohttp connector uses this as its `socket_factory`, and calls it before every connection. Raises
         PermissionError if the address is not allowed, and the errors of new_socket().
         """
         family, kind, protocol, _, target = address

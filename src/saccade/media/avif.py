@@ -90,7 +90,7 @@ def metadata(encoded: bytes) -> tuple[bytes, bytes]:
 
 
 def without_metadata(encoded: bytes) -> bytes:
-    """Return a still image whose Exif and MIME items (such as XMP) are of an unknown kind. Pixels do not change."""
+    """Return a still image with the same pixels, whose Exif and MIME items (such as XMP) have an unknown kind."""
     _, start, end = _only(encoded, b"meta", 0, len(encoded))
     changed = bytearray(encoded)
     changed[8:12] = b"avif"

@@ -2,7 +2,7 @@
 
 Pillow's RLE decoder takes a step for each pixel that a short row lacks, so a file of kilobytes can take minutes. This
 one takes a step for each code. If a literal run has an odd number of four-bit pixels, Pillow omits the last one; here
-it counts, as the format says. Other BMPs are left to Pillow.
+it counts, as the format says. Pillow decodes other BMPs.
 """
 
 import numpy as np
@@ -18,9 +18,10 @@ VALUES = bytes.maketrans(b"0123456789abcdef", bytes(range(16)))
 
 
 def decode(encoded: bytes) -> Image.Image | None:
-    """Return a run-length encoded BMP as RGB; None to use Pillow. Pixels that the runs leave out have the first colour.
+    """Return a run-length encoded BMP as RGB, or None for other BMPs, which Pillow decodes.
 
-    Raises InvalidImage if the palette or the runs end early, and the errors of bmp_header.read().
+    Pixels that the runs leave out have the first colour. Raises InvalidImage if the palette or the runs end early, and
+    the errors of bmp_header.read().
     """
     header = bmp_header.read(encoded)
     if header.coding not in (RLE8, RLE4):

@@ -78,7 +78,7 @@ def blocks(old: int, new: int, mode: Mode) -> tuple[Block, ...]:
 def integer_weights(old: int, new: int, mode: Mode) -> tuple[npt.NDArray[np.int64], Numbers, int]:
     """Return each output's first input [new], the weights of its inputs [new, taps], and their precision in bits.
 
-    Weights are integers. An output with fewer inputs than taps has weights of 0 for the rest.
+    Weights are whole numbers. An output with fewer inputs than taps has weights of 0 for the rest.
     """
     curve, half = CURVES[mode]
     scale = old / new

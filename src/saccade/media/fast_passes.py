@@ -1,4 +1,4 @@
-"""Makes the two passes of a resize with cykooz-resizer, on four bytes per pixel. Runs only on x86-64."""
+"""Runs the two passes of a resize with cykooz-resizer, on four bytes per pixel. Runs only on x86-64."""
 
 import numpy as np
 import numpy.typing as npt

@@ -125,7 +125,7 @@ class _Holding:
 
 
 class Fetcher:
-    """A gateway's fetcher. *outcomes* counts fetches by outcome, and *num_bytes* counts the fetched bytes.
+    """Fetches a gateway's images. *outcomes* counts fetches by outcome, and *num_bytes* counts the fetched bytes.
 
     close() also closes *resolver*, whose answers are checked like any address. Raises StartupError if a network or
     domain in *config* is malformed.
@@ -189,7 +189,7 @@ class Fetcher:
         """Return the image at *url*, or say that the *known* one is still valid.
 
         The fetch waits for *client*'s turn. Before it reads more bytes than it holds, it awaits *hold* with the
-        difference. *hold* may wait, which does not count towards the time limit, and it may raise. The caller releases
+        difference. *hold* may wait, which does not count towards the time limit, and may raise. The caller releases
         the held bytes, even if the fetch fails.
 
         Raises InvalidImageUrl, with one message for all hosts that are forbidden or do not answer, and ImageTooLarge.

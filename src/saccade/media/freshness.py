@@ -1,4 +1,4 @@
-"""Decides how long a web server's answer may be reused: RFC 9111 for a private cache."""
+"""Decides how long a web server's answer may be reused, by the rules of RFC 9111 for a private cache."""
 
 import math
 from collections.abc import Mapping

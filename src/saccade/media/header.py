@@ -110,7 +110,7 @@ class MediaLimits:
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """An image's limits, which its header must meet before it is decoded. Sides and areas are in pixels.
+    """The limits that an image's header must meet before the image is decoded. Sides and areas are in pixels.
 
     *max_request_pixels* is for all images of a request together, and is checked elsewhere.
     """
@@ -154,7 +154,7 @@ def read_header(encoded: bytes) -> ImageHeader:
 
 
 def image_format(encoded: bytes) -> str:
-    """Return the one of the ACCEPTED formats that an image's first bytes indicate; empty for any other."""
+    """Return which of the ACCEPTED formats an image's first bytes indicate, or "" for any other."""
     if encoded.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if encoded.startswith(PNG_SIGNATURE):
@@ -169,7 +169,7 @@ def image_format(encoded: bytes) -> str:
 
 
 def other_format(encoded: bytes) -> str:
-    """Return the format that the first bytes indicate, if it is not accepted; empty for accepted and unknown ones."""
+    """Return the format that the first bytes indicate if it is not accepted; "" for accepted and unknown formats."""
     start = encoded[:SIGNATURE_BYTES]
     if image_format(start):
         return ""
@@ -218,7 +218,10 @@ def _png(encoded: bytes) -> ImageHeader:
 
 
 def png_chunks(encoded: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield each chunk's kind, start and end, with its length and checksum; the last end may lie beyond the bytes."""
+    """Yield each chunk's kind, start and end. The last end may lie beyond the bytes.
+
+    A chunk starts with its length, and ends with its checksum.
+    """
     position = len(PNG_SIGNATURE)
     while position + 8 <= len(encoded):
         (length,) = struct.unpack_from(">I", encoded, position)

@@ -63,8 +63,8 @@ class UrlReader:
     """Parses URLs of at most *max_characters* that name an allowed host.
 
     *allowed_domains* are exact names or `*.suffix`, which does not include the suffix itself; an empty list allows all.
-    A malformed one raises StartupError. *refusals* logs refused names. If the server *reads_files*, the error about a
-    path says how to name a file.
+    *refusals* logs refusals, but no names. If the server *reads_files*, the error about a path says how to name a file.
+    Raises StartupError if a domain is malformed.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 
 
 def without_metadata(encoded: bytes, kind: str) -> bytes:
-    """Return *encoded*, an image in the format *kind*, without data that does not determine its pixels.
+    """Return *encoded*, an image in the format *kind*, with only the data that determines its pixels.
 
     WebP, GIF and BMP are returned unchanged: they are parsed in linear time, and read_header() bounds the blocks before
     a GIF's frame. Raises InvalidImage for too many scans or chunks or too long a header, and the errors of the

@@ -48,7 +48,7 @@ LARGEST_SIDE = 1 << 24
 
 
 class Renderer:
-    """Runs PDFium, with *fonts* for text whose own font is not in the file. A process can have one renderer at once."""
+    """Runs PDFium, with *fonts* for text whose own font is not in the file. A process can have only one Renderer."""
 
     def __init__(self, fonts: Sequence[Font] = ()) -> None:
         no_folders = (ctypes.POINTER(ctypes.c_char) * 1)()

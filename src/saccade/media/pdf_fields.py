@@ -1,7 +1,7 @@
 """A PDF's fields and free texts, before and after PDFium gives them an appearance. Source: ISO 32000-1, 12.5 and 12.7.
 
-PDFium silently omits letters of a value that none of its fonts has. So the letters of the values are compared with
-those that PDFium has written.
+PDFium silently omits letters of a value that none of its fonts has. So this module compares the letters of the
+values with those that PDFium has written.
 """
 
 import unicodedata
@@ -58,9 +58,9 @@ def complete_fields(page: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE) -> Non
 
 
 def complete_states(page: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE) -> None:
-    """Set the missing states of check boxes and radio buttons on *page* by the values of their fields.
+    """Set the missing states of check boxes and radio buttons on *page* from the values of their fields.
 
-    *page* has joined *form*.
+    Call it after *page* has joined *form*.
     """
     for _, one in _annotations(page):
         if pdfium.FPDFAnnot_GetFormFieldType(form, one) in BUTTONS and not _entry(one, b"AS"):
@@ -144,7 +144,7 @@ def keep_values(page: pdfium.FPDF_PAGE, values: Sequence[Value]) -> None:
 
 
 def lost_letters(values: Sequence[Value], page: pdfium.FPDF_PAGE, first: int) -> frozenset[int]:
-    """Return the letters of *values* that *page*'s objects from number *first* on lack, or have without an outline.
+    """Return letters of *values* that are missing, or have no outline, in *page*'s objects from number *first* on.
 
     Letters up to U+00FF are returned only if they have no outline, since fonts without letter names have them too.
     """

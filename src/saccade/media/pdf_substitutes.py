@@ -89,7 +89,7 @@ class Substitutes:
         return None if font is None else self.every.index(font) + 1
 
     def _copy(self, _: object, number: int, table: int, buffer: object, num_bytes: int) -> int:
-        """Copy a font to *buffer*, if there is one; return the font's length in bytes, or 0 for single tables."""
+        """Copy a font to *buffer*, unless that is null. Return the font's length in bytes, or 0 for single tables."""
         font = self.every[number - 1]
         if table not in (COLLECTION_TAG, WHOLE_FONT):
             return 0
@@ -107,7 +107,7 @@ class Substitutes:
 
 
 def plain_name(name: str) -> str:
-    """Return a font's *name* in lower case, without subset mark, style and blanks. ALIASES name the standard fonts."""
+    """Return a font's *name* in lower case, without subset mark, style and blanks. Standard fonts get their alias."""
     plain = re.split(r"[,-]", SUBSET.sub("", name).replace(" ", ""), maxsplit=1)[0].lower()
     return next((alias for pattern, alias in ALIASES if pattern.match(plain)), plain)
 

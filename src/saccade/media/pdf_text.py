@@ -66,7 +66,7 @@ class PageText:
     has_flat_text: bool
 
     def completed(self, survey: "PageText") -> "PageText":
-        """Return the text; letters that only the *survey* has count as missing."""
+        """Return this text; add letters that are only in *survey*, as missing ones."""
         by_font = dict(self.by_font)
         for name, every in survey.by_font.items():
             # The fonts that PDFium makes for the values of fields are named after those that it gets.

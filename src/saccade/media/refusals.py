@@ -1,4 +1,4 @@
-"""Logs which settings refuse image URLs, without any client's data, and without a line for each refusal."""
+"""Logs which settings refuse image URLs. The log contains no client data, and does not list every refusal."""
 
 from collections import Counter
 

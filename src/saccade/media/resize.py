@@ -1,8 +1,8 @@
 """Resizes uint8 images, bit for bit as torchvision does. Runs only in decode processes.
 
 cykooz-resizer uses torch's arithmetic and is as fast, but makes the two passes in another order, so each pass is a
-separate call. It has builds only for x86-64, and its weights have fewer bits when an image shrinks strongly. In those
-two cases, numpy resizes.
+separate call. It has builds only for x86-64, and its weights have fewer bits when an image shrinks strongly. So numpy
+resizes such images, and all images on other CPUs.
 """
 
 import platform

@@ -24,7 +24,7 @@ _PIECE_BYTES = 1 << 12
 
 
 def limit_responses(connector: aiohttp.TCPConnector) -> None:
-    """Apply the limits to all answers on connections of *connector*, which belongs to the running event loop."""
+    """Apply the limits to all answers on *connector*'s connections, in the running event loop."""
     loop = asyncio.get_running_loop()
     connector._factory = partial(_LimitedResponse, loop=loop)  # type: ignore[assignment]  # there is no public setting
 

@@ -1,4 +1,4 @@
-"""Images with four bytes per pixel: red, green, blue and an unused one. It uses numpy, not torch.
+"""Images with four bytes per pixel: red, green, blue and an unused one. This module uses numpy, not torch.
 
 Pillow stores RGB in this form. Except for plain PNG, decode() returns RGB as a view of each pixel's first three bytes.
 With the fourth byte, a pixel is one 32-bit word, which is faster to copy, split and resample than three bytes.
@@ -18,7 +18,7 @@ def empty(height: int, width: int) -> npt.NDArray[np.uint8]:
 def words(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
     """Return the memory [height, width, 4] that *image* [height, width, 3] is a view of; None if there is none.
 
-    The fourth byte of an image with alpha is not unused, so such an image has none.
+    An image with alpha uses its fourth byte, so for such an image there is none.
     """
     memory = image.base
     if image.shape[2] != CHANNELS or not isinstance(memory, np.ndarray) or not memory.flags.c_contiguous:

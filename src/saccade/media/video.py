@@ -1,8 +1,8 @@
 """Reads videos' headers and frames from memory alone. Runs in decode processes, with FFmpeg (PyAV) and one thread.
 
 FFmpeg reads the bytes through a Python object. It may use only container formats that name no other files, and listed
-decoders. So no path, protocol or playlist is involved. A container's statements are not trusted. Frames are counted by
-their packets, except those of hidden frames, and the size is that of the first decoded frame. A video whose frames
+decoders. So no path, protocol or playlist is involved. What a container states is not trusted. Frames are counted by
+their packets, without those of hidden frames, and the size is that of the first decoded frame. A video whose frames
 change their size is refused. The rate comes from the packets' times, unless the container has counted all frames, or
 states a rate that fits the times.
 """
@@ -42,7 +42,7 @@ BROKEN = (av.FFmpegError, ValueError, TypeError, LookupError, ArithmeticError, O
 
 
 def read_header(encoded: bytes, limits: VideoLimits) -> VideoHeader:
-    """Return an encoded video's header. It decodes the first frame and visits every packet.
+    """Return an encoded video's header, after decoding the first frame and visiting every packet.
 
     Raises UnsupportedVideoFormat, VideoTooLarge and InvalidVideo.
     """
@@ -146,8 +146,8 @@ def _rate(stream: VideoStream, num_frames: int, measured: Fraction | None) -> fl
     """Return the average rate in frames per second.
 
     MP4 has a table of all frames and GIF their delays, whose average FFmpeg computes. Matroska and fragmented MP4 may
-    state a nominal rate, the codec's, the first frames' or none. If such a rate does not agree with *measured*,
-    *measured* is returned.
+    state a nominal rate, that of the codec or of the first frames, or none. If such a rate does not agree with
+    *measured*, *measured* is returned.
     """
     stated = stream.average_rate
     if measured is None or (stated and stream.frames >= num_frames):

@@ -1,4 +1,4 @@
-"""Finds model families. Each has a folder here; some share one."""
+"""Finds model families. Each family has a folder here, and some families share one."""
 
 import importlib
 import importlib.util
@@ -16,9 +16,10 @@ SHARED = frozenset({"backbones", "preprocessing", "tool_formats"})
 
 @cache
 def _declared() -> dict[str, tuple[str, Family]]:
-    """Return each family's folder and declaration: one of the folder's FAMILIES, or its FAMILY under the folder's name.
+    """Return each family's folder and declaration, by the family's name.
 
-    The result is cached, because confined processes cannot list folders.
+    A folder declares several families in FAMILIES, or a single one, with the folder's name, in FAMILY. The result is
+    cached, because confined processes cannot list folders.
     """
     by_name: dict[str, tuple[str, Family]] = {}
     for module in pkgutil.iter_modules(__path__):
@@ -59,7 +60,7 @@ def find(architecture: str) -> str:
 
 
 def family_of(config: Mapping[str, Any]) -> str:
-    """Return a parsed config.json's family name, by its architecture or else its model_type. Raises StartupError."""
+    """Return the family name for a parsed config.json, by architecture or else by model_type. Raises StartupError."""
     match config.get("architectures"):
         case [str(name)]:
             return find(name)
@@ -103,12 +104,12 @@ def takes_videos(name: str) -> bool:
 
 
 def load_video_layout(name: str) -> type[VideoLayout]:
-    """Return the class for videos that runs in the gateway. The family must take videos. Does not import torch."""
+    """Return the family's video class that runs in the gateway. The family must take videos. Does not import torch."""
     return _part(name, "video", "VideoLayout")  # type: ignore[no-any-return]
 
 
 def load_video_pixels(name: str) -> type[VideoPixels]:
-    """Return the class for videos that runs in a decode process. The family must take videos."""
+    """Return the family's video class that runs in a decode process. The family must take videos."""
     return _part(name, "pixels", "VideoPixels")  # type: ignore[no-any-return]
 
 
@@ -118,7 +119,7 @@ def has_network(name: str) -> bool:
 
 
 def load_spec(name: str, config: Mapping[str, Any]) -> ModelSpec:
-    """Return the spec of a model of the family *name*. Does not import torch. Raises StartupError."""
+    """Return the spec for a model of the family *name*. Does not import torch. Raises StartupError."""
     _check_has_network(name)
     return _part(name, "spec", "Spec").read_config(config)  # type: ignore[no-any-return]
 

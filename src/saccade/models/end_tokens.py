@@ -29,9 +29,9 @@ OF_CLASS: Final[Mapping[str, str | None]] = MappingProxyType(
 def end_token_ids(model_files: ModelFiles, family: Family) -> tuple[int, ...]:
     """Return the ids of all tokens that end an answer, each once, with generation_config.json's ids first.
 
-    Others are in config.json, its sections for the text network, and tokenizer_config.json. A tokenizer's end token
-    that has no id in its files does not count, because no model samples it. If no file names one, the default of the
-    text network's class counts. Raises StartupError.
+    Other ids come from config.json, its sections for the text network, and tokenizer_config.json. A tokenizer's end
+    token that has no id in its files does not count, because no model samples it. If no file names one, the default of
+    the text network's class counts. Raises StartupError.
     """
     config = files.parse_json(model_files, CONFIG)
     ids = [*_stated(GENERATION_CONFIG, files.parse_json(model_files, GENERATION_CONFIG)), *_stated(CONFIG, config)]
@@ -61,7 +61,7 @@ def _of_text_class(config: Mapping[str, Any], family: Family) -> Iterator[int]:
 
 
 def _of_tokenizer(tokenizer: Mapping[str, Any], config: Mapping[str, Any], family: Family) -> str | None:
-    """Return the tokenizer's own end token: `eos_token`, None if that is null, or its class's if that is missing."""
+    """Return the tokenizer's `eos_token`, None if that is null, or its class's default if the key is missing."""
     if "eos_token" not in tokenizer:
         named = tokenizer.get("tokenizer_class") or config.get("tokenizer_class")
         return OF_CLASS.get(str(named).removesuffix("Fast"), family.text_end)

@@ -45,7 +45,7 @@ class PageForm:
 
     "front_matter" is Markdown after a header, and "html_blocks" has an element for each block of the page. A page is
     rendered with at most *longest_side* pixels on its longest side. Box coordinates run from 0 to *box_scale* on both
-    axes, or are in image pixels if it is None.
+    axes, or are image pixels if *box_scale* is None.
     """
 
     prompt: str
@@ -59,26 +59,27 @@ class Family:
     """The declaration of a family.
 
     *architectures* are the strings in config.json that identify the family; each belongs to exactly one family.
-    *model_types* identify it if config.json has no architecture. *placeholder* is the token for an image in a prompt.
-    The first of *placeholder_keys* that config.json has holds its id, or else the tokenizer's files do. It is empty for
-    models that read only text. *template_mark* is the special token that templates write for an image, if it differs;
-    layouts then write the placeholders. *image_tag* is the text for image {number} in templates that take only strings;
-    by default, it is the placeholder and a line break. *video_placeholder* is the token that is repeated for a video;
-    None if videos are not served. With *split_at_images*, every stretch of text between images is tokenised separately,
-    each with a BOS. *tiktoken_pattern* splits text before a tiktoken.model encodes it. *text_end* is the `eos_token` of
-    the releases' tokenizer class, for files that name none. *text_end_id* is the `eos_token_id` of their text network's
-    class, for folders in which no file names one. *template_switches* are the `chat_template_kwargs` of the releases'
-    templates. *tool_format* names the form of the releases' tool calls, one of models.tool_formats; None if they were
-    not trained for any. *reasoning* has the tokens around an answer's reasoning, and the header that the models write
-    first, which nobody needs to see. *external_grid* is the name of an image's grid on external wires; without it,
-    images cannot be sent over them. *plain_positions*: a token's position is its place in the prompt, whatever images
-    come before it. *soft_token_budgets* are the token counts that `max_soft_tokens` may give an image; there are none
-    if pixels alone decide. *keeps_alpha*: the family's Pixels get images with transparency as RGBA; other families' get
-    them on white. *template* is the source of a chat template for releases that ship none. *ships_image_settings*: the
-    releases include the settings of their image processor, so a folder without these is incomplete. *limits* are
-    sentences for docs/models.md about what is not served. *page_forms* has the form of each release that reads
-    documents, under a lower-case part of the release's name. *releases* are those to start with. *parts* names the
-    family's own classes in a folder that several families share; any other part has the name of its interface.
+    *model_types* identify it if config.json has no architecture. *placeholder* is the token for an image in a prompt,
+    or empty for models that read only text. Its id is under the first of *placeholder_keys* that config.json has, or
+    else in the tokenizer's files. *template_mark* is the special token that templates write for an image, if it is not
+    the placeholder; layouts then write the placeholders. *image_tag* is the text for image {number} in templates that
+    take only strings; by default, it is the placeholder and a line break. *video_placeholder* is the token that is
+    repeated for a video; None if videos are not served. With *split_at_images*, every stretch of text between images is
+    tokenised separately, each with a BOS. *tiktoken_pattern* splits text before a tiktoken.model encodes it. *text_end*
+    is the `eos_token` of the releases' tokenizer class, for files that name none. *text_end_id* is the `eos_token_id`
+    of their text network's class, for folders in which no file names one. *template_switches* are the
+    `chat_template_kwargs` of the releases' templates. *tool_format* names the form of the releases' tool calls, one of
+    models.tool_formats; None if they were not trained for any. *reasoning* has the tokens around an answer's reasoning,
+    and the header that the models write first, which nobody needs to see. *external_grid* is the name of an image's
+    grid on external wires; without it, images cannot be sent over them. *plain_positions*: a token's position is its
+    place in the prompt, whatever images come before it. *soft_token_budgets* are the token counts that
+    `max_soft_tokens` may give an image; there are none if pixels alone decide. *keeps_alpha*: the family's Pixels get
+    images with transparency as RGBA; other families' get them on white. *template* is the source of a chat template for
+    releases that ship none. *ships_image_settings*: the releases include the settings of their image processor, so a
+    folder without these is incomplete. *limits* are sentences for docs/models.md about what is not served. *page_forms*
+    has the form of each release that reads documents, under a lower-case part of the release's name. *releases* lists
+    the ones to start with. *parts* names the family's own classes in a folder that several families share; any other
+    part has the name of its interface.
     """
 
     architectures: tuple[str, ...]
@@ -140,8 +141,8 @@ class Family:
 class ImageOptions:
     """A request's options for its images: OpenAI's `detail`, vLLM's `mm_processor_kwargs`.
 
-    *max_soft_tokens* is one of the family's budgets. If *resized_height* and *resized_width* are set, the image is
-    treated as one of that size in pixels.
+    *max_soft_tokens* is one of the family's budgets. If *resized_height* and *resized_width* are set, the image counts
+    as one of that size in pixels.
     """
 
     detail: Detail = "auto"
@@ -153,9 +154,9 @@ class ImageOptions:
 
 
 class Layout(Protocol):
-    """The family's part in the gateway: grids and token counts from dimensions alone. Does not import torch.
+    """The family's part in the gateway: it computes grids and token counts from dimensions. Does not import torch.
 
-    Created from the checkpoint's parsed files, `Layout(config, preprocessor)`; raises StartupError if they are wrong.
+    `Layout(config, preprocessor)` takes the checkpoint's parsed files, and raises StartupError if they are wrong.
     """
 
     settings: Mapping[str, Any]
@@ -167,7 +168,7 @@ class Layout(Protocol):
         """Return `settings` changed by *options*. Raises InvalidValue for an option that the family lacks."""
 
     def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
-        """Return the layout of an image of *width* x *height* pixels (EXIF applied), uint8. Raises ImageTooLarge."""
+        """Return the uint8 layout of an image of *width* x *height* pixels (EXIF applied). Raises ImageTooLarge."""
 
     def external(self, layout: ImageLayout, dtype: str) -> ImageLayout:
         """Return *layout* with the pixel_shape of external wires: normalised, with *dtype* "bfloat16" or "float32".
@@ -190,7 +191,7 @@ class Pixels(Protocol):
         """
 
     def to_image(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
-        """Return the image [height, width, 3] that *patches* of Layout.image's *layout* show, for display."""
+        """Return the image [height, width, 3] that *patches* show, for display. *layout* is from Layout.image."""
 
 
 @dataclass(frozen=True)
@@ -209,10 +210,10 @@ NO_TIMES = FrameTimes()
 class VideoOptions:
     """A request's options for its videos: vLLM's `media_io_kwargs` and `mm_processor_kwargs`.
 
-    *num_frames* are sampled, or *fps* per second; limits are numbers of pixels or tokens, as for images. *fps* yields
-    from *min_frames* to *max_frames* frames; together, all frames have at most *total_pixels*. *times* describes frames
-    that the client has sampled. If *of_frame* names `min_pixels` or `max_pixels`, that limit holds for each frame,
-    whatever the release's processor applies it to.
+    Either *num_frames* frames are sampled, or *fps* per second, which yields from *min_frames* to *max_frames*. All
+    frames together have at most *total_pixels*. The other limits are numbers of pixels or tokens, as for images.
+    *times* describes frames that the client has sampled. If *of_frame* names `min_pixels` or `max_pixels`, that limit
+    holds for each frame, whatever the release's processor applies it to.
     """
 
     num_frames: int | None = None
@@ -230,10 +231,10 @@ class VideoOptions:
 
 
 class VideoLayout(Protocol):
-    """The video part in the gateway: which frames to take, their grid and token count. Does not import torch.
+    """The video part in the gateway: it chooses frames, and computes their grid and tokens. Does not import torch.
 
-    Created from the checkpoint's parsed files, `VideoLayout(config, preprocessor, video_preprocessor)`; raises
-    StartupError if they are wrong.
+    `VideoLayout(config, preprocessor, video_preprocessor)` takes the checkpoint's parsed files, and raises StartupError
+    if they are wrong.
     """
 
     settings: Mapping[str, Any]

@@ -49,7 +49,7 @@ def read_model_files(folder: Path) -> ModelFiles:
 
 
 def read_chat_template(template: str | None) -> bytes | None:
-    """Return --chat-template's template: a file's content, or *template* itself if it looks like one, as in vLLM.
+    """Return --chat-template's template: *template* itself if it looks like one, or else that file, as in vLLM.
 
     Raises StartupError.
     """
@@ -69,11 +69,11 @@ def with_chat_template(files: ModelFiles, template: bytes | None) -> ModelFiles:
 def with_overrides(
     files: ModelFiles, config: str | None, generation: str | None, defaults: Literal["auto", "vllm"] = "auto"
 ) -> ModelFiles:
-    """Return *files* with values of --hf-overrides in config.json, and of --override-generation-config in its file.
+    """Return *files* with --hf-overrides in config.json and --override-generation-config in generation_config.json.
 
-    With *defaults* "vllm" (--generation-config), that file keeps only token ids, such as the end token's. Both
-    overrides are JSON objects. A nested object changes only the values that it names. `rope_scaling` and `rope_theta`
-    go to where the text network has them. Raises StartupError.
+    With *defaults* "vllm" (--generation-config), the latter first loses all values but token ids, such as the end
+    token's. Both overrides are JSON objects. A nested object changes only the values that it names. `rope_scaling` and
+    `rope_theta` go to where the text network has them. Raises StartupError.
     """
     if defaults == "vllm" and GENERATION_CONFIG in files.files:
         values = parse_json(files, GENERATION_CONFIG)

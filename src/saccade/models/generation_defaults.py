@@ -26,7 +26,7 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Sampling parameters for requests that set none; *eos_token_ids* end every answer.
+    """Sampling parameters for requests that set none. Any of *eos_token_ids* ends an answer.
 
     Without *max_new_tokens*, an answer may be as long as the context.
     """

@@ -58,7 +58,7 @@ class Network(Protocol):
         """Give the network a separate head, still empty. Call before loading."""
 
     def is_head(self, name: str) -> bool:
-        """Return whether the checkpoint's tensor *name* belongs to the matrix of the logits."""
+        """Return whether the checkpoint's tensor *name* belongs to the head, which computes the logits."""
 
     def locate(self, name: str) -> Target | Derived | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
@@ -72,7 +72,8 @@ class Network(Protocol):
     def encode(self, pixels_B: torch.Tensor, metadata: Any) -> Layerwise:
         """Map the uint8 pixels of all items, one after the other, to features [U, W]; *metadata* is from prepare().
 
-        It pauses after each block of the tower, and the host does not wait. Nothing runs until it is advanced.
+        The generator runs nothing until it is advanced. It pauses after each block of the tower, and the host does not
+        wait.
         """
 
     def __call__(
@@ -87,7 +88,7 @@ class Network(Protocol):
     def embed(
         self, input_ids: torch.Tensor, media_rows: torch.Tensor | None = None, media_UW: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the embeddings [N, E] for the same arguments, with the features in place."""
+        """Return the embeddings [N, E] for the same arguments as a call, with the features in place."""
 
     def draft(
         self, x_NE: torch.Tensor, hidden_NE: torch.Tensor, context: ForwardContext, *, attends: bool = True
@@ -95,8 +96,8 @@ class Network(Protocol):
         """Return states [N, E], whose `logits` predict the tokens after those with embeddings *x_NE*.
 
         *hidden_NE* are the hidden states of the tokens before those, and *context* has their positions and slots.
-        Without *attends*, only keys and values are written, and the result has no meaning. Only for networks whose spec
-        `drafts`.
+        Without *attends*, only keys and values are written, and the result has no meaning. Only networks whose spec
+        has `drafts` set support this.
         """
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:

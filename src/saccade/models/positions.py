@@ -1,4 +1,4 @@
-"""Positions of tokens: plain, or on three axes, as in the rotary embedding of Qwen's models (M-RoPE).
+"""Token positions: plain, or on three axes, as in the rotary embedding of Qwen's models (M-RoPE).
 
 Does not import torch.
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 
 class GridSpan(NamedTuple):
-    """A run of tokens from *start* on that shows a grid of (time, height, width) tokens.
+    """A run of tokens, beginning at *start*, that shows a grid of (time, height, width) tokens.
 
     On the time axis, grid points are *time_step* apart, rounded down.
     """

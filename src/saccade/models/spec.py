@@ -48,7 +48,7 @@ class Paged:
         return self.num_kv_heads * (self.key_width + self.value_width)
 
     def num_kept(self, num_tokens: int) -> int:
-        """Return for how many of *num_tokens* tokens the state is kept."""
+        """Return how many of *num_tokens* tokens keep their state."""
         return num_tokens if self.window is None else min(num_tokens, self.window)
 
 
@@ -66,12 +66,12 @@ class Latent:
         return self.width + self.rope_width
 
     def num_kept(self, num_tokens: int) -> int:
-        """Return for how many of *num_tokens* tokens the state is kept: all of them."""
+        """Return how many of *num_tokens* tokens keep their state: all of them."""
         return num_tokens
 
 
 class HeadCut(NamedTuple):
-    """Dimension *dim* of a tensor consists of *parts*, each a number of heads and of entries per head."""
+    """Dimension *dim* of a tensor consists of *parts*, each a number of heads and a number of entries per head."""
 
     dim: int
     parts: tuple[tuple[int, int], ...]
@@ -79,7 +79,7 @@ class HeadCut(NamedTuple):
 
 @dataclass(frozen=True)
 class Recurrent:
-    """A layer's state has the same size for every sequence: tensors of these shapes, with torch dtypes by name.
+    """A layer's state has the same size for every sequence: tensors with these *shapes* and torch *dtypes*.
 
     NETWORK_DTYPE stands for the network's dtype. Dimension cuts[i].dim of tensor i consists of heads, which are divided
     among the ranks.
@@ -113,7 +113,7 @@ def window_of(kv_specs: Sequence[KvSpec]) -> int | None:
 
 
 def blocks_seen(window: int, block_size: int) -> int:
-    """Return how many blocks before a block boundary the first token after it sees."""
+    """Return how many blocks before a block boundary are visible to the first token after the boundary."""
     return -(-(window - 1) // block_size)
 
 
@@ -126,7 +126,7 @@ def most_window_blocks(window: int, block_size: int, longest_whole: int) -> int:
 
 
 class Positions(Protocol):
-    """Positions of a whole sequence, by one formula for prefill, decode and recomputation.
+    """Positions of a whole sequence, from one formula for prefill, decode and recomputation.
 
     After the prompt, a token's position is its index + *delta*.
     """
@@ -138,7 +138,7 @@ class Positions(Protocol):
 
 
 class TextHalf(Protocol):
-    """The configuration of a model's text half."""
+    """The part of a model's configuration that describes its text decoder."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -182,11 +182,11 @@ class ModelSpec:
         return 1
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return the number of placeholder tokens of a media item. Raises InvalidValue for an impossible grid."""
+        """Return a media item's number of placeholder tokens. Raises InvalidValue for an impossible grid."""
         raise NotImplementedError
 
     def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, ...]:
-        """Return the shape of the uint8 pixels of a grid on the wire, as the family's layouts give it."""
+        """Return the shape of a grid's uint8 pixels on the wire, as in the family's layouts."""
         raise NotImplementedError
 
     def encode_cost(self, grid: Grid) -> int:
@@ -195,7 +195,7 @@ class ModelSpec:
 
     @property
     def num_encoder_layers(self) -> int:
-        """The number of layers of the vision encoder, after each of which it can pause."""
+        """The number of layers in the vision encoder, which can pause after each."""
         raise NotImplementedError
 
     def square_grid(self, max_patches: int) -> Grid:
@@ -206,7 +206,7 @@ class ModelSpec:
         """Return the grids of a video's parts, each of at most *most_patches*.
 
         The parts may be encoded one after another. Each consists of whole runs of frames that see each other, and is
-        larger if a single run is.
+        larger only if a single run is.
         """
         frames, rows, columns = grid
         run = self.joint_frames
@@ -225,7 +225,7 @@ class ModelSpec:
         return None
 
     def positions(self, media: Sequence[MediaItem]) -> Positions:
-        """Return the positions of a sequence that shows *media*, whose spans were checked."""
+        """Return the positions of a sequence that shows *media*, whose spans have been checked."""
         return PlainPositions()
 
     @property
@@ -249,7 +249,7 @@ class ModelSpec:
 
     @property
     def drafts(self) -> bool:
-        """Whether the network has its draft layer. The last two of *kv_specs* are then that layer's."""
+        """Whether the network includes its draft layer. If so, the last two of *kv_specs* belong to that layer."""
         return False
 
     @property
@@ -269,7 +269,7 @@ class ModelSpec:
 
     @property
     def takes_media(self) -> bool:
-        """Whether the model takes media, not only text. If not, no method on grids is called."""
+        """Whether the model takes media, not only text. If not, methods that take grids are never called."""
         return bool(self.placeholder_of)
 
     @property

@@ -92,7 +92,7 @@ class Turn:
     """Tokens whose recurrent states are updated together: for each sequence, those up to the next state to save.
 
     *tokens* int64 are their places in the step; sequences of one token come first. *rows* int32 are the rows of the
-    sequences' states, and *lengths* their numbers of tokens. The states in *saved_rows* int64 go to *checkpoints*
+    sequences' states, and *lengths* count the sequences' tokens. The states in *saved_rows* int64 go to *checkpoints*
     int64. With proposals, all S sequences have L tokens. The state after each token then goes to a row of *trail* int64
     [S, L]; the last one's is the sequence's own row.
     """
@@ -163,7 +163,7 @@ class AttentionBackend(Protocol):
         return self.plan(layout, dtype)
 
     def replan(self, plan: Any, layout: PagedLayout) -> None:
-        """Before a replay, update a *plan* of plan_captured to the lengths of *layout*, which has as many rows.
+        """Before a replay, update *plan*, from plan_captured, to the lengths of *layout*, which has as many rows.
 
         A plan that depends on no length stays as it is.
         """

@@ -21,7 +21,7 @@ ROWS = 128
 class OneDnnLinear(PackedLinear):
     """PackedLinear with the weight in oneDNN's blocked layout.
 
-    With a plain weight, oneDNN would make that layout in every call, which costs more than to multiply a few rows.
+    With a plain weight, oneDNN would make that layout in every call, which costs more than multiplying a few rows.
     oneDNN applies the activation, or adds the residual, before it rounds.
     """
 
@@ -42,7 +42,7 @@ class OneDnnLinear(PackedLinear):
 
 
 def pack_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> OneDnnLinear | None:
-    """Return the layer; None if oneDNN does not compute bfloat16 on this processor."""
+    """Return the packed layer, or None if oneDNN does not compute bfloat16 on this processor."""
     if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         return None
     return OneDnnLinear(torch.ops.mkldnn._reorder_linear_weight(weight_OI.data, None), bias_O)

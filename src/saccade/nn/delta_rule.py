@@ -55,7 +55,7 @@ def causal_conv(
     """Return activation(sum over t of taps[t] * x[n - T + 1 + t]) [N, C], computed in float32 and rounded once.
 
     *taps_TC* is float32. *states* [R, T - 1, C] hold the last inputs of each sequence, which are zero before the first.
-    They are updated.
+    This updates them.
     """
     rows = rows.long()
     if trail is not None:
@@ -109,7 +109,7 @@ def gated_delta_rule(
     lengths: tuple[int, ...],
     trail: Trail = None,
 ) -> torch.Tensor:
-    """Return `delta_rule` with *gates*, after keys are scaled to length 1, and queries to length D ** -0.5.
+    """Return the result of `delta_rule` with *gates*, for keys scaled to length 1 and queries to length D ** -0.5.
 
     Faster versions may return the result in the dtype of the values.
     """
@@ -144,7 +144,7 @@ def delta_rule(
     """Return S_n^T q_n, float32 [N, H, W], with S_n = d S + k_n (beta_n (v_n - d S^T k_n))^T and S = S_(n-1).
 
     d is exp(log_decay_n), at most 1. H / K neighbouring value heads share a key head. *states* float32 [R, H, D, W]
-    hold each sequence's S, which is zero before its first token. They are updated.
+    hold each sequence's S, which is zero before its first token. This updates them.
     """
     rows = rows.long()
     num_singles, spans = split(lengths)

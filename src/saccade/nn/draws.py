@@ -23,7 +23,7 @@ logger = structlog.get_logger(__name__)
 
 
 def fastest(device: torch.device) -> Draw:
-    """Return `draw` for *device*: on a GPU the kernel, if it can be imported."""
+    """Return `draw`, or on a GPU the kernel if it can be imported."""
     if device.type != "cuda":
         return draw
     try:
@@ -36,7 +36,7 @@ def fastest(device: torch.device) -> Draw:
 
 
 def draw(logits_RV: torch.Tensor, greedy_R: torch.Tensor, settings_5R: npt.NDArray[np.float64]) -> torch.Tensor:
-    """Return a token id int64 for each row. A row with temperature 0 gets that of *greedy_R*.
+    """Return a token id int64 for each row. A row with temperature 0 gets its id in *greedy_R*.
 
     *settings_5R* has the temperatures, top_p, limits of top_k (V for none), min_p, and the uniform numbers.
     """

@@ -80,7 +80,7 @@ class Experts(Layer):
         self.packed, self.quantised = packed, {}
 
     def compile_kernel(self, num_tokens: int) -> None:
-        """Compile the kernels for *num_tokens*, unless they are compiled. Raises whatever their library raises."""
+        """Compile the kernels for *num_tokens*, unless they already are. Raises whatever their library raises."""
         if self.packed is not None:
             self._mix_zeros(self.packed, num_tokens)
 

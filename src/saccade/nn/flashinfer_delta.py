@@ -2,8 +2,8 @@
 
 FlashInfer stores a state as [values, keys], Saccade as [keys, values]. Both have 128 channels here, so FlashInfer's
 kernels can use the states' memory in their own order. Within a process, either all steps use these kernels or none
-does. Source of the arguments: flashinfer/gdn_prefill.py and gdn_decode.py, release 0.7.2. It has never run on a GPU:
-tests/real binds its calls to the releases' own signatures. Shapes as in saccade.nn.delta_rule.
+does. Source of the arguments: flashinfer/gdn_prefill.py and gdn_decode.py, release 0.7.2. It has never run on a GPU;
+tests/real checks its calls against the releases' own signatures. Shapes as in saccade.nn.delta_rule.
 """
 
 from functools import lru_cache

@@ -92,7 +92,7 @@ def rotary_pairs(x_NHD: torch.Tensor, cos_sin_N1C: torch.Tensor) -> torch.Tensor
 
 
 def rms_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor | None:
-    """Compute ops.rms_norm. Return None for gaps, and if the dtypes are equal: torch then needs one launch, too."""
+    """Compute ops.rms_norm. Return None for gaps, and if the dtypes are equal: then torch needs one launch, too."""
     if weight_E.dtype == x_NE.dtype or not x_NE.is_contiguous():
         return None
     output = torch.empty_like(x_NE)
@@ -125,7 +125,7 @@ def _norm(
 
 
 def softmax_top_k(logits_NE: torch.Tensor, top_k: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Compute ops.softmax_top_k; of equal experts, the first is chosen. Return None for gaps or over MOST_EXPERTS."""
+    """Compute ops.softmax_top_k; in a tie, choose the first expert. Return None for gaps or over MOST_EXPERTS."""
     num_tokens, num_experts = logits_NE.shape
     if num_experts > MOST_EXPERTS or logits_NE.stride(1) != 1:
         return None

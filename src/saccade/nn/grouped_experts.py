@@ -1,6 +1,6 @@
 """Experts (saccade.nn.ops.experts) in bfloat16 on a GPU: two grouped products for all experts; the host does not wait.
 
-torch's grouped product takes rows that are sorted by group and the end of each group, on the device. Triton makes them,
+torch's grouped product takes rows sorted by group, and the end of each group, both on the device. Triton makes these,
 and adds up the results. Rows after the last group are not written, and may hold anything. The product needs rows whose
 size is a multiple of 16 bytes. Shapes: N tokens, E width, K experts of a token, M = N * K.
 """

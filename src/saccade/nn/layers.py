@@ -34,7 +34,7 @@ class Layer(nn.Module):
     """A module that computes with the operations in *ops*.
 
     The loader reads *shardings*: by name, the layout of parameters that consist of parts or are cut over ranks. It also
-    reads *experts*: the cut of the first dimension of parameters that have one entry for each expert. The sharding of
+    reads *experts*: how the first dimension is cut in parameters that have one entry for each expert. The sharding of
     such a parameter is that of one entry. The parameters in *float32* keep that dtype in any network.
     """
 
@@ -58,8 +58,8 @@ class Layer(nn.Module):
 class Linear(Layer):
     """y = x W^T + b. Layers that read the same input can be one layer; *partitions* are their output widths.
 
-    With *split* "outputs", each partition's rows are cut over *ranks*, as units[i] heads for partition i, by default as
-    many as there are ranks. With "inputs", the columns are cut, and the results are summed over the ranks.
+    With *split* "outputs", each partition's rows are cut over *ranks*. Partition i consists of units[i] heads, by
+    default one for each rank. With "inputs", the columns are cut, and the results are summed over the ranks.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Linear(Layer):
                 self.weight = nn.Parameter(self.weight.new_empty(0, self.weight.shape[1]), requires_grad=False)
 
     def compile_kernel(self, num_tokens: int) -> None:
-        """Compile the kernel for *num_tokens*, unless it is compiled. Raises whatever its library raises."""
+        """Compile the kernel for *num_tokens*, unless it already is. Raises whatever its library raises."""
         if self.packed is not None:
             self._multiply_zeros(self.packed, num_tokens)
 
@@ -191,7 +191,10 @@ class Linear(Layer):
 
 
 class Embedding(Layer):
-    """A vector for each token id. Each of *ranks* holds an equal part of them, or all if they do not divide equally."""
+    """Maps each token id to a vector.
+
+    Each of *ranks* holds an equal part of the vectors, or all of them if they do not divide equally.
+    """
 
     def __init__(self, num_ids: int, width: int, ranks: Ranks = ALONE) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ class Unavailable(Exception):
 
 @contextmanager
 def attempt() -> Iterator[None]:
-    """Raise Unavailable, with the cause, for anything that a library raises."""
+    """Raise Unavailable, with the cause, for any exception in the block."""
     try:
         yield
     except Unavailable:
@@ -37,7 +37,10 @@ def attempt() -> Iterator[None]:
 
 
 def kernel(operation: str, formats: set[str], kernels: Mapping[tuple[str, str], str]) -> Callable[..., Any]:
-    """Return the function *operation* for weights in *formats* from its module in *kernels*. Raises Unavailable."""
+    """Return the function *operation* for weights in *formats* from its module in *kernels*.
+
+    Raises Unavailable if there is no such function, or if there is not exactly one format.
+    """
     if len(formats) != 1:
         raise Unavailable(f"its parts have several formats: {', '.join(sorted(formats))}")
     (form,) = formats

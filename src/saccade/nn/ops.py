@@ -239,7 +239,7 @@ def experts(
 class Operations:
     """An implementation of each operation; the defaults are the plain ones.
 
-    *kernels* are modules with `pack_linear` or `pack_experts` for quantised weights, by function and kind of format.
+    *kernels* names modules with `pack_linear` or `pack_experts` for quantised weights, by function and kind of format.
     """
 
     pack_linear: Callable[[torch.Tensor, torch.Tensor | None], PackedLinear] = pack_linear

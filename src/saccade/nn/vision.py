@@ -46,7 +46,7 @@ def patch_coordinates(grid: Grid, merge: int) -> tuple[npt.NDArray[np.int64], np
 
 
 def aligned_taps(position: npt.NDArray[np.int64], size: int, side: int) -> Taps:
-    """Return the two entries [P, 2] and their weights that resample *side* entries to *size*, corners aligned.
+    """Return the two entries [P, 2] and their weights that resample *side* entries to *size*, with aligned corners.
 
     Formula: transformers, vision_utils.py, get_vision_interpolation_indices_and_weights.
     """
@@ -58,7 +58,7 @@ def aligned_taps(position: npt.NDArray[np.int64], size: int, side: int) -> Taps:
 
 
 def centred_taps(position: npt.NDArray[np.int64], size: int, side: int) -> Taps:
-    """Return the same as aligned_taps, with outer edges aligned. Entries beyond the table are those at its border."""
+    """Return the same as aligned_taps, but with aligned outer edges. Beyond the table, its border entries repeat."""
     place = _centres(position, size, side)
     low = np.floor(place)
     share = (place - low).astype(np.float32)
@@ -69,8 +69,8 @@ def centred_taps(position: npt.NDArray[np.int64], size: int, side: int) -> Taps:
 def bicubic_taps(position: npt.NDArray[np.int64], size: int, side: int) -> Taps:
     """Return the four entries [P, 4] and their weights that resample *side* entries to *size*.
 
-    The rule is that of functional.interpolate in bicubic mode, without aligned corners or antialiasing. Entries beyond
-    the table are those at its border. If *size* is *side*, the weights are exactly 0, 1, 0, 0.
+    The rule is that of functional.interpolate in bicubic mode, without aligned corners or antialiasing. Beyond the
+    table, its border entries repeat. If *size* is *side*, the weights are exactly 0, 1, 0, 0.
     """
     place = _centres(position, size, side)
     low = np.floor(place)
@@ -88,18 +88,18 @@ def _centres(position: npt.NDArray[np.int64], size: int, side: int) -> npt.NDArr
 
 @lru_cache(maxsize=32)
 def frame_coordinates(grid: Grid, merge: int) -> npt.NDArray[np.float32]:
-    """Return row and column [rows * columns, 2] of the patches of one frame, in merge-block order. Do not write to it.
+    """Return row and column [rows * columns, 2] of the patches of one frame, in merge-block order.
 
-    It is cached because successive images often have the same size.
+    Do not write to the array: it is cached, because successive images often have the same size.
     """
     return np.stack(patch_coordinates(grid, merge), 1).astype(np.float32)
 
 
 @lru_cache(maxsize=32)
 def table_taps(grid: Grid, merge: int, table: tuple[int, int], rule: TapRule) -> Taps:
-    """Return the entries of a *table* of rows x columns for the patches of one frame, in merge-block order.
+    """Return the entries, and their weights, of a *table* of rows x columns for one frame's patches.
 
-    Do not write to the arrays: they are cached.
+    The patches are in merge-block order. Do not write to the arrays: they are cached.
     """
     row, column = patch_coordinates(grid, merge)
     rows, row_weights = rule(row, grid[1], table[0])
@@ -118,7 +118,7 @@ def packed_layout(grids: Sequence[Grid], device: torch.device, backend: VisionAt
 def packed_sequences(lengths: tuple[int, ...], device: torch.device, backend: VisionAttentionBackend) -> PackedLayout:
     """Return the attention layout of concatenated sequences, copied to *device* without a sync.
 
-    Raises ValueError for a layout that lacks what *backend* reads. So this is checked before the launch, once for all
+    Raises ValueError for a layout that lacks what *backend* reads. This check runs before the launch, once for all
     blocks.
     """
     borders = np.zeros(len(lengths) + 1, dtype=np.int32)
@@ -129,7 +129,7 @@ def packed_sequences(lengths: tuple[int, ...], device: torch.device, backend: Vi
 
 
 class PatchEmbedding(nn.Module):
-    """A convolution over patches whose stride is the size of its kernel, as one matrix.
+    """Patch embedding as a matrix product: a convolution whose stride equals its kernel size.
 
     Some checkpoints' kernels span two frames. An image shows the same frame twice, so the kernel summed over time gives
     the same result with half the multiplications. Patches of videos have both frames, and use the whole kernel.
@@ -178,7 +178,7 @@ class PackedSelfAttention(Layer):
         self.proj = Linear(hidden_size, hidden_size, bias, split="inputs", ranks=ranks)
 
     def normed(self, qk_PHD: torch.Tensor) -> torch.Tensor:
-        """Return queries and keys before their rotation; some towers normalise them."""
+        """Return the queries and keys that will be rotated; some towers normalise them here."""
         return qk_PHD
 
     def add_to(
@@ -201,7 +201,7 @@ class PairedSelfAttention(PackedSelfAttention):
     """PackedSelfAttention for checkpoints in which the channels i and i + D / 2 are rotated together."""
 
     def finish(self) -> None:
-        """Put these channels next to each other.
+        """Put channels i and i + D / 2 next to each other.
 
         Queries and keys are reordered alike, so their products do not change.
         """

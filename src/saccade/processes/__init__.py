@@ -1,1 +1,1 @@
-"""Processes of this machine that Saccade starts: tied to their parent, ended within a limit, restarted."""
+"""Starts processes on this machine, ties them to their parent, ends them within a time limit and restarts them."""

@@ -1,8 +1,8 @@
 """A small program that ties a process to its parent's life and then becomes the real program.
 
-Linux sends a process the signal it asked for by PR_SET_PDEATHSIG (prctl(2)) when the thread that started it ends. This
-file runs before the real program, so that any program can be tied. The parent then needs no code between fork and exec,
-when gRPC's threads may hold locks.
+Linux sends a process the signal that it asked for with PR_SET_PDEATHSIG (prctl(2)) when the thread that started it
+ends. This file runs before the real program, so that any program can be tied. The parent then needs no code between
+fork and exec, when gRPC's threads may hold locks.
 """
 
 import ctypes
@@ -15,14 +15,14 @@ PR_SET_PDEATHSIG = 1
 
 
 def tied(command: Sequence[str], signal_at_parents_death: signal.Signals) -> list[str]:
-    """Return the command that runs *command* in its own process group, and has it signalled when this process dies."""
+    """Return a command that runs *command* in its own process group. The kernel signals it when this process dies."""
     return [sys.executable, "-S", "-E", __file__, str(int(signal_at_parents_death)), str(os.getpid()), *command]
 
 
 def tie_to_parent(signal_at_parents_death: signal.Signals) -> None:
-    """Let the kernel signal this process when its parent dies.
+    """Have the kernel signal this process when its parent dies.
 
-    The caller must check whether the parent is dead already.
+    The caller must check whether the parent has died already.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal_at_parents_death), 0, 0, 0)

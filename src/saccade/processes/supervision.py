@@ -1,8 +1,8 @@
-"""Start a process, end it within a limit, and keep one running with back-off.
+"""Start processes, end them within a time limit, and keep them running with back-off.
 
-It is used for the programs of `saccade serve` and for a worker's engine. It does not start the gateway's fork server.
-Several threads start that, and the parent-death signal is tied to the thread, so the fork server ends with its control
-socket instead.
+`saccade serve` uses this module for its programs, and a worker for its engine. It does not start the gateway's fork
+server. Several threads start that, and the parent-death signal is tied to the thread. So the fork server ends when its
+control socket closes.
 """
 
 import asyncio

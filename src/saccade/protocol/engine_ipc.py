@@ -20,7 +20,7 @@ class Hangup(msgspec.Struct, frozen=True, array_like=True, tag="hangup"):
 
 
 class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
-    """Start a feed of these caches for *watcher*: a snapshot, then every change."""
+    """Start a feed of the *blocks*, the *images* or both for *watcher*: a snapshot, then every change."""
 
     watcher: int
     blocks: bool
@@ -60,7 +60,7 @@ class EngineProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress
 
 
 class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The engine cannot start; *message* is for the operator. The process exits after it."""
+    """The engine cannot start; *message* is for the operator. The process then exits."""
 
     message: str
 

@@ -1,6 +1,6 @@
 """Load: how busy an engine is, and its work so far. It is sent with deltas, at most a few times a second.
 
-If metrics show a field, its annotation has them.
+If metrics show a field, its annotation lists them.
 """
 
 from collections.abc import Iterator
@@ -81,8 +81,8 @@ class Load(Sums, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec fr
     *draining*: the worker finishes its requests and takes no new ones. *evicted_blocks_total* counts cached KV blocks
     that made room for others. Prompt tokens in cached blocks are recomputed if they lie between two recurrent states
     (*between_states_tokens_total*). They are also recomputed if a state or a window's block was evicted or had no room
-    (*evicted_state_tokens_total*, *evicted_window_tokens_total*). *steps_by_tokens* is a histogram of steps by tokens:
-    one count for each of STEP_TOKEN_BOUNDS, and one for more.
+    (*evicted_state_tokens_total*, *evicted_window_tokens_total*). *steps_by_tokens* is a histogram of steps by their
+    number of tokens: one count for each of STEP_TOKEN_BOUNDS, and one for more.
     """
 
     num_running: Annotated[

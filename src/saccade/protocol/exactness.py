@@ -11,7 +11,7 @@ LEVELS: tuple[Level, ...] = ("NONE", "TEXT_PREFIX", "DEGRADED", "EXACT")
 
 
 class Exactness(msgspec.Struct, frozen=True):
-    """Which cached blocks of a prompt a gateway knows of, and why it does not know all.
+    """Which cached blocks of a prompt a gateway knows of, and why it does not know them all.
 
     - EXACT: every block.
     - DEGRADED: the reported blocks. The worker may hold more, or reuse less.

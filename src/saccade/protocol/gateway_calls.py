@@ -1,4 +1,4 @@
-"""Requests between one gateway's processes: each has a tag, and one type of answer."""
+"""Requests between one gateway's processes. Each has a tag and one type of answer."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -47,7 +47,7 @@ class ShowKnown(msgspec.Struct, frozen=True, array_like=True, tag="show-known"):
 
 
 class KnownWorkers(msgspec.Struct, frozen=True):
-    """The indexer's *workers* by URL, and the bytes of its index."""
+    """The *workers* that the indexer follows, by URL, and the size of its index in bytes."""
 
     workers: dict[str, FeedState]
     index_bytes: int
@@ -73,8 +73,8 @@ class ShowWork(msgspec.Struct, frozen=True, array_like=True, tag="show-work"):
 class Booked(msgspec.Struct, frozen=True, kw_only=True):
     """The unfinished work that a gateway has sent to a worker.
 
-    *prefill_tokens* must still be computed before first tokens; *decode_blocks* belong to prompts past their first
-    token.
+    *prefill_tokens* counts the tokens still to compute before first tokens, and *decode_blocks* the blocks of prompts
+    past their first token.
     """
 
     requests: int = 0
@@ -84,7 +84,7 @@ class Booked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def total(kind: type[S], values: Sequence[S]) -> S:
-    """Return the sum of *values*, field by field, as a *kind*, whose fields are all numbers."""
+    """Return the sums of *values*, field by field, as a *kind*. All fields of *kind* must be numbers."""
     return kind(**{name: sum(getattr(value, name) for value in values) for name in kind.__struct_fields__})
 
 
@@ -111,7 +111,7 @@ class RequestError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True):
-    """The requests that a process is serving, and its bookings by the worker's URL.
+    """The requests that a process is serving, and its bookings by worker URL.
 
     *num_waiting* requests wait because every worker is at its limit. *errors* are the latest errors, newest first.
     """
@@ -127,7 +127,7 @@ class ForgetMedia(msgspec.Struct, frozen=True, array_like=True, tag="forget-medi
 
 
 class ShowUsage(msgspec.Struct, frozen=True, array_like=True, tag="show-usage"):
-    """Report the tenants' usage. Answered by a dictionary of TenantUsage by tenant's name."""
+    """Report the tenants' usage. Answered by a dictionary of TenantUsage by tenant name."""
 
 
 class TenantUsage(msgspec.Struct, kw_only=True):

@@ -82,7 +82,7 @@ KvEvent = BlockStored | BlockRemoved | StateStored | StateRemoved | ImageStored 
 
 
 class KvEvents(msgspec.Struct, frozen=True, array_like=True):
-    """One message of the feed. The first is a snapshot, parents before children; each next *number* is one more.
+    """One message of the feed. The first is a snapshot, parents before children; each later *number* is one higher.
 
     A gap in the numbers means that events were lost, so the reader must watch again. A snapshot's messages may share
     one number; *last* is set on the final one.

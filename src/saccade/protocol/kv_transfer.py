@@ -2,7 +2,7 @@
 
 The gateway makes a *key* of 32 random bytes for every transfer and hands it to both workers with their requests. The
 decode worker connects to the prefill worker. Both prove that they know the key, and every message has an authentication
-code computed with it (saccade.transport.kv_transfer).
+code that is computed from it (saccade.transport.kv_transfer).
 """
 
 import msgspec
@@ -29,7 +29,7 @@ class ReceiveKv(msgspec.Struct, frozen=True, array_like=True, tag="receive"):
 class KvForm(msgspec.Struct, frozen=True, array_like=True):
     """The model and its cache layout, which must be equal at both ends.
 
-    A block has another *window_nbytes* in sliding-window layers, for which only the end of a prompt is sent.
+    A block takes *window_nbytes* more in sliding-window layers, for which only the end of a prompt is sent.
     """
 
     fingerprint: bytes
@@ -42,7 +42,7 @@ class KvForm(msgspec.Struct, frozen=True, array_like=True):
     window_nbytes: int = 0
 
     def piece_nbytes(self, piece: "Piece") -> int:
-        """Return the size of the content of *piece*."""
+        """Return the size of *piece*'s content in bytes."""
         if piece.is_state:
             return self.state_nbytes
         num_bytes = self.block_nbytes + (self.window_nbytes if piece.has_window else 0)
@@ -61,7 +61,7 @@ class Pull(msgspec.Struct, frozen=True, array_like=True, tag="pull"):
 
 
 class Waiting(msgspec.Struct, frozen=True, array_like=True, tag="waiting"):
-    """The prompt is not computed yet."""
+    """The prompt has not been computed yet."""
 
 
 class PullRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
@@ -78,7 +78,7 @@ class FirstToken(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Prefilled(msgspec.Struct, frozen=True, array_like=True, tag="prefilled"):
-    """The prompt is computed. *first* has an entry for each sample of the request, in order."""
+    """The prompt has been computed. *first* has an entry for each sample of the request, in order."""
 
     first: list[FirstToken]
     num_cached_tokens: int = 0
@@ -88,8 +88,8 @@ class Prefilled(msgspec.Struct, frozen=True, array_like=True, tag="prefilled"):
 class Piece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
     """Blocks [start, stop) of the prompt, or with *is_state* the recurrent states at its end.
 
-    With *has_window*, the content also has these blocks of the sliding-window layers. It follows the message, or is in
-    the shared-memory *slot*.
+    With *has_window*, the content also has the same blocks of the sliding-window layers. The content follows the
+    message, or is in the shared-memory *slot*.
     """
 
     start: int

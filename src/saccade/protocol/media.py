@@ -61,7 +61,7 @@ class VideoHeader(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SlotRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Where data such as pixels is in shared memory."""
+    """The place of data, such as pixels, in shared memory."""
 
     name: str
     """The segment's."""
@@ -72,7 +72,7 @@ class SlotRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One image or video of a prompt. Without pixels, the worker is believed to hold its encoder output."""
+    """One image or video of a prompt. It may lack pixels if the worker is believed to hold its encoder output."""
 
     modality: str
     """"image" or "video"."""

@@ -1,4 +1,4 @@
-"""Names and limits for a checkpoint's small files, and a check that a folder has a whole model."""
+"""Names and limits for a checkpoint's small files, and a check that a folder holds a model, not an adapter."""
 
 from pathlib import Path
 

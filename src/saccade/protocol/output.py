@@ -1,4 +1,4 @@
-"""TokenDelta and FinishReason: the engine's output, one frame per step."""
+"""The engine's output: a StepFrame per step for each gateway, with TokenDeltas."""
 
 import enum
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class CachedModel:
-    """A model in the hub's cache: its hub id, its newest folder, and the bytes of all its revisions on disk."""
+    """A model in the hub's cache: its hub id, its newest usable folder, and the disk space of all its revisions."""
 
     name: str
     folder: Path
@@ -14,7 +14,7 @@ class CachedModel:
 
 
 def cached_models() -> list[CachedModel]:
-    """Return the models in the hub's cache that have a config.json, by name."""
+    """Return the models in the hub's cache that have a config.json, sorted by name."""
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 

@@ -52,7 +52,7 @@ class ReplicaSpec:
 
 
 class WorkerActor:
-    """The actor: runs `saccade worker` at a free port of its node's address, and ends with it."""
+    """The actor of a replica. It runs `saccade worker` on a free port of its node, and ends when the worker ends."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         host = get_node_ip_address()
@@ -87,7 +87,7 @@ class WorkerActor:
 
 
 def _free_port(host: str) -> int:
-    """Return a port of *host* that is free now; a worker that finds it in use ends, and is started again."""
+    """Return a port of *host* that is free now. A worker that finds the port in use ends, and is started again."""
     family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
     with socket.create_server((host, 0), family=family) as listener:
         return int(listener.getsockname()[1])
@@ -107,7 +107,7 @@ def _address(answer: object) -> str | None:
 
 
 class _Replica:
-    """A placement group with an actor, and the pending question for its address."""
+    """A placement group with an actor, and the pending call that asks for the actor's address."""
 
     def __init__(self, spec: ReplicaSpec) -> None:
         resources = dict(spec.resources)
@@ -141,7 +141,7 @@ class _Replica:
 
 
 class RayFleet:
-    """*num_replicas* workers of *spec* on the cluster at *address*, from the start to close(). Raises StartupError."""
+    """Runs *num_replicas* workers of *spec* on the cluster at *address*, until close(). Raises StartupError."""
 
     def __init__(self, address: str, spec: ReplicaSpec, num_replicas: int) -> None:
         join(address)

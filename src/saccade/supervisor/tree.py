@@ -33,7 +33,7 @@ class ChildSpec:
 
     - environment: None stands for this process's own.
     - error_codes: exit codes with which the program has printed its own error.
-    - ends_with_previous: whether it gets SIGTERM together with the program before it, or when that has ended.
+    - ends_with_previous: whether it gets SIGTERM together with the program before it, or only after that has ended.
     - beats_at: a socket at which the program runs a local_calls.CallServer, on the event loop that does its work.
     """
 
@@ -72,7 +72,7 @@ class Child:
         return self._code
 
     async def _live(self) -> str | None:
-        """Run the program once; return how it ended, or None if it is not to be started again."""
+        """Run the program once; return how it ended, or None if it must not be started again."""
         if self._stopping:
             return None
         try:
@@ -97,7 +97,7 @@ class Child:
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Kill *process* if it has answered once but no longer does, because it is stopped or its event loop hangs.
 
-        Missed answers are counted, so a pause of this process counts at most once.
+        This counts missed answers and not seconds, so a pause of this process counts at most once.
         """
         if self.spec.beats_at is None:
             return
@@ -137,9 +137,9 @@ class Child:
 class Tree:
     """Runs the programs of *specs* until a signal comes, then ends them in the order of *specs*.
 
-    Until *until_ready* has returned, the death of any program ends the start. Afterwards each is restarted with
-    back-off, without effect on the others. After a signal none is restarted; a second signal kills all at once. If this
-    process dies, all get SIGTERM.
+    If a program ends before *until_ready* has returned, the start fails. Afterwards a program that ends is restarted
+    with back-off, and the others run on. After a signal no program is restarted; a second signal kills all at once. If
+    this process dies, all programs get SIGTERM.
     """
 
     def __init__(self, specs: Sequence[ChildSpec], until_ready: Callable[[], Awaitable[None]]) -> None:

@@ -18,8 +18,8 @@ def worker_child(
 ) -> ChildSpec:
     """Return the ChildSpec of a worker that serves *model*, or the bundled one if that is None, on *socket*.
 
-    It drains by itself for *shutdown_timeout_seconds* if a signal reaches all processes; after the end of its gateway
-    it has no open requests.
+    If a signal reaches all processes, the worker drains by itself for at most *shutdown_timeout_seconds*. If its
+    gateway ends first, the worker has no open requests left.
     """
     names = [] if model is None else [model]
     flags = ("--uds", str(socket), "--shutdown-timeout", str(shutdown_timeout_seconds), "--log-level", log_level)

@@ -1,4 +1,4 @@
-"""Special tokens that tokenizer_config.json declares in addition to tokenizer.json."""
+"""Adds the special tokens that tokenizer_config.json declares and tokenizer.json lacks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,7 +29,7 @@ def declared_tokens(tokenizer_config: Mapping[str, Any]) -> dict[int, Mapping[st
 
 
 def merge_special_tokens(tokenizer: tokenizers.Tokenizer, tokenizer_config: Mapping[str, Any]) -> None:
-    """Add the special tokens that only tokenizer_config.json has, with the ids there. Raises StartupError.
+    """Add the special tokens that only tokenizer_config.json has, with the ids that it gives. Raises StartupError.
 
     Entries that are not special are not added: as special tokens they would be removed from answers.
     """

@@ -102,7 +102,9 @@ class ChatTemplate:
 
         If the prompt *continues* the last message, it ends after that message's text. *switches* are additional
         variables that the family declares: numbers, strings, true, false or null. *tools* reach the template through
-        *tool_variables*. Raises InvalidValue if the template refuses the messages, or if a switch has another type.
+        *tool_variables*. Raises InvalidValue if a switch has another type, or if the template cannot render the
+        messages. It also does so if the template leaves out the text to continue, or if its text cannot be told from
+        the users'.
         """
         user_variables = switches or {}
         for name, value in user_variables.items():
@@ -202,7 +204,7 @@ class ChatTemplate:
 
 
 def _marked(messages: list[dict[str, Any]], mark: str) -> list[dict[str, Any]]:
-    """Append *mark* to the last text of the last of *messages*, in place."""
+    """Append *mark*, in place, to the last text of the last message, and return *messages*."""
     if mark and isinstance(messages[-1]["content"], str):
         messages[-1]["content"] += mark
     elif mark:
@@ -219,7 +221,7 @@ def _last_text(messages: Sequence[Message]) -> str:
 def _cut(prompt: str, mark: str, text: str) -> str:
     """Return *prompt* up to the *mark* after *text*; the rule is that of transformers (chat_template_utils.py).
 
-    The mark ends in a space. If the template removed the space, it strips trailing white space, so the prompt's is
+    The mark ends in a space. If that space is missing, the template strips trailing white space, so the prompt's is
     removed too.
     """
     place = prompt.rfind(mark.strip())

@@ -49,7 +49,7 @@ class StopMatch:
         self._stop = stop
 
     def advance(self, character: str) -> bool:
-        """Take the next character; return whether it completes the stop string. If so, the search starts again."""
+        """Take the next character; return whether it completes the stop string. The search then goes on."""
         while self.num_matched and self.text[self.num_matched] != character:
             self.num_matched = self._stop.fallback(self.num_matched)
         self.num_matched += self.text[self.num_matched] == character
@@ -63,7 +63,7 @@ class StopMatch:
 class TextRules:
     """Rules for which part of an answer is shown.
 
-    - stop: strings that end it, once it has more than *min_tokens* tokens.
+    - stop: strings that end the answer, once it has more than *min_tokens* tokens.
     - shows_stop: whether the stop string itself is shown.
     - shows_special: whether special tokens are shown.
     """
@@ -117,7 +117,7 @@ class Detokenizer:
         return text
 
     def push_text(self, text: str) -> str:
-        """Like push_tokens(), but for the text of part of a token, which does not count."""
+        """Like push_tokens(), but for text from part of a token, which does not count as a token."""
         return "" if self.stop is not None else self._release(self._stream.finish_text() + text)
 
     def finish_text(self) -> str:

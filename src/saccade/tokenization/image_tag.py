@@ -11,7 +11,7 @@ NUMBER = "{number}"
 class ImageTag:
     """A tag's text *form*, such as `<|image_{number}|>\\n`; `{number}` is the image's number in the chat, from 1.
 
-    The form of a model without images is empty, and no text contains it.
+    A model without images has an empty form; text is then not searched for tags.
     """
 
     form: str

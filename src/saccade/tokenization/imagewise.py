@@ -55,9 +55,9 @@ class ImagewiseTokenizer(JsonTokenizer):
     def encode_as_vllm_chat(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
         """Return vLLM's ids for a chat with images, with each image as one placeholder.
 
-        vLLM encodes the prompt as a whole and decodes it, which loses white space next to special tokens, and only then
-        encodes the text between images. Without images it adds no BOS. It treats special tokens in users' text as the
-        template's, so such text must not be sent to it. Raises InvalidValue for more than MAX_TEXT_BYTES.
+        vLLM encodes the whole prompt and decodes it again, which loses white space next to special tokens. Only then
+        does it encode the text between images. Without images it adds no BOS. It treats special tokens in users' text
+        as the template's, so such text must not be sent to it. Raises InvalidValue for more than MAX_TEXT_BYTES.
         """
         text = "".join(segment.text for segment in segments)
         check_length(text)
@@ -73,7 +73,7 @@ class ImagewiseTokenizer(JsonTokenizer):
         return first + [token_id for stretch in others for token_id in (*self._placeholder_ids, *stretch)]
 
     def _ids(self, text: str) -> list[int]:
-        """Return the ids of *text*, in which strings that look like special tokens are special tokens."""
+        """Return the ids of *text*. Strings that look like special tokens become special tokens."""
         ids: list[int] = self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 

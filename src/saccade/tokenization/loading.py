@@ -39,7 +39,7 @@ class TokenizerNeeds:
 
 
 def load_tokenizer(files: Mapping[str, bytes], tokenizer_config: Mapping[str, Any], needs: TokenizerNeeds) -> Tokenizer:
-    """Return the tokenizer of a checkpoint with *files* by name. Raises StartupError.
+    """Return a checkpoint's tokenizer from its *files*, by name. Raises StartupError.
 
     A tiktoken.model takes precedence over a tokenizer.json, which is a conversion, if the family has a
     tiktoken_pattern. *tokenizer_config* is the parsed tokenizer_config.json, or {} if there is none.

@@ -1,4 +1,4 @@
-"""Reads answer tags of several tokens, `<|open|>NAME<|sep|>` and `<|close|>NAME<|sep|>`, each as one id.
+"""Reads answer tags that span several tokens, `<|open|>NAME<|sep|>` and `<|close|>NAME<|sep|>`, each as one id.
 
 Such an id is negative: it is not a token of any vocabulary, and has no text.
 """
@@ -50,7 +50,7 @@ class Markup(NamedTuple):
 class MarkupReader:
     """Reads the tags of one answer.
 
-    *num_tokens* is how many more tokens have come so far than ids have been returned.
+    *num_tokens* is the number of tokens taken so far, minus the number of ids returned for them.
     """
 
     def __init__(self, markup: Markup, tokenizer: Tokenizer) -> None:
@@ -69,7 +69,7 @@ class MarkupReader:
         return [token_id for token_id in reader.take_tokens(prompt[-MAX_TAG_TOKENS:])[-1:] if token_id < 0]
 
     def take_tokens(self, token_ids: Sequence[int], is_last: bool = False) -> list[int]:
-        """Return new tokens with an id for each tag.
+        """Return *token_ids* with an id in place of each tag.
 
         The tokens of an incomplete tag wait for the next call. At the end of the answer they are dropped, but
         *num_tokens* counts them.

@@ -133,7 +133,7 @@ def _words(tree: jinja2.nodes.Template) -> Iterator[str]:
 
 
 class _LookedFor(jinja2.visitor.NodeTransformer):
-    """Replaces the strings that a template searches for in text with variables; *names* has their names and values."""
+    """Replaces the strings that a template searches for in text with variables. *names* maps those to the strings."""
 
     def __init__(self, special_tokens: Collection[str]) -> None:
         self.names: dict[str, str] = {}

@@ -16,7 +16,7 @@ def meter_tree(tree: jinja2.nodes.Template) -> None:
 
 
 class _Metering(jinja2.visitor.NodeTransformer):
-    """Inserts the counting filters."""
+    """Inserts the counting filters around the nodes of a template."""
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
         num_bytes = _written_bytes(node.body)

@@ -1,10 +1,10 @@
-"""Computes a lower bound on the number of a text's tokens from its bytes, so that no text that cannot fit is tokenised.
+"""Computes a lower bound on a text's number of tokens from its bytes, so that texts that cannot fit are not tokenised.
 
-If every byte of a text belongs to some token, the text has at least as many tokens as its bytes divided by the longest
-token's bytes. A tokenizer.json can violate this in three ways. Its normalizer can shorten the text: the bound accounts
-for NFC, and files with a normalizer that may shorten it otherwise have no bound. Added tokens can strip the white space
-next to them; white space then does not count. Unknown text can be dropped or become a single token; such files have no
-bound.
+If every byte of a text belongs to some token, the number of tokens is at least the text's length divided by the longest
+token's, in bytes. A tokenizer.json can violate this in three ways. Its normalizer can shorten the text: the bound
+accounts for NFC, and files with a normalizer that may shorten it otherwise have no bound. Added tokens can strip the
+white space next to them; white space then does not count. Unknown text can be dropped or become a single token; such
+files have no bound.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -44,9 +44,9 @@ class TiktokenTokenizer(Tokenizer):
     """Turns text into token ids and back, for one tiktoken.model.
 
     *model* is the file's content, one line per token with its base64 and its rank; *pattern* splits text before it is
-    encoded; *tokenizer_config* names the reserved ids. All reserved ids are special tokens for templates and users;
-    answers omit them, except those with `special: false` in tokenizer_config.json that are not *protected*: tokens, by
-    id or content, that represent images. Raises StartupError if a file is wrong.
+    encoded; *tokenizer_config* names the reserved ids. All reserved ids are special tokens for templates and users.
+    Answers omit them, except those with `special: false` in tokenizer_config.json. *protected* lists tokens that
+    represent images, by id or content; answers always omit these. Raises StartupError if a file is wrong.
     """
 
     def __init__(

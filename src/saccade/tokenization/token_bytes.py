@@ -1,4 +1,4 @@
-"""The bytes of tokens, and the text that a sequence of tokens decodes to.
+"""Converts tokens to the bytes that they represent, and decodes sequences of tokens to text.
 
 A tokenizer.json declares how its tokens represent bytes. Text is held back while its last character is incomplete.
 """
@@ -36,7 +36,7 @@ class ByteStream:
 
 
 class ByteFallbackStream:
-    """Decodes vocabularies of text in which other characters are one token per byte (SentencePiece).
+    """Decodes vocabularies whose tokens are text, or single bytes for other characters (SentencePiece).
 
     Consecutive byte tokens are decoded together if they are valid UTF-8; otherwise each becomes U+FFFD. So they are
     held back until another token follows. The first *num_stripped* spaces of the text are omitted, because the
@@ -92,7 +92,7 @@ class TokenBytes(Protocol):
 
 
 class ByteLevel:
-    """Each character of a token represents a byte (GPT-2's encoder.py)."""
+    """Converts tokens in which each character represents a byte (GPT-2's encoder.py)."""
 
     def to_bytes(self, token: str) -> bytes:
         """Return the bytes of *token*; its UTF-8 if it is not in the byte alphabet, as added tokens may be."""
@@ -110,7 +110,7 @@ class ByteLevel:
 
 
 class ByteFallback:
-    """Tokens are text with a special character for spaces; <0xNN> is the byte NN (SentencePiece)."""
+    """Converts tokens that are text with a special character for spaces; <0xNN> is the byte NN (SentencePiece)."""
 
     def __init__(self, vocab: Mapping[str, int], num_stripped: int) -> None:
         self._byte_token_ids = frozenset(vocab[token] for token in vocab if _BYTE_TOKEN.fullmatch(token))

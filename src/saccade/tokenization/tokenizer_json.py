@@ -3,7 +3,7 @@
 Users cannot write special tokens: the library treats special tokens as text. Every special token gets a random alias,
 an added token that users cannot guess. The template's special tokens are passed to the library as aliases; all other
 text is passed unchanged. Tags (TAG) that are added tokens are treated likewise, but answers show them, as the reference
-does. One call encodes the whole prompt, or each of several pieces that have the same ids apart as together. So
+does. Each call encodes the whole prompt, or a piece that has the same ids apart as within the whole. So
 pre-tokenisation is the same as in the reference (`transformers`, AutoTokenizer.apply_chat_template).
 """
 
@@ -90,7 +90,7 @@ class JsonTokenizer(Tokenizer):
         return self._encode(text) if pieces is None else pieces(texts, self._encode)
 
     def _cut(self, segments: Iterable[Segment]) -> list[str]:
-        """Return the prompt in pieces of PIECE_CHARACTERS or more that have the same ids apart as together.
+        """Return the prompt in pieces of PIECE_CHARACTERS or more, which have the same ids apart as within the whole.
 
         The library splits a text at special tokens first, so each piece after the first begins with one. That token
         must not strip white space before it; other neighbours do not matter.

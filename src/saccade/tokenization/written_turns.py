@@ -33,7 +33,7 @@ NAMED_ROLES: Final = ("system", "user", "assistant")
 
 
 def calling(*arguments: str, content: str = "") -> list[Message]:
-    """Return messages, the last of which has *content* and calls a function for each of *arguments*."""
+    """Return messages, the last of which has *content* and calls a function once for each of *arguments*."""
     calls = [
         {"id": f"functions.f:{number}", "type": "function", "function": {"name": "f", "arguments": {"a": argument}}}
         for number, argument in enumerate(arguments)
@@ -67,10 +67,10 @@ _OF_ROLES: Final[Mapping[str, tuple[Sequence[Message], Message, Sequence[Message
 class WrittenTurns:
     """Which turns a template writes, and in what form.
 
-    *systems*: a system turn at the beginning. *leading_systems*: more than one. *late_systems*: the places of those
-    later in a chat. A turn of the *joined* roles is written whole only if its content is one string. *results_first*:
-    tool results stand before the text of the turn with their calls. *argument_texts*: a call's arguments may be text
-    instead of an object. *names*: the roles of turns whose `name` is written.
+    *systems*: a system turn at the beginning. *leading_systems*: more than one. *late_systems*: the places of system
+    turns later in a chat. A turn of the *joined* roles is written whole only if its content is one string.
+    *results_first*: tool results stand before the text of the turn with their calls. *argument_texts*: a call's
+    arguments may be text instead of an object. *names*: the roles of turns whose `name` is written.
     """
 
     systems: bool = True

@@ -1,1 +1,1 @@
-"""Traces of requests for OpenTelemetry: `trace` notes stages, `tracer` chooses requests, `otlp` sends spans."""
+"""Traces of requests for OpenTelemetry: `trace` notes stages, `tracer` begins and ends traces, `otlp` sends spans."""

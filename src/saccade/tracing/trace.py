@@ -47,7 +47,7 @@ class Trace:
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.is_sampled:02x}"
 
     def now(self) -> int:
-        """Return the time in nanoseconds since 1970, unaffected if the clock has been set since the request began."""
+        """Return the time in nanoseconds since 1970, ignoring changes to the clock since the request began."""
         return self._since_1970 + time.perf_counter_ns()
 
     def add_stages(self, seconds: dict[str, float]) -> None:
@@ -69,7 +69,7 @@ class Trace:
             self.stages.append(("engine.encode", start, min(end, start + _nanoseconds(seconds["encode"]))))
 
     def note_first_token(self) -> None:
-        """Note that an answer's first token has come."""
+        """Note that an answer's first token has arrived."""
         if self.is_sampled:
             self.first_tokens.append(self.now())
 

@@ -1,4 +1,4 @@
-"""Traces requests: the settings, and the Tracer that begins and ends their traces."""
+"""Request tracing: its settings, and the Tracer that begins and ends the traces."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -68,13 +68,13 @@ class Tracer:
         return trace
 
     def end_trace(self, trace: Trace, name: str, attributes: Attributes, *, has_failed: bool) -> None:
-        """Queue the span of an ended request, *name* with *attributes*, and the spans of its stages. Never waits."""
+        """Queue an ended request's span, which has *name* and *attributes*, and its stages' spans, without waiting."""
         if trace.is_sampled:
             self._sender.send_spans(trace, name, attributes, has_failed=has_failed)
             trace.is_sampled = False  # what ends later, such as a fetch that others share, is too late
 
     def close(self) -> None:
-        """Send the queued spans; waits a few seconds at most."""
+        """Send the queued spans, waiting a few seconds at most."""
         self._sender.close()
 
 

@@ -36,7 +36,7 @@ class Access:
     own_uid: int = field(default_factory=os.geteuid)
 
     def check(self, bind: str) -> None:
-        """Raise StartupError if strangers could call a worker that listens on *bind*, or if a setting has no effect."""
+        """Raise StartupError if any other machine could call a worker on *bind*, or if a setting has no effect."""
         if self.client_authorities is not None and self.identity is None:
             raise StartupError("--tls-client-ca needs --tls-cert and --tls-key.")
         over_tcp = self.token is not None or self.identity is not None
@@ -95,7 +95,7 @@ def is_loopback(bind: str) -> bool:
 
 
 class _TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without the token, except those of OPEN_METHODS, before gRPC looks up the method."""
+    """Refuses calls without the token, except to OPEN_METHODS, before gRPC looks up the method."""
 
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()

@@ -32,7 +32,7 @@ class Identity:
 class WorkerCredentials:
     """The credentials that a gateway shows its workers, and the *authorities* (PEM) that vouch for workers with TLS.
 
-    Without *authorities*, gRPC's library trusts the public ones that it bundles, and other connections the system's.
+    Without *authorities*, gRPC's library trusts the public ones that it bundles; other connections trust the system's.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -87,7 +87,8 @@ NO_CREDENTIALS = WorkerCredentials()
 def read_token(path: Path) -> str:
     """Return the token in the file *path*.
 
-    Raises StartupError if the file cannot be read, if others may read it, or if the token is easily guessed.
+    Raises StartupError if the file cannot be read, or if others may read or change it. Also raises it
+    if the token has fewer than MIN_TOKEN_CHARACTERS, or is not one word of printable ASCII.
     """
     token = _read(path, "--worker-token-file").strip()
     _check_private(path)
@@ -102,7 +103,8 @@ def read_token(path: Path) -> str:
 def read_identity(certificate: Path | None, key: Path | None, prefix: str = "--tls") -> Identity | None:
     """Read the files that the flags *prefix*-cert and *prefix*-key name, or return None if neither is set.
 
-    Raises StartupError if only one is set, or if the files are not a certificate and its private, unencrypted key.
+    Raises StartupError if only one is set, or if others may read or change the key. Also raises it if the
+    files are not a certificate and its unencrypted key.
     """
     if certificate is None and key is None:
         return None

@@ -29,7 +29,7 @@ class EngineChannel:
         self._decoder: msgspec.msgpack.Decoder[FrontMessage] = msgspec.msgpack.Decoder(FrontMessage)
 
     def send(self, message: EngineMessage) -> None:
-        """Send one message; blocks while the front does not read. Raises ChannelClosed."""
+        """Send one message, and block while the front does not read. Raises ChannelClosed."""
         try:
             self._socket.sendall(framing.framed(self._encoder.encode(message)))
         except OSError as error:

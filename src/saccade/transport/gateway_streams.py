@@ -1,7 +1,8 @@
 """The worker's end of its streams to gateways: the front's view of each, and the streams over a Unix socket.
 
-saccade.transport.server serves the streams over gRPC. On the same host, a gateway opens its stream at a Unix socket
-next to gRPC's, with the same frames (docs/decisions/010-unix-stream.md). Either side ends a stream by closing it.
+saccade.transport.server serves the streams over gRPC. If gRPC listens on a Unix socket, a gateway opens its stream at
+another one next to it, with the same frames (docs/decisions/010-unix-stream.md). Either side ends a stream by closing
+it.
 """
 
 import asyncio
@@ -95,13 +96,13 @@ class Front(Protocol):
         """Return the encoded Description, with a digest if *without_files*. Raises Refused while no engine is ready."""
 
     def open(self, frames: Frames | None = None) -> GatewayStream:
-        """Return a new connection, which writes to *frames*. Raises Refused while no engine is ready."""
+        """Return a new connection, which writes to any *frames*. Raises Refused while no engine is ready."""
 
     def receive(self, connection: GatewayStream, command: bytes) -> None:
         """Take one encoded GatewayCommand from *connection*. Raises Refused if it is malformed."""
 
     def watch(self, blocks: bool, images: bool) -> GatewayStream:
-        """Return a connection that delivers KvEvents of these caches. Raises Refused while no engine is ready."""
+        """Return a connection for KvEvents of *blocks*, *images* or both. Raises Refused while no engine is ready."""
 
     def hang_up(self, connection: GatewayStream) -> None:
         """Note that a connection's stream has ended."""

@@ -68,7 +68,7 @@ class Call:
         self._connection.cancel(self)
 
     def read_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Note the status if *headers* has one, as trailers do, and the headers of an answer without messages."""
+        """Note the status, if *headers* has one: trailers do, and so do the headers of an answer without messages."""
         values = dict(headers)
         if (http := values.get(b":status", b"200")) != b"200":
             code = grpc.StatusCode.UNAVAILABLE if http in BUSY else grpc.StatusCode.UNKNOWN
@@ -86,7 +86,7 @@ class Call:
 
     @property
     def num_unfinished_bytes(self) -> int:
-        """How many bytes have arrived of a message that is still incomplete."""
+        """The number of bytes that have arrived of an incomplete message."""
         return len(self._partial)
 
     def messages(self, data: bytes, max_bytes: Callable[[], int]) -> Iterator[bytes]:

@@ -83,7 +83,7 @@ logger = logging.getLogger(__name__)
 class GrpcCalls:
     """Makes calls to the server at *target*, `host:port`, with TLS if *tls* is set.
 
-    A connection is made when a call needs one. *quiet_seconds* replaces QUIET_SECONDS and STILL_QUIET_SECONDS for a
+    It connects when a call needs a connection. *quiet_seconds* replaces QUIET_SECONDS and STILL_QUIET_SECONDS for a
     server that allows more pings. *max_unfinished_bytes* returns how many bytes a connection's incomplete messages may
     have in total.
 
@@ -305,7 +305,7 @@ class _Connection(asyncio.Protocol):
 
         h2 gets no GOAWAY frames, after which it would accept no frames of any call. Nor does it get an open call's DATA
         frames without flags, because it takes longer over them than everything else here. Raises ProtocolError,
-        including for too many frames without content.
+        also if too many frames have no content.
         """
         unread, first, num_frames, num_useful = self._unread, self._num_read, 0, 0
         data: list[_Data] = []
@@ -396,7 +396,7 @@ class _Connection(asyncio.Protocol):
             call.end(grpc.StatusCode.INTERNAL, "its message met an unforeseen error")
 
     def _credit(self, window: "Call | _Connection", num_bytes: int) -> None:
-        """Count what the server has sent in *window*. From half of WINDOW_BYTES on, let it send as much again."""
+        """Count the bytes that the server has sent in *window*. Past half of WINDOW_BYTES, allow it as many again."""
         window.num_uncredited_bytes += num_bytes
         if window.num_uncredited_bytes > WINDOW_BYTES // 2 and self._transport is not None:
             header = FRAME_HEADER.pack(0, 4, WINDOW_UPDATE, 0, window.stream_id)

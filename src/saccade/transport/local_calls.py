@@ -99,7 +99,7 @@ class CallClient:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to connect; returns at once."""
+        """Begin to connect, and return at once."""
         self._task = lasting_task.begin(self._keep_connected, f"calls to {self._path.name}")
 
     async def close(self) -> None:

@@ -30,9 +30,9 @@ def on_host_of_worker(endpoint: str, host: str) -> str | None:
 def may_be_of_worker(address: str, url: str) -> bool:
     """Return whether the worker at *url* may claim that others reach it at *address*, `host:port`.
 
-    The host in *url* is allowed. Another host is too, but only as an IP address, since the worker may have a separate
-    network for transfers. A loopback address is allowed for a worker on loopback or on a Unix socket. A link-local
-    address, or one that is not a single machine's, is not allowed unless *url* has it.
+    The host in *url* is allowed. So is any other IP address, since the worker may have a separate network for
+    transfers. But a loopback address is allowed only for a worker on loopback or on a Unix socket. A link-local
+    address, or one that is not a single machine's, is allowed only if *url* has it.
     """
     name, _, port = address.rpartition(":")
     host = "localhost" if url.startswith("unix:") else urlsplit(url).hostname or ""

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Servicer:
-    """Translates gRPC calls into calls of a Front; it has one method for each of CALLS."""
+    """Translates gRPC calls into calls to a Front; it has one method for each of CALLS."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -164,7 +164,7 @@ class WorkerServer:
         return f"{scheme}{self.bind.rpartition(':')[0]}:{self.port}"
 
     async def start(self) -> None:
-        """Listen. Raises StartupError if the address is not available, or if strangers could call."""
+        """Listen. Raises StartupError if the address is not available, or if Access.check() refuses it."""
         self._access.check(self.bind)
         try:
             if self._streams is not None:

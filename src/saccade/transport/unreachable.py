@@ -24,8 +24,8 @@ NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH)
 def why_unreachable(url: str, error: BaseException, remedy: str, authority: str = "SSL_CERT_FILE=ca.pem") -> str:
     """Return the cause of *error*, which ended a connection to *url*, and what to do.
 
-    *remedy* is a sentence that helps if nothing listens there. *authority* shows how to name a private authority to the
-    client.
+    *remedy* is a sentence that helps if nothing listens there. *authority* shows how to make the client
+    trust a private authority.
     """
     for cause in _causes(error):
         match cause:

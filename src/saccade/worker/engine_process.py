@@ -54,11 +54,11 @@ TIMEOUTS = Timeouts()
 
 
 class EngineProcess:
-    """Keeps one engine running: *command* and `--fd N`, where N is its end of the channel to the front.
+    """Keeps one engine running. *command* starts it, with `--fd N` added: its end of the channel to the front.
 
-    An engine that dies, or makes no iteration for longer than *timeouts* allows, is replaced. *on_message* gets every
-    message from an engine except EngineFailed. *on_lost* gets a sentence when a ready engine has ended, which also ends
-    all its requests. Neither callback may block.
+    Once an engine has been ready, any engine that dies, or makes no progress for longer than *timeouts* allows, is
+    replaced. *on_message* gets every message from an engine except EngineFailed. When a ready engine ends, its requests
+    end too, and *on_lost* gets a sentence that says why. Neither callback may block.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class EngineProcess:
     async def _live(self) -> str:
         """Start one engine and pass on its messages until it ends.
 
-        Return the reason as a sentence. Raises StartupError with it if no engine has been ready yet.
+        Return the reason as a sentence. If no engine has been ready yet, raise StartupError with that sentence.
         """
         front, engine = socket.socketpair()
         with engine:
@@ -137,7 +137,7 @@ class EngineProcess:
         self._on_message(message)
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kill an engine whose iterations stand still; this closes its channel."""
+        """Kill the engine if it makes no progress; this closes its channel."""
         while True:
             limit = self._timeouts.silence_seconds if self._ready else self._timeouts.loading_seconds
             remaining = self._moved_at + limit - time.monotonic()

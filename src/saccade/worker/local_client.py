@@ -1,4 +1,4 @@
-"""Sends requests to the engine from within the worker's process, for fronts of other wires."""
+"""Sends requests to the engine from within the worker's process, for fronts that serve other wires."""
 
 import asyncio
 import itertools
@@ -21,10 +21,10 @@ Inbox = asyncio.Queue[TokenDelta | WorkerFailed]
 
 
 class LocalClient:
-    """Sends requests on one connection of *front*, which opens on first use and again after an engine's end.
+    """Sends requests to *front* over one connection.
 
-    *described* returns the engine's description; it raises Refused while no engine is ready. Requests carry their
-    pixels inline.
+    The first use opens the connection, as does the first use after an engine has ended. *described* returns the
+    engine's description; it raises Refused while no engine is ready. Requests carry their pixels inline.
     """
 
     def __init__(self, front: Front, described: Callable[[], Description]) -> None:
@@ -56,10 +56,10 @@ class LocalClient:
         return str(next(self._numbers))
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
-        """Submit *request* and yield the deltas of its samples, the last of each with a finish reason.
+        """Submit *request* and yield the deltas of its samples. Each sample's last delta has a finish reason.
 
         Closing the iterator early aborts the request. Raises WorkerUnavailable while no engine is ready, WorkerFailed
-        if it ends, and the error that a delta carries.
+        if the engine ends or this process cannot keep up, and the error that a delta carries.
         """
         connection = self.connect()
         inbox: Inbox = asyncio.Queue()
@@ -94,9 +94,10 @@ class LocalClient:
         self._send(self.connect(), ResetCaches(prefix=True, media=True))
 
     async def block_events(self) -> AsyncGenerator[KvEvents, None]:
-        """Yield the engine's KV cache contents until the engine ends: a snapshot's messages, then increments.
+        """Yield what the engine's KV cache holds: first the messages of a snapshot, then every change.
 
-        Raises WorkerUnavailable while no engine is ready, and WorkerFailed if a slow reader has lost messages.
+        Raises WorkerUnavailable while no engine is ready, and WorkerFailed if the engine ends or the caller reads too
+        slowly.
         """
         try:
             watcher = self._front.watch(True, False)
@@ -115,7 +116,7 @@ class LocalClient:
         await lasting_task.end(self._reader)
 
     def connect(self) -> GatewayStream:
-        """Return the connection, which brings the engine's load. Raises WorkerUnavailable while no engine is ready."""
+        """Return the connection, which also carries load reports. Raises WorkerUnavailable while no engine is ready."""
         if self._connection is None:
             try:
                 self._connection = self._front.open()

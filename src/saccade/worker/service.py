@@ -61,7 +61,7 @@ class WorkerConfig:
 class Relay:
     """A worker's Front: passes gateways' commands to the engine, and the engine's frames to gateways.
 
-    The relay checks a command against its type before passing it on. It does not decode frames and events. Each stream
+    The relay checks a command against its type before passing it on. It does not decode frames or events. Each stream
     has a number, and ends when the engine ends.
     """
 
@@ -103,7 +103,7 @@ class Relay:
         return connection
 
     def drain(self) -> None:
-        """Take no new requests; *idle* is set when the engine has no request left or has ended."""
+        """Take no new requests. *idle* is set once the engine has no requests left, or if no engine is ready."""
         self.draining = True
         self.changed.set()
         if self.serving.is_set():
@@ -127,7 +127,7 @@ class Relay:
             self.engine.send(Forward(connection.number, command))
 
     def _refusal(self, connection: GatewayStream, command: bytes) -> StepFrame:
-        """Return the answer to a malformed command. It returns the slots, and ends the request if the engine has it."""
+        """Abort the request of a malformed command, and return an answer that gives the command's slots back."""
         remains = partial_decode.salvage(command)
         if remains.request_id is None:
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "A frame is not a command of saccade.worker.v1.")
@@ -138,7 +138,7 @@ class Relay:
         return StepFrame([delta], list(remains.slots))
 
     def watch(self, blocks: bool, images: bool) -> GatewayStream:
-        """Return a connection with the engine's cache events. Raises Refused as open() does."""
+        """Return a connection that carries the engine's cache events. Raises Refused as open() does."""
         watcher = self.open()
         del self._connections[watcher.number]
         self._watchers[watcher.number] = watcher
@@ -199,7 +199,7 @@ class Relay:
 
 
 def _too_late(request: EngineRequest) -> StepFrame:
-    """Return the refusal of a request that came after the drain began, with its slots."""
+    """Return the answer that refuses a request because the drain has begun, and gives its slots back."""
     failure = Failure(WorkerUnavailable.code, SHUTTING_DOWN)
     slots = [item.slot.name for item in request.media if item.slot is not None]
     return StepFrame([TokenDelta(request.request_id, [], FinishReason.ERROR, failure=failure)], slots)

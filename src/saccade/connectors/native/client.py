@@ -347,7 +347,7 @@ class WorkerClient(Connector[_NativeSession]):
                 keeping_up.cancel()
 
     async def _describe(self, stub: Any) -> Description:
-        """Return what the worker says of itself, with its files, which it sends only if no other worker has."""
+        """Return the description of the worker, which sends its files only if no other worker has."""
         description = await self._described(stub, without_files=True)
         if not (digest := description.files_digest):
             return description

@@ -1,1 +1,1 @@
-"""Decides what each step computes: requests, sequences, the scheduler, KV blocks and images. Has no tensors."""
+"""Decides what each step computes. It has requests, sequences, the scheduler, KV blocks and images, but no tensors."""

@@ -11,7 +11,7 @@ from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Sums
 
 
 class Counters(Sums, kw_only=True):
-    """Sums since the start. Image encoding within a step also counts as network time."""
+    """Sums since the start. The time for encoding images is also part of the network's time."""
 
     steps_by_tokens: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_TOKEN_BOUNDS) + 1))
 

@@ -2,9 +2,9 @@
 
 The executors hold the tensors themselves, by id.
 
-Room is made before an image is encoded, since its size is known in advance. An unfinished prefill pins the entries that
-it still needs; other entries are evicted, least recently used first. Pinned entries and entries that are being encoded
-may exceed the budget, but the encode budget limits how much each step adds.
+The cache makes room before an image is encoded, since the size of its features is known in advance. An unfinished
+prefill pins the entries that it still needs; other entries are evicted, least recently used first. Pinned entries and
+entries that are being encoded may exceed the budget, but the encode budget limits how much each step adds.
 """
 
 from collections.abc import Callable, Collection, Iterator

@@ -36,10 +36,9 @@ logger = structlog.get_logger(__name__)
 class EncodeCosts:
     """The cost of encoding a media item.
 
-    It has *patches* to compute, by its grid, and *num_bytes* of features, by its grid and original size.
-
-    All patches pass through *num_layers* layers. A video is encoded part by part; *parts* counts them by grid and
-    modality. An image of up to *most_whole* patches is encoded in one step.
+    *patches* returns how many patches to compute for a grid, and *num_bytes* the size of the features for a grid and an
+    original size. All patches pass through *num_layers* layers. A video is encoded part by part; *parts* returns the
+    number of parts for a grid and a modality. An image of up to *most_whole* patches is encoded in one step.
     """
 
     patches: Callable[[Grid], int]
@@ -69,7 +68,7 @@ class EncodeCosts:
 
 
 class _Paused(NamedTuple):
-    """An image that is not encoded yet, or only in part: *num_layers* are left, each over *patches*."""
+    """An image that is not encoded yet, or only in part: *num_layers* layers are left, each over *patches* patches."""
 
     output_id: int
     num_layers: int

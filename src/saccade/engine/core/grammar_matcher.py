@@ -36,9 +36,9 @@ def add_ids(words: Words, token_ids: Iterable[int], vocab_size: int) -> Words:
 
 
 class GrammarMatcher:
-    """Follows one answer. Its state depends only on the answer's tokens, so recomputed KV state does not change it.
+    """Follows one answer. Its state depends only on the answer's tokens, so preemption does not change it.
 
-    *usable* are the ids that the request may draw at all. If the prompt ends within reasoning, all ids except
+    *usable* holds the ids that the request may draw at all. If the prompt ends within reasoning, all ids except
     *end_ids*, which end an answer, are allowed up to the token *reasoning_end_id*. If this or other answers have filled
     the lexer, the answer continues in another one.
     """

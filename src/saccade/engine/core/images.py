@@ -38,7 +38,7 @@ class RequestImage:
 
     - end: the index after its last token.
     - param: names the image in errors.
-    - pins: (index of a sample, until when); EncoderCache sets and removes them.
+    - pins: pairs of a sample's index and an Until, which EncoderCache sets and removes.
     - is_requested: whether the gateway was asked for the pixels, so that every sample waits for its answer.
     """
 

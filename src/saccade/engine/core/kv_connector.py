@@ -13,7 +13,7 @@ STEP_FAILED = "The model failed on this request's step."
 
 
 class KvConnector:
-    """The connector of an engine that serves whole requests: it moves no state, and refuses requests that are split.
+    """The connector for an engine that serves whole requests: it moves no state, and refuses split requests.
 
     KvSender serves prefill legs over *transfers*, and KvReceiver serves decode legs.
     """

@@ -127,9 +127,9 @@ class KvReceiver(KvLegs[_IncomingPrompt]):
         return KvCopies(receive=tuple(receives))
 
     def _owners(self, prompt: _IncomingPrompt, stop: int) -> list[Sequence]:
-        """Return the samples to whose blocks a piece that ends at block *stop* goes.
+        """Return the samples whose blocks must get a piece that ends at block *stop*.
 
-        Shared blocks count as those of sample 0.
+        Shared blocks count as blocks of sample 0.
         """
         is_shared = stop <= prompt.sequence.num_prompt_tokens // self._form.block_size
         samples = self._scheduler.receiving[prompt.sequence]

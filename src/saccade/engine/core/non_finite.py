@@ -1,4 +1,4 @@
-"""The error and the log line for a request for which the model computed NaN or infinity."""
+"""The error message and the log for requests whose results are NaN or infinite."""
 
 import time
 

@@ -23,10 +23,10 @@ MAX_SECONDS_PER_GROUP = 86_400
 
 @dataclass(frozen=True)
 class MediaMemory:
-    """Bounds on memory.
+    """The memory limits for media items.
 
-    An image or frame has at most *num_patches* patches, and an item has at most *num_bytes* of features, with
-    *itemsize* bytes a value.
+    An image or frame has at most *num_patches* patches, and an item has at most *num_bytes* of features, at *itemsize*
+    bytes per value.
     """
 
     num_patches: int
@@ -36,10 +36,10 @@ class MediaMemory:
 
 @dataclass(eq=False)
 class RequestValidator:
-    """Converts requests to sequences. *fingerprint* identifies the model in block keys.
+    """Validates requests, and converts them to sequences. *fingerprint* identifies the model in block keys.
 
-    Requests without a seed get random seeds, which are the same after each start if *seed* is set. If an image's tokens
-    share positions, the model may have only *max_positions*, fewer than *max_model_len*.
+    Requests without a seed get random seeds, which are the same after each start if *seed* is set. A model whose image
+    tokens share positions may have only *max_positions* positions, fewer than *max_model_len*.
     """
 
     spec: ModelSpec

@@ -35,7 +35,7 @@ class Requests:
     """Validates requests and passes them to *scheduler*, which parks them until *grammars* has compiled their grammars.
 
     Connection and request_id identify a request. A request for pixels stays open for the images that are marked as
-    requested, until its time in the scheduler's *pixel_deadlines*.
+    requested, until its deadline in the scheduler's *pixel_deadlines*.
     """
 
     def __init__(self, scheduler: Scheduler, validator: RequestValidator, grammars: Grammars | None) -> None:

@@ -94,7 +94,7 @@ def _accept(
 
 
 def _take_encoded(scheduler: Scheduler, schedule: Schedule, output: StepOutput) -> None:
-    """Record which images were encoded, and fail the requests that need one that could not be."""
+    """Record which images were encoded, and fail the requests that need an image that could not be encoded."""
     cache = scheduler.encoder_scheduler.encoder_cache
     ids = scheduler.encoder_scheduler.encoded_by(schedule)
     scheduler.encoder_scheduler.launched.difference_update(ids.values())

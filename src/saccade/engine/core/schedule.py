@@ -104,7 +104,7 @@ class ScheduleBuilder:
     def finish_schedule(self) -> Schedule:
         """Return the schedule.
 
-        An image that one sequence cannot read does not fail it if another sequence provides the image.
+        A sequence that cannot read an image does not fail if another sequence provides the image.
         """
         unreadable = {one: error for one, (key, error) in self.unreadable.items() if key not in self.encode}
         decodes = any(owner.num_generated_tokens for owner in self.chunks)

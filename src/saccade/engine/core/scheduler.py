@@ -45,11 +45,11 @@ class Scheduler:
     - parked: sequences that wait for pixels, a grammar, or the end of other samples.
     - sending: sequences whose prompt state goes to another engine. They have their first token, and keep their blocks
           and row.
-    - receiving: sample 0 of a request whose prompt state comes from another engine, with all samples. They hold blocks
-          and, now or soon, rows.
+    - receiving: for each request whose prompt state comes from another engine, its samples, keyed by sample 0. They
+          hold blocks and, now or soon, rows.
     - leaving: sequences that have ended while a step in flight still computes a token for them. Their rows and blocks
           become free when that step is collected.
-    - pixel_deadlines: until when a request waits for pixels from its gateway, in seconds of time.monotonic.
+    - pixel_deadlines: when each request stops waiting for pixels from its gateway, as a time.monotonic() value.
     - is_blocked: whether only the end of a transfer can make room.
     - frames: the step's output.
     - kv_connector: gets every drawn token.
@@ -60,14 +60,14 @@ class Scheduler:
     wait as separate sequences, sample i as though it had come i requests after the first. Samples over the request's
     limit are parked until others end. Each sample finds the prompt's full blocks in the prefix cache, so it computes at
     most one block and draws its own first token. Without a prefix cache it computes the whole prompt again, but encodes
-    no image again while the encoder cache has room. Slots are released when the last sample ends.
+    no image again while the encoder cache has room. Slots that were never read are released when the last sample ends.
 
-    **A prompt whose state is received** has all samples as sequences from the start, and they begin together.
+    **If a prompt's state is received**, all samples are sequences from the start, and they begin together.
 
-    **A prompt whose state is sent** leaves when every sample has its first token. It is admitted only if there are rows
-    for all samples, and blocks for itself and one more sample. The other samples go before everything else that waits,
-    and end at their first token. Otherwise such prompts could hold every row while they wait for samples that have
-    none.
+    **If a prompt's state is sent**, sending begins once every sample has its first token. The prompt is admitted only
+    if there are rows for all samples, and blocks for itself and one more sample. The other samples go before everything
+    else that waits, and end at their first token. Otherwise such prompts could hold every row while they wait for
+    samples that have none.
     """
 
     def __init__(

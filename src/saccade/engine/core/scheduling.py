@@ -1,11 +1,12 @@
 """Chooses the next step's batch. Does not import torch.
 
-Every step includes all decodes, then continues unfinished prefills, then admits waiting sequences. Each group is in
-order of arrival, within a token budget, a patch budget for the vision encoder, and the available KV blocks. A decode
-without a free block preempts the running sequence whose turn comes last: the newest of those with the highest priority
-number. That sequence is computed again later. Sequences wait in the order of their turns: by priority, if requests have
-one, and then by arrival. Sample i of a request counts as though it had come i requests later. Blocks of sliding-window
-layers are taken chunk by chunk. If no sequence can go on without more of them, the first by turn also preempts others.
+Every step includes all decodes, then continues unfinished prefills, then admits waiting sequences. Decodes and prefills
+go in order of admission, and waiting sequences in order of their turns. All share a token budget, a patch budget for
+the vision encoder, and the available KV blocks. A decode without a free block preempts the running sequence whose turn
+comes last: the newest of those with the highest priority number. That sequence is computed again later. A sequence that
+cannot be computed again is preempted only after all others. Turns are ordered by priority, if requests have one, and
+then by arrival. Sample i of a request counts as though it had come i requests later. Blocks of sliding-window layers
+are taken chunk by chunk. If no sequence can go on without more of them, the first by turn also preempts others.
 
 Fairness: a prompt that does not end in this step may leave half of the remaining token budget to later prompts. It does
 so if one of these needs at most half as many tokens. Waiting costs the shorter prompt relatively more time than the

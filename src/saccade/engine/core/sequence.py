@@ -93,7 +93,7 @@ class Sequence:
     - awaits_kv: whether the prompt's state has yet to arrive from the prefill worker.
     - forks: in sample 0, the other samples until that state has arrived.
     - received_state: the recurrent state, as bytes, that its next row starts with.
-    - completes_prompt: whether another sample's prompt waits for this sample's first token before its state is sent.
+    - completes_prompt: whether the state of the prompt is sent only after this sample's first token.
     """
 
     # A step reads a few of these for each sequence, and slots need fewer lines of the CPU cache than a large dict.
@@ -256,9 +256,9 @@ class Sequence:
 
     @property
     def num_tokens_to_propose(self) -> int:
-        """The most tokens to propose.
+        """The largest number of tokens to propose.
 
-        At the earliest, the token after them reaches the answer's maximum length or the end of its thinking budget.
+        If all are accepted, the token after them reaches the answer's maximum length or the end of its thinking budget.
         """
         num_tokens = len(self.token_ids)
         if num_tokens == self.num_prompt_tokens:
@@ -295,9 +295,9 @@ class Sequence:
 
     @property
     def num_samples_to_come(self) -> int:
-        """The number of samples that begin at this one's first token.
+        """How many samples begin at this one's first token, if its prompt state will be sent; otherwise 0.
 
-        Its state is sent only after their first tokens.
+        The state is sent only after their first tokens.
         """
         is_first = self.leads_samples and isinstance(self.request.kv_transfer, SendKv)
         return self.request.num_samples - 1 if is_first else 0

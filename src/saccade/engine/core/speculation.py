@@ -43,9 +43,9 @@ class _Account:
 
 
 class Speculation:
-    """Takes up to *num_tokens* proposals from *proposer* for a sequence's step, while proposals pay.
+    """Takes up to *num_tokens* tokens from *proposer* for each step of a sequence, as long as proposals pay off.
 
-    Proposals pay if at least one token is accepted for every two steps that have them. A draft layer writes keys and
+    They pay off if at least one token is accepted for every two steps with proposals. A draft layer writes keys and
     values for *num_drafted* tokens after the step's own tokens.
     """
 
@@ -86,7 +86,7 @@ class Speculation:
 
 @dataclass(slots=True)
 class _Index:
-    """The end of the last occurrence of each run of tokens, for runs that end before token *num_indexed*."""
+    """Where each run of tokens last ended, for runs that end before token *num_indexed*."""
 
     stops: dict[tuple[int, ...], int] = field(default_factory=dict)
     num_indexed: int = 0

@@ -87,7 +87,7 @@ class PlannedStep:
 
 @dataclass(eq=False)
 class StepBuilder:
-    """Numbers steps, and adds the changes that executors do not have yet."""
+    """Builds numbered steps, and adds the changes that executors do not have yet."""
 
     rows: Rows
     encoder_cache: EncoderCache
@@ -182,7 +182,7 @@ class StepBuilder:
 
 
 def table_changes(sequences: Iterable[Sequence]) -> Iterator[TableChange]:
-    """Yield the changes since the last call in the block tables of *sequences*, which have rows."""
+    """Yield what has changed since the last call in the block tables of *sequences*, which must have rows."""
     for sequence in sequences:
         for group, table in enumerate(sequence.tables):
             if table.num_sent == len(table.blocks) and not table.replaced:

@@ -1,8 +1,8 @@
 """Estimates from past steps how long prompts and images take, and how much of them fits next to decodes.
 
-A step is taken to last as long as its decodes, plus a fixed time per prompt token, and per patch in each encoder layer.
-The latest measurement counts as much as all before it. So an estimate falls by half at most, and a step that was fast
-by chance does not make the next one long.
+The estimate is that a step lasts as long as its decodes, plus a fixed time per prompt token, and per patch in each
+encoder layer. The latest measurement counts as much as all before it. So an estimate falls by half at most, and a step
+that was fast by chance does not make the next one long.
 
 Does not import torch.
 """
@@ -43,14 +43,14 @@ class Allowance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """The seconds of a step with decodes alone, and those that a token or a layer of a patch adds; 0 if unknown."""
+    """The seconds that a step with decodes alone takes, and that a token or a patch in one layer adds; 0 if unknown."""
 
     decodes: float = 0.0
     token: float = 0.0
     patch_layer: float = 0.0
 
     def after(self, work: StepWork, seconds: float, encode_seconds: float) -> "StepCosts":
-        """Return the costs after a step of *seconds*, of which the host spent *encode_seconds* on images."""
+        """Return the costs, updated after a step of *seconds*, of which the host spent *encode_seconds* on images."""
         if not (work.tokens or work.patch_layers):
             return replace(self, decodes=_mean(self.decodes, seconds)) if work.decodes else self
         # A short chunk shares the decodes' reads of the weights, and may seem to take no time at all.
@@ -74,11 +74,10 @@ class StepCosts:
         return replace(self, token=(added - of_images) / work.tokens, patch_layer=of_images / work.patch_layers)
 
     def allowance(self, seconds: float, least_tokens: int) -> Allowance | None:
-        """Return what fits next to decodes in a step of *seconds*, or None for no limit if that is 0.
+        """Return what fits next to decodes in a step of *seconds*; None, which means no limit, if *seconds* is 0.
 
-        If the decodes leave less than half of these seconds, half of them are used all the same. At least
-        *least_tokens* fit, so a prompt goes on however slow the decodes are. Work of unknown cost starts with the
-        least.
+        Even if the decodes leave less than half of these seconds, other work gets half. At least *least_tokens* fit, so
+        a prompt goes on however slow the decodes are. Work of unknown cost starts with the least.
         """
         if not seconds:
             return None

@@ -1,1 +1,4 @@
-"""Computes steps with the network, its caches and the sampler. Knows steps as values, but no sequences or scheduler."""
+"""Computes steps with the network, its caches and the sampler.
+
+It gets each step as plain values, and knows neither sequences nor the scheduler.
+"""

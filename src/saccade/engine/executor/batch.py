@@ -29,9 +29,9 @@ class RowBuffers:
     """Buffers for *max_rows* rows. *tables*, int64 [max_rows, entries], grows; *position_deltas* is int64 [max_rows].
 
     *last_token_ids*, int64 [max_rows], is on the device and has each row's last sampled token. The device also has a
-    copy of *tables* and receives only the changes, since all tables of long contexts are megabytes a step.
-    *window_tables* is for layers with a window; each step sends the part of it that it reads. *changes* has what
-    requests change in their rows' logits.
+    copy of *tables* and receives only the changes, since all tables of long contexts would be megabytes per step.
+    *window_tables* is for layers with a window; each step sends the part of it that it reads. *changes* holds the
+    changes that requests make to their rows' logits.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
@@ -181,9 +181,9 @@ def build_batch(
 ) -> Batch:
     """Lay out *chunks* flat. Single tokens must come first, and the rows' tables must be up to date for the step.
 
-    If layers have recurrent states, *sizes* are those of the caches; the step may keep or save some of the states. If
-    the model *looks_ahead*, media tokens have the horizon of their run, which no chunk leaves unfinished. Some layers
-    have a *window*, unless it is None.
+    If layers have recurrent states, pass the caches' *sizes*, since the step may keep or save some of the states. If
+    the model *looks_ahead*, media tokens have the horizon of their run, which no chunk leaves unfinished. Unless
+    *window* is None, some layers have a window of that many tokens.
     """
     row_of, firsts, lengths = np.array([(one.row, one.start, one.num_tokens) for one in chunks], np.int64).T
     contexts = firsts + lengths
@@ -288,8 +288,8 @@ class _Part(NamedTuple):
 def _turns(chunks: Ordered[Chunk], starts: Ints, sizes: CacheSizes, device: torch.device) -> Iterator[Turn]:
     """Yield the turns in which recurrent states are computed; none if one turn computes all chunks.
 
-    The first turn takes chunks up to their first state to save, the next up to the second, and so on. Chunks with
-    equally many proposals have a turn of their own.
+    The first turn takes chunks up to their first state to save, the next up to the second, and so on. Chunks with the
+    same number of proposals share a further turn.
     """
     others = list[tuple[Chunk, int]]()
     proposed = defaultdict[int, list[tuple[Chunk, int]]](list)
@@ -339,7 +339,7 @@ def _columns(pairs: list[tuple[int, int]]) -> tuple[Ints, Ints]:
 
 
 def _ends(chunk: Chunk) -> Ordered[int]:
-    """Return after how many tokens of *chunk* its states are saved before its end, and then its number of tokens."""
+    """Return where the parts of *chunk* end, in tokens: at each state to save before its end, and at its end."""
     return [*(save.num_tokens for save in chunk.saves if save.num_tokens < chunk.num_tokens), chunk.num_tokens]
 
 
@@ -356,7 +356,7 @@ def _horizons(chunks: Ordered[Chunk], starts: Ints) -> Ints:
 def _seen(
     chunks: Ordered[Chunk], tables: Ints, slots: Ints, window: int, block_size: int, horizons: Ints
 ) -> _Seen[Ints]:
-    """Return what layers with a *window* see, with *slots* as those of the step's tokens in *tables*."""
+    """Return what layers with a *window* see. *slots* are the cache slots of the step's tokens, from *tables*."""
     rows, starts, lengths = np.array([(chunk.row, chunk.start, chunk.num_tokens) for chunk in chunks], np.int64).T
     firsts = np.maximum(starts - window + 1, 0) // block_size
     contexts = starts + lengths - firsts * block_size

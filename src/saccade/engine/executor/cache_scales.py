@@ -1,4 +1,4 @@
-"""The checkpoint's scales for cached keys and values, by the names that quantisation tools use.
+"""Finds a checkpoint's scales for cached keys and values, by the names that quantisation tools use.
 
 A scale belongs to an attention layer or to one of its matrices. Older tools write one for both keys and values.
 """
@@ -24,7 +24,7 @@ PARTS: Mapping[str, str] = {"k": KEYS, "v": VALUES, "kv": KEYS + VALUES}
 
 @dataclass(frozen=True)
 class CacheScales:
-    """The tensors of the scales, by layer and "k" or "v".
+    """Scale tensors, keyed by layer and "k" or "v".
 
     *spare* counts those that no arithmetic here needs, by the end of their names. *unexpected* are those of attention
     layers that the checkpoint does not have.

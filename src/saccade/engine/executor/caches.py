@@ -23,7 +23,7 @@ NO_SCALES: Mapping[int, tuple[float, float]] = MappingProxyType({})
 
 
 class BlockFormat(NamedTuple):
-    """How blocks store values: as *dtype*, divided by each layer's *scales* for keys and values, or by 1."""
+    """How blocks store values: as *dtype*, divided by the layer's *scales* for keys and values, which default to 1."""
 
     dtype: torch.dtype
     scales: Mapping[int, tuple[float, float]] = NO_SCALES

@@ -2,8 +2,8 @@
 
 A step's input is copied into the buffers, and padding rows fill the graph's number of rows. The attention backend reads
 lengths and block tables on the device, or plans again before a replay (AttentionBackend.replan). A padding row reads
-and writes the padding block and the padding row of the caches, which belong to no sequence. A step with any other chunk
-runs without a graph. Shapes: n rows of a step, B of a graph, M blocks of the longest table, E hidden size.
+and writes the padding block and the padding row of the caches, which belong to no sequence. A step with a chunk that is
+not a decode runs without a graph. Shapes: n rows of a step, B of a graph, M blocks of the longest table, E hidden size.
 """
 
 from dataclasses import dataclass, replace
@@ -28,8 +28,8 @@ from saccade.nn.ops import FASTER
 def refusal(module: nn.Module, backend: AttentionBackend, device: torch.device, dtype: torch.dtype) -> str | None:
     """Return why a network's decodes cannot be captured, as the rest of a sentence; None if they can.
 
-    Experts computed one by one make the host wait for their number, and CUDA cannot capture that. Quantised weights
-    that no kernel multiplies are dequantised, which takes the memory of a whole matrix, and have no graphs.
+    If experts are computed one by one, the host must wait to learn which ones a step needs, and CUDA cannot capture
+    that. Quantised weights that no kernel multiplies have no graphs: dequantising takes the memory of a whole matrix.
     """
     if any(isinstance(layer, Linear) and isinstance(layer.packed, QuantisedLinear) for layer in module.modules()):
         return "does not take weights in a quantised format that no kernel multiplies: leave it out for this model."

@@ -6,7 +6,7 @@ before it. So a step writes the entries of the tokens that it draws, and of its 
 The next chunk writes the entry of its first token, from the last hidden state and position. A row keeps these like a
 recurrent state: in checkpoints, after proposals, and in transfers. A chunk that follows a draw of its row needs no such
 entry. After a cached prefix, the entry depends on the token that follows. Sequences that go on differently overwrite
-each other's entry, which costs accepted drafts at most.
+each other's entry, which can only lower the number of accepted drafts.
 
 After the last accepted token, the layer goes on from its own drafts and states, in slots that the next step overwrites.
 """

@@ -121,7 +121,7 @@ class EncoderGraphs:
         return _Input(pixels_B, metadata), lambda: complete(network.encode(pixels_B, metadata))
 
     def _extremes(self, budget: int) -> Iterator[list[MediaShape]]:
-        """Yield images of *budget* patches together: those with the longest sequences, and those with the most."""
+        """Yield lists of images with *budget* patches in all: some with the longest sequences, one with the most."""
         yield [self._padding(budget)]
         square = self._network.spec.square_grid(budget)
         rest = budget - self._network.spec.encode_cost(square)

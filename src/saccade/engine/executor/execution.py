@@ -68,8 +68,8 @@ class Execution:
 def prepare_execution(config: EngineConfig, model: LoadedModel, progress: Progress = lambda *_: None) -> Execution:
     """Choose how to compute a loaded model, pack its weights, and compile its kernels.
 
-    Raises StartupError if a backend cannot compute it, if it cannot have the CUDA graphs asked for, or if a kernel
-    fails.
+    Raises StartupError if a backend cannot compute the model, if --cuda-graphs asks for graphs that are not possible,
+    or if a kernel fails.
     """
     network = model.network
     of_decoder, of_tower = decoder_workload(config, model), tower_workload(model)
@@ -119,7 +119,7 @@ def choose_operations(
 ) -> Operations:
     """Return the operations for *model*.
 
-    Its delta rule is the plain one in a prefill/decode split, and if the kernel for it fails its trial.
+    The delta rule is the plain one in a prefill/decode split, or if the faster kernel fails its trial.
     """
     place = workload.device.type, workload.dtype
     plain = resolve(*place)

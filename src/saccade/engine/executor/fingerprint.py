@@ -23,7 +23,7 @@ DIGEST_OF_WEIGHTS = b"saccade.weights.1"
 def model_fingerprint(config: EngineConfig, files: ModelFiles) -> bytes:
     """Return 32 bytes that identify the model in *config*.model_dir, with the settings that change its KV blocks.
 
-    *files* are those of `read_model_files`. A new feature in `_features` does not change the fingerprint of a model
+    *files* come from `read_model_files`. A new feature in `_features` does not change the fingerprint of a model
     without it. Raises StartupError.
     """
     start = b"saccade.model.1" + files_digest(files.files)

@@ -2,7 +2,7 @@
 
 A graph repeats the kernels of one call with the same addresses and sizes. So a call's input is copied into the graph's
 buffers, and padding fills them up to the graph's size. CUDA has never captured these graphs: tests replace `Capture`
-with a function that calls again.
+with a function that repeats the call.
 """
 
 from collections.abc import Callable, Iterable

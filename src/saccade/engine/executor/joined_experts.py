@@ -1,8 +1,8 @@
 """Detect the axis order in which a checkpoint stores a layer's expert matrices.
 
 A release stores them as [experts, inputs, outputs] or as [experts, outputs, inputs]. Tools may write them the other way
-round. Shapes tell the two apart, except for a square matrix. A layer has two matrices, [2I, H] and [H, I], of which one
-at most is square.
+round. Shapes tell the two apart, except for a square matrix. A layer has two matrices, [2I, H] and [H, I], at most one
+of which is square.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from saccade.engine.executor.weight_places import PLAIN, Filling, WeightPlace
 
 
 def turned(fillings: Sequence[Filling], places: Mapping[str, WeightPlace]) -> Iterator[Filling]:
-    """Yield *fillings* with the targets and formats of experts as the checkpoint has them.
+    """Yield *fillings*, with the targets and formats of experts adapted to the checkpoint's axis order.
 
     A layer whose matrices do not agree with each other stays as the family says, and is later refused because of its
     shapes.

@@ -1,9 +1,9 @@
-"""Compile at startup the kernels that libraries compile at first use, which would stall a serving engine for seconds.
+"""At startup, compile the kernels that libraries would otherwise compile at first use, stalling requests for seconds.
 
 A packed weight knows its kernels (ops.PackedLinear.kernels). Each is compiled by one multiplication of zeros, once for
-all layers of the same shape. DeepGEMM keeps it on disk for later starts. Kernels are compiled one after another:
-DeepGEMM's list of kernels has no lock, so no two threads may call it. Ranks begin at different kernels, and find those
-of the others on disk.
+all layers of the same shape. DeepGEMM keeps compiled kernels on disk for later starts. Kernels are compiled one after
+another: DeepGEMM's list of kernels has no lock, so no two threads may call it. Each rank begins at a different kernel,
+and finds the kernels of the other ranks on disk.
 """
 
 import threading
@@ -28,7 +28,7 @@ SECONDS = 10.0
 def reported(progress: Progress, stage: str, seconds: float = SECONDS) -> Iterator[None]:
     """Report *stage*, and how many objects of a module a library has compiled, every *seconds* within the block.
 
-    A front ends a start that stays silent. Nothing else may call *progress* within the block.
+    The front kills an engine that stays silent too long at its start. Nothing else may call *progress* in the block.
     """
     ended = threading.Event()
 

@@ -42,9 +42,10 @@ class LocalExecutor:
         return msgspec.structs.replace(output, network_seconds=seconds)
 
     def check_device(self) -> None:
-        """Synchronise with a CUDA device, which raises if it has failed. Raises RuntimeError if ranks are out of step.
+        """Synchronise with a CUDA device; this raises if the device has failed.
 
-        After a call that failed, the other ranks may be waiting in a collective, and no later step could succeed.
+        Raises RuntimeError if a step failed here while other ranks computed it. These may be waiting in a collective,
+        so no later step could succeed.
         """
         if self.peers.ranks.size > 1 and self._is_in_step:
             raise RuntimeError("A step failed on rank 0 while the other ranks computed it.")

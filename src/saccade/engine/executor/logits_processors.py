@@ -1,8 +1,8 @@
 """Change logits before a token is chosen: allowed ids, masks of grammars, biases and a minimum length.
 
-All change the logits in place. What a request brings is converted once for its row. Otherwise a step of 256 rows with a
-thousand biases each would read a quarter of a million dict entries. Shapes: R rows, V vocabulary, P rows with biases, C
-biases.
+All change the logits in place. A request's values are converted once, when its row starts. Otherwise a step of 256 rows
+with a thousand biases each would read a quarter of a million dict entries. Shapes: R rows, V vocabulary, P rows with
+biases, C biases.
 """
 
 from collections.abc import Mapping

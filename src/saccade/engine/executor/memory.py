@@ -37,7 +37,7 @@ def limits(config: EngineConfig, model: LoadedModel) -> Limits:
 
 
 def may_capture(config: EngineConfig, model: LoadedModel) -> bool:
-    """Return whether decodes become CUDA graphs if the model and the backend can: by default on a GPU."""
+    """Return whether to run decodes as CUDA graphs if the model and backend allow it: by default, only on a GPU."""
     return model.network.device.type == "cuda" if config.cuda_graphs is None else config.cuda_graphs
 
 
@@ -60,9 +60,9 @@ def block_bytes(kv_specs: Ordered[KvSpec], block_size: int, dtype: torch.dtype) 
 def num_window_blocks(spec: ModelSpec, block_size: int, num_blocks: int) -> int:
     """Return how many blocks layers with a window have if the others have *num_blocks*; 0 without such layers.
 
-    They are four fifths of what all layers would have in the same memory. So short sequences, which need as many blocks
-    of both, have a fifth less room, and the rest is for long ones. There are at least enough for two sequences to go on
-    at the same time, unless the others have fewer.
+    Their number is four fifths of what every layer would get if all layers had the same number in the same memory. So
+    short sequences, which need equally many blocks of both kinds, have a fifth less room; long ones have more. There
+    are at least enough for two sequences to go on at the same time, unless the other layers have fewer.
     """
     if (window := window_of(spec.kv_specs)) is None:
         return 0
@@ -112,9 +112,9 @@ def state_bytes(kv_specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
 def checkpoint_bytes_a_block(config: EngineConfig, model: LoadedModel) -> int:
     """Return the bytes of state checkpoints to keep for each block of a GPU's KV cache; 0 if a setting fixes them.
 
-    That is a checkpoint for every *state_snapshot_blocks* blocks, but no more than the block's own bytes. So if the
-    cache holds a prompt, it likely has a state to resume from too. The result is also 0 on a CPU and without prefix
-    caching.
+    This pays for a checkpoint every *state_snapshot_blocks* blocks, but never exceeds the bytes of the block itself. So
+    if the cache holds a prompt, it probably holds a state to resume from, too. The result is also 0 on a CPU and
+    without prefix caching.
     """
     settings = (config.state_snapshot_bytes, config.num_state_snapshots, config.kv_cache_bytes)
     if model.network.device.type == "cpu" or settings != (None, None, None) or not config.enable_prefix_caching:
@@ -143,7 +143,7 @@ def num_state_checkpoints(
 
 
 class Measured(NamedTuple):
-    """Corrections to torch's peak memory: it includes *num_blocks* of the pool, and misses the bytes *outside*."""
+    """Corrections to torch's peak memory: it includes *num_blocks* blocks of the pool, and misses *outside* bytes."""
 
     num_blocks: int = 0
     outside: int = 0
@@ -183,8 +183,9 @@ def num_blocks(
     """Return the number of blocks in the pool.
 
     *bytes_of* maps a number of blocks to bytes; no more than *most* are of use. Raises StartupError if there is no room
-    for one. On CUDA, call it after a warm-up at full size with all recurrent states: everything but the pool needs
-    torch's peak memory, corrected by *measured*. On other devices recurrent states are not part of the pool's budget.
+    for one block. On CUDA, call this after a warm-up at full size with all recurrent states. Torch's peak memory,
+    corrected by *measured*, is then taken as the memory that everything except the pool needs. On other devices,
+    recurrent states are not part of the pool's budget.
     """
     if config.num_blocks is not None:
         return config.num_blocks

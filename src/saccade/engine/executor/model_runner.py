@@ -49,8 +49,8 @@ class Forwarded(NamedTuple):
 class Drawing(NamedTuple):
     """Token ids, scores and drafts that are being computed and copied to the host; *copy* is None if there are none.
 
-    *scored* has the indices of the drawn tokens whose log probabilities are requested. The copy ends with the sums of
-    what *summed* names (executor.finite).
+    *scored* has the indices of the drawn tokens whose log probabilities are requested. The copy ends with the sums that
+    *summed* names (executor.finite).
     """
 
     copy: logprobs.HostCopy | None

@@ -1,10 +1,10 @@
 """Keep the tokens of rows with penalties on the device, and change their logits.
 
-Counting a step's tokens need not wait until the host knows the last one. The penalties follow apply_penalties of vLLM's
-V1 sampler. The logit of a token of prompt or answer is divided by the repetition penalty if it is positive, and
-multiplied otherwise (Keskar et al. 2019, section 4.1). Then the frequency penalty times the token's count in the answer
-is subtracted, and, if the count is over 0, the presence penalty too. Shapes: R rows, V vocabulary, P rows with
-penalties, L tokens of the longest of them.
+A step's tokens are counted on the device, so counting them does not wait for the host. The penalties follow
+apply_penalties of vLLM's V1 sampler. The logit of each token in the prompt or answer is divided by the repetition
+penalty if it is positive, and multiplied by it otherwise (Keskar et al. 2019, section 4.1). Then the frequency penalty
+times the token's count in the answer is subtracted and, if the count is over 0, the presence penalty too. Shapes: R
+rows, V vocabulary, P rows with penalties, L tokens of the longest of these rows.
 """
 
 from collections.abc import Iterable
@@ -30,9 +30,10 @@ class Penalised(NamedTuple):
 
 
 class Penalties:
-    """Counts int32 [max_rows, V] of the tokens in answers, made at the first use, and a list of each row's tokens.
+    """Keeps counts of the tokens in answers, int32 [max_rows, V], and a list of each row's tokens.
 
-    The list, int64 [max_rows, entries], grows. It may name a token twice, since equal entries write equal logits.
+    The counts are created at first use. The list, int64 [max_rows, entries], grows. It may name a token twice, since
+    equal entries write equal logits.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -43,7 +44,7 @@ class Penalties:
         self._lengths = np.zeros(max_rows, np.int64)
 
     def start_row(self, rows: Iterable[RowCounts]) -> None:
-        """Set the tokens of rows, which forget all others."""
+        """Replace the tokens of *rows*."""
         for row, encoded_ids, encoded_counts in ((one.row, one.ids, one.counts) for one in rows):
             ids, counts = transfer(
                 [np.frombuffer(encoded_ids, np.int64), np.frombuffer(encoded_counts, np.int64)], self._device

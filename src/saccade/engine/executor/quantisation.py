@@ -14,7 +14,7 @@ REGEX = "re:"
 
 @dataclass(frozen=True)
 class ModuleList:
-    """The modules with a name in *names*, or one that *expression* matches from its start.
+    """The modules whose name is in *names*, or begins with a match of *expression*.
 
     A name stands for all modules within it. It may lack its first parts, since some lists are relative to the text
     model.

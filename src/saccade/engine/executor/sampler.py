@@ -27,9 +27,9 @@ from saccade.protocol.request import SamplingParams
 
 
 class Sampler:
-    """Greedy and random sampling. *forbidden* ids, the media placeholders, are never sampled.
+    """Samples token ids, greedily or at random. *forbidden* ids, the media placeholders, are never sampled.
 
-    *changes* has what requests change in their rows' logits.
+    *changes* holds the changes that requests make to their rows' logits.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Sampler:
 def _parts(rows: Ordered[int], places: Ordered[int]) -> list[list[int]]:
     """Divide *places* so that no row occurs twice in a part.
 
-    The last part has the last place of each row, and so on.
+    The last part has the last place of each row, the part before it the second-last place, and so on.
     """
     parts: list[list[int]] = []
     num_seen = Counter[int]()

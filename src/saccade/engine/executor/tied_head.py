@@ -1,7 +1,7 @@
 """Decides which output head a network has if its configuration ties the head to the embedding.
 
-Fine-tunes and conversions often declare a tied head but store one of their own. That head then counts, as in
-transformers.
+Fine-tunes and conversions often declare a tied head but store one of their own. The network then uses the stored head,
+as in transformers.
 """
 
 import structlog

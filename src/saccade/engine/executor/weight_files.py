@@ -1,4 +1,4 @@
-"""Reads a checkpoint's weight files: safetensors, memory-mapped, one file or several with an index."""
+"""Reads a checkpoint's weight files: safetensors, memory-mapped, in one file or several."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

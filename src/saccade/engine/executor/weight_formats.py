@@ -284,7 +284,7 @@ PACKINGS: Mapping[str, Callable[[Mapping[str, Any], str], Quantisation]] = Mappi
 
 
 def _in_blocks(section: Mapping[str, Any], source: str) -> tuple[str, ...]:
-    """Return the modules in a block that GPTQ quantises; it lists them in one list, or in several in order of work."""
+    """Return the modules in a block that GPTQ quantises. *section* names them in one list, or in several in order."""
     key = "modules_in_block_to_quantize"
     lists = section.get(key) or []
     flat = (

@@ -1,4 +1,4 @@
-"""Where a checkpoint's tensors go in a rank's parameters."""
+"""Finds where a checkpoint's tensors go in a rank's parameters."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""Match a checkpoint's tensors, by its files' headers, to a network's parameters.
+"""Read the headers of a checkpoint's files, and match the tensors to a network's parameters.
 
 Every tensor must fill a parameter, have values that the network or the format computes itself, or be declared unneeded
 by the family or format. Every parameter is filled once. All faults are reported together. Few tensors have their values

@@ -1,4 +1,5 @@
 """The endpoints of the HTTP API: each API is a package with its wire format, reader and writer.
 
-Other packages use `Apis` (which constructs all endpoints and their routes) and `Admin`.
+The gateway uses `Apis`, which constructs all endpoints and their routes; its admin port also uses `route` and `page`.
+The package `saccade.llm` uses the chat API's reader, writer and wire format.
 """

@@ -1,4 +1,4 @@
-"""The endpoint of every API that answers chats: reads the body and sends the answer, whole or as server-sent events.
+"""The endpoint of every API that answers chats. It reads bodies and sends answers, whole or as server-sent events.
 
 Each API reads its own bodies into a ChatRequest and writes its own answers; this module does everything else. Every
 prompt becomes one request to a worker, and the answers to several prompts are written concurrently.
@@ -70,7 +70,10 @@ class FieldNames:
 
 
 def warning_of(part: RequestPart, names: FieldNames) -> str:
-    """Return a warning about what has no effect in *part*'s chat, in the client's *names*; "" if there is none."""
+    """Return a warning about fields of *part*'s chat that have no effect; "" if there are none.
+
+    The warning calls the fields by the client's *names*.
+    """
     places = [] if part.answer_grammar is None else part.answer_grammar.dropped
     dropped = [names.name_of(place) for place in places]
     of_grammar = f"keywords that the grammar does not enforce: {listed(dropped, len(dropped))}" if dropped else ""
@@ -82,14 +85,17 @@ class AnswerWriter(ChunkWriter, Protocol):
     """Writes one answer in the format of its API: as events while the answer grows, or as a whole at its end."""
 
     async def end_answer(self) -> Sequence[JsonPart]:
-        """Return the last events, or the whole answer. With several prompts, only the last to end returns anything."""
+        """Return the last events, or the whole answer.
+
+        With several prompts, only the writer whose answer ends last returns anything.
+        """
 
 
 @dataclass(frozen=True)
 class Format:
     """The format of a prompt's answer: the API's *names* for the request's fields, and a *writer* for the answer.
 
-    *failure* returns the last event of a stream that fails after it has begun. A chat has no *prompt*.
+    *failure* returns the last event of a stream that fails after it has begun. *prompt* is None for a chat.
     """
 
     names: FieldNames
@@ -100,10 +106,11 @@ class Format:
 
 @dataclass(frozen=True)
 class ReadBody:
-    """A body read as a chat, or as prompts that share its parameters, with one of *formats* for each.
+    """A request body, read as a chat or as plain prompts with the same parameters.
 
-    *warning* is for the client. *num_kept_bytes* is the size of the messages that a writer keeps until the answer is
-    complete. *num_recalled_bytes* is the size of the messages that come from the server's store instead of the body.
+    *formats* has one entry for the chat, or one per prompt. *warning* is for the client. *num_kept_bytes* is the size
+    of the messages that a writer keeps until the answer is complete. *num_recalled_bytes* is the size of the messages
+    that come from the server's store instead of the body.
     """
 
     request: ChatRequest
@@ -147,7 +154,7 @@ class ChatEndpoint:
             return await self.pipeline.preview(request, part)
 
     async def count(self, read_api: ReadApi, scope: Scope, receive: Receive) -> int:
-        """Check the chat as if it were to be answered, and return its prompt's token count, with images expanded."""
+        """Check the chat as for an answer, and return how many tokens its prompt has, with images expanded."""
         with self.bodies.begin_request(scope) as request:
             reading = self._read(read_api, scope, await self.bodies.read_body(scope, receive, request), request)
             with while_connected(scope):

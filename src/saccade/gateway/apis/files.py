@@ -1,4 +1,4 @@
-"""/v1/files: images and PDFs that a client uploads once and names in many requests."""
+"""/v1/files: images and PDFs that a client uploads once and refers to in many requests."""
 
 import time
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ class DeletedFile(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Files:
-    """The endpoints for each tenant's files, which other tenants cannot find."""
+    """Endpoints for a tenant's files; other tenants cannot find them."""
 
     store: FileStore
     bodies: BodyReader
@@ -112,7 +112,7 @@ class Files:
             return self.store.get(_tenant(request), request.path_params["file_id"], "file_id")
 
     def _read(self, tenant: bytes, body: bytearray, headers: list[tuple[bytes, bytes]]) -> StoredFile:
-        """Return the file in a form. Raises RequestError."""
+        """Parse a multipart form and return its file. Raises RequestError."""
         form = {field.name: field for field in parse_form(body, headers)}
         for name in form:
             if name not in FIELDS:
@@ -140,7 +140,7 @@ class Files:
         return StoredFile(about, content)
 
     def _seconds(self, texts: Mapping[str, str]) -> int:
-        """Return how long to keep a file."""
+        """Return how many seconds to keep a file."""
         _check_one_of("expires_after[anchor]", texts.get("expires_after[anchor]", "created_at"), ("created_at",))
         seconds = texts.get("expires_after[seconds]", str(self.store.keep_seconds))
         return _whole_number("expires_after[seconds]", seconds, self.store.keep_seconds)

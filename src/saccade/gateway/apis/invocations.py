@@ -20,7 +20,10 @@ _SERVED: Final = "Send `messages` for a chat, or `prompt` for a completion"
 
 
 class Invocations:
-    """Passes each body to the API that reads it, one of *apis* by path. Metrics and logs name that API's path."""
+    """Passes each body to the API that its parameters belong to. Metrics and logs name that API's path.
+
+    *apis* maps each API's path to the function that reads its bodies.
+    """
 
     def __init__(self, chats: ChatEndpoint, apis: Mapping[str, ReadApi]) -> None:
         self._chats = chats

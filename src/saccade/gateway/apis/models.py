@@ -22,7 +22,7 @@ class DetokenizeRequest(Struct, frozen=True, kw_only=True):
 
 
 class TokenizeAnswer(Struct, frozen=True):
-    """Token ids, with the placeholders that the model sees in place of images."""
+    """The prompt's token ids, including the placeholders that the model sees in place of images."""
 
     count: int
     max_model_len: int
@@ -36,10 +36,10 @@ class DetokenizeAnswer(Struct, frozen=True):
 
 
 class ModelCard(Struct, frozen=True):
-    """A served model under one of its names; *root* is its first name, which answers contain.
+    """A served model under one of its names; *root* is its first name, which appears in answers.
 
     *input_modalities* lists the content that the model reads: text, and images and videos if it takes them. *note* says
-    what people must know about its answers; most models have none.
+    what users must know about the model's answers; most models have no note.
     """
 
     id: str
@@ -78,12 +78,12 @@ class ModelPage(Struct, frozen=True):
 
     @classmethod
     def of_models(cls, models: list[ModelInfo]) -> "ModelPage":
-        """Return the page of *models*."""
+        """Return *models* as a page."""
         return cls(models, models[0].id if models else None, models[-1].id if models else None)
 
 
 def parse_tokenize(body: bytes | bytearray, strict: bool = False) -> tuple[TokenizeRequest, str]:
-    """Parse *body*; return the request for token ids and a warning. Raises the same errors as parse_chat()."""
+    """Parse *body*; return the tokenize request and a warning. Raises the same errors as parse_chat()."""
     request, warning = _TOKENIZE.read_parameters(body, strict)
     check_messages(request.messages or ())
     if request.messages:
@@ -92,7 +92,7 @@ def parse_tokenize(body: bytes | bytearray, strict: bool = False) -> tuple[Token
 
 
 def parse_detokenize(body: bytes | bytearray, strict: bool = False) -> tuple[DetokenizeRequest, str]:
-    """Parse *body*; return the request for a text and a warning. Raises the same errors as parse_chat()."""
+    """Parse *body*; return the detokenize request and a warning. Raises the same errors as parse_chat()."""
     return _DETOKENIZE.read_parameters(body, strict)
 
 

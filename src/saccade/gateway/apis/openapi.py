@@ -1,4 +1,4 @@
-"""The OpenAPI description of the HTTP API, generated from the structs of requests and answers."""
+"""The OpenAPI description of the HTTP API, generated from the request and answer structs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -162,7 +162,7 @@ def _schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json(*bodies: type) -> dict[str, Any]:
-    """Return the description of JSON content that is one of *bodies*."""
+    """Describe JSON content that is one of *bodies*."""
     first, *others = map(_reference, bodies)
     return _schema({"anyOf": [first, *others]} if others else first)
 

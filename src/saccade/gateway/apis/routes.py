@@ -64,7 +64,7 @@ class Endpoints:
     siblings: Siblings
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models: list the models, in Anthropic's format for clients that name a version of its API."""
+        """GET /v1/models: list the models, in Anthropic's format if the request names a version of Anthropic's API."""
         named = self.pipeline.model_registry.names()
         if ANTHROPIC_VERSION in request.headers:
             return _json(ModelPage.of_models([_info(name, served) for name, served in named]))
@@ -111,7 +111,7 @@ class Endpoints:
                 return _json(DetokenizeAnswer(await self.pipeline.prompts.text_of(served, body_request.tokens)))
 
     async def _read_body(self, request: Request, call: Call, parse: Callable[[bytes | bytearray], tuple[T, str]]) -> T:
-        """Return the parsed body of *request*. *call* counts its bytes; its warning goes to the answer's headers."""
+        """Return the parsed body of *request*. *call* counts its bytes. Any warning goes to the answer's headers."""
         body = await self.bodies.read_body(request.scope, request.receive, call)
         await call.hold_values(body, self.bodies.threads)
         async with call.turn(len(body)):
@@ -173,7 +173,7 @@ def _json(value: object) -> Response:
 
 
 class Apis:
-    """The endpoints of every API, and their *routes*. A process that shares its port with others keeps no responses.
+    """Constructs every API's endpoints and *routes*. A process that shares its port with others keeps no responses.
 
     *memory_part* counts the stored responses.
     """
@@ -213,7 +213,7 @@ class Apis:
 def _routes(
     chats: ChatEndpoint, apis: Mapping[str, ReadApi], endpoints: Endpoints, responses: StoredResponses, files: Files
 ) -> list[Route]:
-    """Return all routes; *apis* are the chat APIs by path."""
+    """Return all routes; *apis* maps the path of each chat API to the function that reads its bodies."""
     return [
         *(_generation(path, partial(chats.serve, read_api)) for path, read_api in apis.items()),
         _generation("/invocations", Invocations(chats, apis).serve),

@@ -1,4 +1,4 @@
-"""Turns text files in a message's parts into text: the file's name, then its content."""
+"""Turns each text file in a message into text: the file's name, then its content."""
 
 import re
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ _FILE: Final = msgspec.json.Decoder(FileSource)
 
 @dataclass
 class TextFiles:
-    """Reads the text files of one request. Together they may be as long as a body's other texts."""
+    """Reads the text files of one request, at most MAX_BYTES_BESIDE_IMAGES characters together, as they are sent."""
 
     num_characters: int = 0
 
@@ -57,7 +57,7 @@ class TextFiles:
         return None if text is None else on_own_lines(filename or None, text)
 
     def text_of(self, head: str, payload: str, field: str, filename: str = "") -> str | None:
-        """Return the text in *payload*, the rest of a data: URL after *head*; None if *head* states another type.
+        """Return the text in *payload*, the rest of a data: URL after *head*; None if the URL is not a text file.
 
         Raises the same errors as read_file().
         """

@@ -1,5 +1,5 @@
-"""Turns the sources of images into pixels that a worker can read.
+"""Turns image sources into pixels that a worker can read.
 
-Other packages use `Media` (which constructs the rest), `DecodePool`, `ImageCollector` and the `EncodedImage` that it
-returns, `PixelPreparer` and `PixelResend`, and `FileStore`.
+`Media` constructs the collector, the caches and the file store around a `DecodePool`. Other packages also use
+`ImageCollector` and the `EncodedImage` that it returns, `PromptImages`, `PixelPreparer`, `PixelResend` and `FileStore`.
 """

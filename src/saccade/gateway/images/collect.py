@@ -116,7 +116,7 @@ class ImageCollector:
         return await self._run(len(opened), partial(self._pages, served, options, source.field, opened, pages))
 
     async def _read(self, request: Request, source: ImageSource, salt: bytes, then: Callable[[bytes], T]) -> T:
-        """Return the result of *then* on the file of *source*. A data: URL is decoded in the same turn."""
+        """Return what *then* returns for the file of *source*. A data: URL is decoded in the same turn as *then*."""
         url, content = source.url, source.content
         if content is None and is_data_url(url):
             return await self._run(len(url), lambda: then(decode_data_url(url)))

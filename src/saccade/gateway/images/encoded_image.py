@@ -34,9 +34,9 @@ class EncodedImage:
 
 
 def num_encoded_bytes(images: Sequence[EncodedImage]) -> int:
-    """Return the size in bytes of the files of *images*.
+    """Return how many bytes the files of *images* have together.
 
-    A file that several share, as a PDF's pages do, counts once.
+    A file that several images share, as a PDF's pages do, counts once.
     """
     return sum({id(image.encoded): len(image.encoded) for image in images}.values())
 

@@ -57,7 +57,7 @@ def file_id(tenant: bytes, content: bytes) -> str:
 
 
 class FileStore:
-    """The files of all tenants. No method finds another tenant's file.
+    """Keeps the files of all tenants. No method finds another tenant's file.
 
     - budget_bytes: the limit for all files together; 0 keeps none.
     - keep_seconds: how long a file is kept at most.
@@ -76,7 +76,7 @@ class FileStore:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all files in bytes."""
+        """Size of all files, in bytes."""
         return self._files.num_bytes
 
     def check(self, param: str) -> None:

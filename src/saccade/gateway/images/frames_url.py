@@ -1,8 +1,8 @@
 """Reads frames that a client has sampled from a video and sent in vLLM's format.
 
 A URL begins with `data:video/jpeg;base64,`; the frames follow as encoded images, separated by commas.
-`media_io_kwargs.video` sets their times. It has the whole video's `fps`, by default 1, its `total_num_frames`, and the
-frames' indices in it, by default 0, 1, 2 and so on.
+`media_io_kwargs.video` sets their times. It has the whole video's `fps` (by default 1) and `total_num_frames`, and the
+frames' indices in that video (by default 0, 1, 2 and so on).
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def is_frames_url(url: str) -> bool:
 
 
 def read_frames(url: str, options: VideoOptions, limits: ImageLimits) -> tuple[bytes, VideoHeader]:
-    """Return the frames in *url* with their header, as decode processes read them, and the header itself.
+    """Return the frames in *url* with their header, encoded for a decode process, and the header itself.
 
     Raises InvalidBase64, InvalidVideo, VideoTooLarge, InvalidValue and the errors of images.
     """
@@ -46,7 +46,7 @@ def read_frames(url: str, options: VideoOptions, limits: ImageLimits) -> tuple[b
 
 
 def check_frame_count(num_frames: int, options: ImageOptions | VideoOptions) -> None:
-    """Raise VideoTooLarge if there are more frames than *options* or this server allow."""
+    """Raise VideoTooLarge if there are more frames than *options* or this server allows."""
     stated = (options.num_frames, options.max_frames) if isinstance(options, VideoOptions) else ()
     most = min((MAX_FRAMES, *(number for number in stated if number is not None)))
     if num_frames > most:

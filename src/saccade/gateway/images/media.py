@@ -68,7 +68,7 @@ class Media:
         self._urls.clear()
 
     async def close(self) -> None:
-        """Close connections and drop cached images."""
+        """Close connections, drop cached images and stop the threads."""
         await self._fetcher.close()
         self._cache.close()
         self.threads.close()

@@ -16,7 +16,7 @@ from saccade.protocol.request import MediaPixels
 
 
 class PixelResend:
-    """Keeps the encoded images that a request sent by hash while its worker may ask for their pixels.
+    """Keeps the encoded images that a request sent by hash, as long as its worker may ask for their pixels.
 
     *request* counts the encoded images and, until *resources* closes, the pixels. With *keeps_all*, it also counts the
     other images, which the caller keeps for another worker until this one answers.

@@ -29,7 +29,7 @@ class PixelPreparer:
     async def prepare_images(
         self, family: str, media: PromptImages, salt: bytes, client: Hashable
     ) -> tuple[MediaItem, ...]:
-        """Return an item for each image in *media*, with pixels in a slot or inline.
+        """Return an item for each image in *media*, with pixels in a slot or inline unless it is sent by its hash.
 
         The decode queue is fair between clients. A repeated image is prepared once and has one slot. An item with a
         slot holds one reference to it until the item is sent or the slot is released. Failure and cancellation leave no
@@ -73,7 +73,7 @@ class PixelPreparer:
         client: Hashable,
         file_time: FileTime | None,
     ) -> None:
-        """Add the pixels of *image* to *pixels*, by content hash."""
+        """Add the pixels of *image* to *pixels*, keyed by content hash."""
         key = salt, image.content_hash, image.layout.pixel_dtype
         try:
             pixels[image.content_hash] = await self.cache.get(key, self._decode, family, image, client, file_time)

@@ -12,7 +12,7 @@ Key = tuple[bytes, bytes, str]
 
 
 class ProcessorCache:
-    """An LRU cache of patches in slots of *pool*, *budget_bytes* at most; 0 keeps none.
+    """An LRU cache of patches in slots of *pool*. It keeps at most *budget_bytes*; 0 keeps none.
 
     Every image that get() returns holds one reference to its slot, which pool.release() drops.
     """
@@ -26,7 +26,10 @@ class ProcessorCache:
         pool.reclaim = self._reclaim
 
     async def get(self, key: Key, prepare: Callable[[*Ts], Awaitable[PreparedImage]], *args: *Ts) -> PreparedImage:
-        """Return the image for *key*, which *prepare* makes from *args* if need be. Raises what *prepare* raises."""
+        """Return the image for *key*. If it is not cached, *prepare* makes it from *args*.
+
+        Raises what *prepare* raises.
+        """
         image = self._entries.get(key)
         if image is not None and self._pool.is_lost(image) and key not in self._flights:
             self._entries.drop(key)
@@ -46,7 +49,7 @@ class ProcessorCache:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the cached images in bytes."""
+        """Size of the cached images, in bytes."""
         return self._entries.num_bytes
 
     @property
@@ -78,7 +81,7 @@ class ProcessorCache:
             self._pool.release([image.slot.name])
 
     def _reclaim(self, num_bytes: int) -> bool:
-        """Free slots of *num_bytes* together, the least recently used first; return whether any was freed.
+        """Free slots until they have *num_bytes* together, least recently used first; return whether any was freed.
 
         Slots that requests hold are skipped, since dropping them would free nothing.
         """

@@ -23,11 +23,11 @@ class PromptImages:
 
     @property
     def num_pixel_bytes(self) -> int:
-        """Size in bytes of the patches to prepare; a repeated image counts once."""
+        """Size of the patches to prepare, in bytes; a repeated image counts once."""
         return sum(image.layout.num_pixel_bytes for image in self.to_prepare().values())
 
     def to_prepare(self) -> dict[bytes, EncodedImage]:
-        """Return the images that need pixels, each once, by content hash."""
+        """Return the images that need pixels, keyed by content hash. A repeated image appears once."""
         images: dict[bytes, EncodedImage] = {}
         for image in self.images:
             if image.content_hash not in self.held_hashes:

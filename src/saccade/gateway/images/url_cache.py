@@ -33,9 +33,9 @@ class _Entry:
 
 
 class UrlCache:
-    """An LRU cache of encoded images by (salt, URL).
+    """An LRU cache of encoded images, keyed by (salt, URL).
 
-    - capacity_bytes: 0 turns it off.
+    - capacity_bytes: the most that all entries may take; 0 turns the cache off.
     - clock: returns seconds.
     - num_hits: how often a fresh image was found.
     - num_misses: how often there was no image, or one to revalidate.
@@ -49,11 +49,11 @@ class UrlCache:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all entries in bytes."""
+        """Size of all entries, in bytes."""
         return self._entries.num_bytes
 
     def get(self, salt: bytes, url: str) -> CachedImage | None:
-        """Return the cached image at *url* for the tenant with *salt*, None if there is none."""
+        """Return the cached image at *url* for the tenant with *salt*, or None if there is none."""
         entry = self._entries.get((salt, url))
         is_fresh = entry is not None and self._clock() < entry.fresh_until
         self.num_hits += is_fresh

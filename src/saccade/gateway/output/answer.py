@@ -71,7 +71,7 @@ class CompletionTokensDetails(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """A request's tokens; *prompt_tokens* includes image tokens."""
+    """A request's token counts; *prompt_tokens* includes image tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -105,9 +105,9 @@ class TokenCounts:
 class Answer:
     """The answer to *chat* with the parameters of *request*; *account* is charged for it.
 
-    *prompt* holds the prompt's token ids, *images* the layout and spans of each image and video. The request began at
-    *begun_at*, in seconds of the process's clock. As a context manager, it measures and logs the answer when the block
-    ends, complete or not, if sent_to() has named a worker.
+    *prompt* holds the prompt's token ids, and *images* the layout and spans of each image and video. The request began
+    at *begun_at*, in seconds of the process's clock. As a context manager, it measures and logs the answer when the
+    block ends, complete or not, if sent_to() has named a worker.
     """
 
     def __init__(
@@ -173,10 +173,10 @@ class Answer:
         return not self._num_open
 
     def take_delta(self, delta: TokenDelta) -> AnswerChunk | None:
-        """Return the chunk for *delta*, None if its choice had already finished.
+        """Return the chunk for *delta*, or None if its choice had already finished.
 
-        If a stop string ends a choice, this aborts it at the worker. Raises the engine's error, and WorkerFailed for an
-        unexpected delta.
+        If a choice ends here before the worker has ended it, and others are unfinished, this aborts it at the worker.
+        Raises the engine's error, and WorkerFailed for an unexpected delta.
         """
         now = time.perf_counter()
         choice = self._choice(delta)
@@ -239,7 +239,7 @@ class Answer:
         return self.choices[delta.index]
 
     def _take_prompt(self, delta: TokenDelta) -> None:
-        """Note what *delta* says about the prompt; only the first delta says anything."""
+        """Note the prompt's cached tokens and log probabilities that *delta* reports."""
         num_others = len(self.prompt_token_ids) - self._num_cached_tokens
         num_cached_tokens = max(0, min(delta.num_cached_tokens, num_others))
         if num_cached_tokens:

@@ -16,7 +16,7 @@ Token = int | str
 
 
 def declared(tools: Sequence[Tool]) -> Declared:
-    """Return the functions of *tools* by name."""
+    """Return the functions of *tools*, keyed by name."""
     return {tool["function"]["name"]: tool["function"] for tool in tools}
 
 
@@ -121,7 +121,7 @@ class CallReader(ABC):
         return GeneratedCall(self.num_calls - 1, own_id or f"call_{secrets.token_hex(12)}", name, arguments)
 
     def _open(self) -> "OpenCall":
-        """Return a call whose opening tag has just been read."""
+        """Return a new call, whose opening tag has just been read."""
         return OpenCall(self._format.pieces(self.functions), self._marks, self.tokenizer)
 
 
@@ -151,7 +151,7 @@ class OpenCall:
 
 
 def _marks(tokens: ToolCallTokens) -> dict[Token, Mark]:
-    """Return the tags within calls, by token id."""
+    """Return the tags within calls, keyed by token id."""
     ids: dict[int | None, Mark] = {
         tokens.separator_id: "separator",
         tokens.key_begin_id: "key_begin",

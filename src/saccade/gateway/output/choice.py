@@ -56,9 +56,10 @@ class GeneratedChoice:
     """One choice while it is generated.
 
     *detokenizer* reads the content. *reasoning* reads the reasoning if the model has any, and *tool_calls* reads tool
-    calls if the request has tools; stop strings apply to neither. *markup* comes before both and reads tags of several
-    tokens. *hidden_ids* that end the choice count as generated but are not shown. A call ends the reasoning. If a
-    grammar *holds_calls*, no call can begin before the reasoning ends, since the grammar applies after it.
+    calls if the request has tools; stop strings apply to neither. *markup* gets the tokens first, and reads tags that
+    span several tokens. If one of *hidden_ids* ends the choice, it counts as generated but is not shown. A call ends
+    the reasoning. If a grammar *holds_calls*, no call can begin before the reasoning ends, since the grammar applies
+    only after it.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class GeneratedChoice:
 
     @property
     def stop(self) -> str | None:
-        """The stop string that ended the choice, None if something else did."""
+        """The stop string that ended the choice, or None if something else did."""
         return self.detokenizer.stop
 
     @property
@@ -291,9 +292,9 @@ def _record(request: ChatRequest, served: ServedModel) -> TokenRecord | None:
 def _call_readers(
     request: ChatRequest, served: ServedModel, chat: Chat, *, holds_calls: bool
 ) -> Callable[[], CallReader] | None:
-    """Return a factory of call readers, one for each choice; None if the answer cannot call tools.
+    """Return a function that makes a call reader for a choice, or None if the answer cannot call tools.
 
-    All readers share the functions.
+    All readers share the declared functions.
     """
     if not chat.tools or served.tool_calls is None:
         return None

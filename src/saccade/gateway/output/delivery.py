@@ -17,7 +17,7 @@ class ChunkWriter(Protocol):
 
     @property
     def num_kept_bytes(self) -> int:
-        """An estimate of the size in bytes of the part of the answer that still waits to be written."""
+        """Roughly how many bytes of the answer still wait to be written."""
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
         """Return the events for *chunk*, if any."""

@@ -74,7 +74,7 @@ class HeldCallReader(CallReader):
     def _break(self, call: OpenCall, unread: str, token_id: int) -> Iterator[Piece]:
         """End the open *call* at a token that breaks its form.
 
-        *unread* is the text before it that is not yet an argument.
+        *unread* is the text before that token that is not yet an argument.
         """
         if self._announced is None:
             self._pending.append(token_id)
@@ -97,7 +97,7 @@ class HeldCallReader(CallReader):
         return self._announced
 
     def _end(self, rest: str, is_cut: bool) -> Iterator[Piece]:
-        """End the open call with the *rest* of its arguments; a call without a name is content."""
+        """End the open call with the *rest* of its arguments; a call that has no name yet becomes content."""
         announced, pending = self._announced, self._pending
         self._open_call, self._announced, self._pending = None, None, []
         if announced is None:

@@ -14,7 +14,7 @@ from saccade.tokenization.tokenizer import Tokenizer
 
 
 class Reasoning:
-    """Separates one answer's tokens. The first end marker closes the reasoning.
+    """Separates the reasoning tokens of one answer from the rest. The first end marker closes the reasoning.
 
     Later end markers are left out, unless a start marker in the content precedes them. Reasoning tokens count even if
     they are not shown. *rules* apply to the reasoning's text. *prompt* holds the prompt's token ids, which may end
@@ -52,7 +52,7 @@ class Reasoning:
         return self.is_open or self._is_first
 
     def take_tokens(self, token_ids: Sequence[int]) -> tuple[str, Sequence[int]]:
-        """Return the reasoning's text and the content's ids in new tokens.
+        """Return the text that new tokens add to the reasoning, and the ids among them that belong to the content.
 
         The new tokens exclude the id that ended the answer.
         """
@@ -69,7 +69,7 @@ class Reasoning:
         return self._show(self._detokenizer.push_tokens(token_ids)), ()
 
     def take_text(self, text: str) -> tuple[str, str]:
-        """Return the reasoning's text and the content's text in *text*, which is part of a token."""
+        """Return what *text*, which is part of a token, adds to the reasoning's text and to the content's."""
         return (self._show(self._detokenizer.push_text(text)), "") if self.is_open else ("", text)
 
     def end_reasoning(self) -> str:

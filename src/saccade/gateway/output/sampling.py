@@ -17,7 +17,7 @@ _BIAS_KEY = re.compile(BIAS_KEY)
 
 @dataclass(frozen=True)
 class TokenRules:
-    """A request's rules for single tokens. All its prompts share them, since there may be many of both."""
+    """A request's rules for single tokens. All its prompts share them, since there may be many rules and prompts."""
 
     logit_bias: dict[int, float]
     allowed_token_ids: tuple[int, ...]
@@ -39,8 +39,9 @@ def sampling_params(
     """Return the sampling parameters for the answer to the token ids *prompt*; the model sets the defaults.
 
     The answer follows the *rules* of *request* and matches *grammar*. If the prompt ends in reasoning, the grammar
-    applies after the reasoning. Raises ContextLengthExceeded if prompt and answer do not fit the context, and
-    InvalidValue for parameters that contradict each other.
+    applies after the reasoning. Raises ContextLengthExceeded if prompt and answer do not fit the context. Raises
+    InvalidValue for parameters that contradict each other, and UnsupportedParameter for a thinking budget that the
+    model cannot keep.
     """
     defaults = served.defaults
     max_tokens = _max_tokens(request, len(prompt), served)
@@ -80,7 +81,7 @@ def _after_reasoning(grammar: Grammar, served: ServedModel, prompt: Sequence[int
 
 
 def _thinking_budget(request: ChatRequest, served: ServedModel, prompt: Sequence[int]) -> ThinkingBudget | None:
-    """Return the token budget for reasoning in the answer to the token ids *prompt*, None if the request sets none.
+    """Return the token budget for reasoning in the answer to the token ids *prompt*; None if the request sets none.
 
     Raises UnsupportedParameter if the model has no reasoning tags or they are not single tokens. Raises InvalidValue if
     the request forbids the end tag.

@@ -1,4 +1,4 @@
-"""The ids and log probabilities of a choice's tokens, until they are written."""
+"""Holds the ids and log probabilities of a choice's tokens until they are written."""
 
 from msgspec import UNSET, UnsetType
 
@@ -8,7 +8,7 @@ from saccade.tokenization.tokenizer import Tokenizer
 
 
 class TokenRecord:
-    """A choice's tokens that have not been sent yet, if the client requests their ids or log probabilities."""
+    """Holds a choice's tokens that are not written yet, for a client that requests their ids or log probabilities."""
 
     def __init__(self, tokenizer: Tokenizer, with_ids: bool, with_logprobs: bool) -> None:
         self._tokenizer = tokenizer

@@ -96,7 +96,7 @@ class ToolCallReader(CallReader):
         return self._scanner
 
     def _cut_call(self) -> GeneratedCall | None:
-        """Return the call that the buffered tokens begin, None if that is uncertain.
+        """Return the call that the buffered tokens begin, or None if that is uncertain.
 
         It is certain if they begin with a tag and then name a declared function. Without a tag, the text may be an
         example of a call.
@@ -140,7 +140,7 @@ class ToolCallReader(CallReader):
 
 
 def _tags(tokens: ToolCallTokens) -> dict[Token, Tag]:
-    """Return the tags that scanners know, by token id."""
+    """Return the tags that scanners know, keyed by token id."""
     ids: dict[int | None, Tag] = {
         tokens.begin_id: "begin",
         tokens.end_id: "end",

@@ -19,7 +19,7 @@ def chat_prompt(served: ServedModel, chat: Chat, images: Sequence[bytes]) -> Cha
 def why_not_as_chat(
     served: ServedModel, chat: Chat, image_settings: Sequence[Mapping[str, Any]], limits: Sequence[str] = ()
 ) -> RequestError | None:
-    """Return why a worker that renders and tokenises *chat* itself would get another prompt, None if it would not.
+    """Return why a worker that renders and tokenises *chat* itself would get another prompt; None if it would not.
 
     Such a worker mistakes special tokens in users' text for the template's, and processes images with its own settings.
     *image_settings* are the processor settings for the chat's images; *limits* holds the fields that limit single

@@ -1,7 +1,7 @@
 """Options for images and videos.
 
-A request sets them for all its media (vLLM's `mm_processor_kwargs` and `media_io_kwargs`), a message's part sets them
-for itself, and the operator sets the defaults.
+A request sets them for all its media with vLLM's `mm_processor_kwargs` and `media_io_kwargs`. A part of a message sets
+them for itself, and the operator sets the defaults.
 """
 
 import json
@@ -124,7 +124,10 @@ NO_OPTIONS = MediaOptions()
 def read_media_options(
     processor: Mapping[str, Any] | None, media_io: Mapping[str, Any] | None, defaults: MediaOptions = NO_OPTIONS
 ) -> MediaOptions:
-    """Return the options in *processor* and *media_io*, else *defaults*. Raises a RequestError that names the field."""
+    """Return the options in *processor* and *media_io*; *defaults* fill the gaps.
+
+    Raises a RequestError that names the field.
+    """
     processor, videos = processor or {}, _read_media_io(media_io or {})
     sampling = {
         f"{name}.{key}": values.get(key)

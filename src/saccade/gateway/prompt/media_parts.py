@@ -1,4 +1,4 @@
-"""Reads the source and the options of an image, a file or a video from a message's part."""
+"""Reads the source and the options of an image, a file or a video from a part of a message."""
 
 from typing import Final
 

@@ -290,7 +290,7 @@ def _unobeyed(request: ChatRequest | TokenizeRequest, switches: tuple[str, ...])
 
 
 def _read_switches(arguments: Mapping[str, Any] | None, switches: tuple[str, ...]) -> dict[str, Any]:
-    """Return the template's other variables; only switches that the family declares are allowed.
+    """Return the template switches in *arguments*; only *switches*, those that the family declares, are allowed.
 
     `enable_thinking` is ignored if the template has no such switch.
     """

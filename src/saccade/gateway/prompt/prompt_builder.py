@@ -40,8 +40,10 @@ class PromptTokens:
 
 @dataclass(frozen=True)
 class PromptBuilder:
-    """Turns requests into token ids. *limits* bound the images and videos of a request. Requests may bring their own
-    chat template only if it *takes_templates*. *defaults* apply to what requests do not set.
+    """Turns requests into token ids.
+
+    *limits* bound the images and videos of a request. Requests may bring their own chat template only if
+    *takes_templates* is true. *defaults* apply to what requests do not set.
     """
 
     limits: MediaLimits
@@ -71,7 +73,7 @@ class PromptBuilder:
         return await self.threads.run_work(True, 0, lambda: self.read_chat(served, request))
 
     async def read_plain(self, served: ServedModel, request: ChatRequest, prompts: Sequence[PlainPrompt]) -> list[Chat]:
-        """Return a Chat with the token ids of each of *prompts*. Raises RequestError, also if one is too long."""
+        """Return a Chat with the token ids of each prompt. Raises RequestError, for example if a prompt is too long."""
         long = sum(len(prompt.content) for prompt in prompts) > THREAD_FROM_CHARACTERS
         return [await self._read_plain(served, request, prompt, long) for prompt in prompts]
 

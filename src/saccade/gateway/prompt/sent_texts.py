@@ -55,7 +55,7 @@ def _in_written_order(messages: Sequence[Message]) -> Iterator[int]:
 
 
 def _find_end(text: str, prompt: str, start: int) -> int:
-    """Return where *text* ends in *prompt*, searched from *start*, -1 if it is missing.
+    """Search *prompt* for *text* from *start*. Return where *text* ends, or -1 if it is missing.
 
     Each text comes soon after the previous one, in a form that only the template knows. So all forms are searched for
     in a growing part of the prompt, and the time for all texts is linear in the prompt's length.
@@ -83,7 +83,7 @@ def _escaped_forms(text: str) -> Collection[str]:
 
 
 def _find(form: str, prompt: str, start: int, stop: int) -> int:
-    """Return the first place in [*start*, *stop*) at which *prompt* has *form*, -1 for none.
+    """Return the first place in [*start*, *stop*) at which *prompt* has *form*, or -1 if there is none.
 
     For a long text, `str.find` prepares for tenths of a second while it holds the GIL. The text's head alone is found
     at once, and the rest usually follows it.

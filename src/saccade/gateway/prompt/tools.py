@@ -22,7 +22,7 @@ _NAME: Final = re.compile(TOOL_NAME)
 
 @dataclass(frozen=True)
 class CallRule:
-    """Whether an answer may call tools; by default it may.
+    """Says whether an answer may or must call tools; by default it may.
 
     If *name* is set, the answer may call only that function. The prompt declares only the *allowed* tools, or all tools
     if *allowed* is None.

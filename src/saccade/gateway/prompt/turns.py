@@ -1,6 +1,6 @@
 """Rewrites turns into a form that the template writes, so that every text of a request is in its prompt.
 
-Which turns a template would drop is known once it is loaded (tokenization/written_turns.py). They are rewritten:
+Loading a template shows which turns it would drop (tokenization/written_turns.py). These turns are rewritten:
 
 - System turns at the beginning become one, in order, with a blank line between them.
 - A later system turn becomes text in the user's turn before it, else in the one after it, else in a new one. So it
@@ -57,7 +57,7 @@ def rewrite_turns(messages: Sequence[Message], form: WrittenTurns) -> tuple[list
 
 
 def _is_written(before: Sequence[Message], role_after: str | None, form: WrittenTurns) -> bool:
-    """Return whether the template writes system turns after the turns *before*, if a turn of *role_after* follows."""
+    """Return whether the template writes system turns between the turns *before* and a turn of *role_after*."""
     if not before:
         return form.systems or role_after is None
     return (before[-1]["role"], role_after) in form.late_systems
@@ -66,7 +66,7 @@ def _is_written(before: Sequence[Message], role_after: str | None, form: Written
 def _add_turn(turns: list[Message], pending: list[Message], message: Message) -> list[Message]:
     """Append *message* to *turns*, and merge the *pending* turns into it or put them before it.
 
-    Return the turns that are still pending, since tool results must follow their calls at once.
+    Return the turns that are still pending. None may come before a tool result, which must directly follow its call.
     """
     if not pending or message["role"] == "tool":
         turns.append(message)

@@ -1,4 +1,4 @@
 """Builds the models that a gateway serves from the files that their workers send.
 
-Other packages use `ModelRegistry` (the constructor), `ServedModel`, and `ModelProbe`, which tries a model's files.
+Other packages mainly use `ModelRegistry`, `ServedModel`, and `ModelProbe`, which tries a model's files.
 """

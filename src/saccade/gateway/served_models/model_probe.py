@@ -1,7 +1,7 @@
 """Tries a model's files in a limited child before the gateway loads them.
 
 A tokenizer.json can expand to gigabytes, and its patterns or a chat template can run forever. The gateway loads the
-files only if the child succeeds. The child writes a line before each file, and one with the result.
+files only if the child succeeds. The child writes a line before it uses each file, and one with the result.
 """
 
 import os
@@ -33,7 +33,7 @@ class _Task(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the child's output: it begins a file, it has refused the model, or all files have passed."""
+    """A line of the child's output: the child begins a file, refuses the model, or has passed all files."""
 
     begins: str | None = None
     refused: str | None = None
@@ -78,7 +78,7 @@ class ModelProbe:
 
 
 def try_files(task: _Task, limits: ChildLimits) -> _Line:
-    """Load a model's files and use them once, in this process; return the last line of the output."""
+    """Load a model's files in this process, and use them once. Return the last line of the output."""
     file = "The model's files"
 
     def begin(name: str) -> None:

@@ -18,7 +18,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class ModelRegistry:
-    """The served models of a pool of workers. A model that cannot be built is logged.
+    """Builds and holds the models that a pool of workers serves. If a model cannot be built, the log says why.
 
     - worker_pool: the workers whose descriptions models are built from.
     - parsers: the operator's choice of parsers for answers.
@@ -124,7 +124,7 @@ class ModelRegistry:
                 gc.freeze()
 
     def _judge(self) -> None:
-        """Set *unservable* if there are workers and the models of all of them have been refused."""
+        """Set *unservable* if there are workers and all their models have been refused."""
         described = [client.description for client in self._worker_pool.clients]
         reasons = [None if description is None else self._refused.get(description.model) for description in described]
         first = next(iter(reasons), None)

@@ -53,9 +53,9 @@ OPENING_TOKENS = 2
 
 @dataclass(frozen=True)
 class Parsers:
-    """Which parsers to use for answers: "auto" is the one that the model's family declares, "none" parses nothing.
+    """Names the parsers for answers: "auto" is the one that the model's family declares, and "none" parses nothing.
 
-    The other names of *reasoning* are vLLM's parsers for the markers that "auto" looks for.
+    The other values of *reasoning* are vLLM's names of parsers for the markers that "auto" looks for.
     """
 
     tool_calls: ToolParser = "auto"
@@ -66,7 +66,7 @@ class Parsers:
         return self.reasoning != "none"
 
     def tool_format(self, family: Family) -> str | None:
-        """Return the call format to parse in answers from a model of *family*, None to parse no calls."""
+        """Return the call format to parse in answers from a model of *family*, or None to parse no calls."""
         if self.tool_calls == "auto":
             return family.tool_format
         return None if self.tool_calls == "none" else self.tool_calls
@@ -147,7 +147,7 @@ class ReasoningTokens:
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Tokenizer, tags: ReasoningTags) -> "ReasoningTokens | None":
-        """Return a model's markers, None if its tokenizer lacks them."""
+        """Return a model's markers, or None if its tokenizer lacks them."""
         if Markup.of_tokenizer(tokenizer) is not None:
             return cls(THINK, END_THINK)
         start_id, end_id = tokenizer.token_id(tags.begin), tokenizer.token_id(tags.end)
@@ -161,7 +161,7 @@ class ReasoningTokens:
 
 @dataclass(frozen=True)
 class VideoSide:
-    """The gateway's side of a model's videos. Their *placeholder* may be the same token as that of images."""
+    """What the gateway needs for a model's videos. Their *placeholder* may be the same token as that of images."""
 
     placeholder: str
     placeholder_token_id: int
@@ -176,7 +176,7 @@ class VideoSide:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Everything that requests for one model need."""
+    """Everything that the gateway needs to serve requests for one model."""
 
     name: str
     family: str
@@ -266,7 +266,7 @@ class ServedModel:
         return processor_fingerprint(settings, self.files_digest, DECODER)
 
     def video_fingerprint(self, settings: Mapping[str, Any]) -> bytes:
-        """Return what fingerprint() returns for an image, for a video sampled and processed with *settings*."""
+        """Do the same as fingerprint(), for a video that is sampled and processed with *settings*."""
         return processor_fingerprint(settings, self.files_digest, video_header.DECODER)
 
 
@@ -295,7 +295,7 @@ def _template_file(model_files: ModelFiles) -> str:
 def _video_side(
     name: str, family: Family, config: Mapping[str, Any], source: ModelFiles, text: TextSide
 ) -> VideoSide | None:
-    """Return the side for videos, None if the family, tokenizer or template does not support them.
+    """Return the VideoSide, or None if the family, tokenizer or template does not support videos.
 
     Raises StartupError.
     """
@@ -340,7 +340,7 @@ def _placeholder_id(family: Family, declared: int | None, tokenizer: Tokenizer) 
 
 
 def _template_token_id(family: Family, tokenizer: Tokenizer, placeholder: int | None) -> int | None:
-    """Return the id of the token that templates write for an image, None if there are no images.
+    """Return the id of the token that templates write for an image, or None for a family without images.
 
     Raises StartupError.
     """

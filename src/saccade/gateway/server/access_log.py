@@ -170,7 +170,7 @@ class AccessLog:
 
 
 class LogMetrics(Collector):
-    """Collects the number of dropped log lines, and the number of lines of each level, except lines of requests."""
+    """Collects how many log lines were dropped, and how many each level has, not counting request lines."""
 
     def __init__(self, output: LogOutput) -> None:
         self._output = output

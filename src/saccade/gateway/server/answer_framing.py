@@ -48,7 +48,7 @@ def framed(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
 
 
 class AnswerTransport:
-    """The transport for a request's answer. It is closed by *close*, which the connection provides.
+    """The transport for a request's answer. *close*, which the connection provides, closes it.
 
     uvicorn writes the head separately, which costs a system call and a packet. If *holds_head*, the head waits for the
     first write of the body.

@@ -20,7 +20,7 @@ IS_COUNTED = "saccade.is_counted"
 
 
 class AnswerMemory:
-    """An ASGI application around *app*: each long answer takes its bytes from the reservation of its request.
+    """Wraps the ASGI application *app*: each long answer takes its bytes from a reservation for its request.
 
     If there is no room, the call that would have sent the answer raises QueueFull or BodyTooLarge, and nothing is sent.
     """

@@ -33,7 +33,7 @@ BODILESS = ("GET", "HEAD")
 
 
 class ClientDisconnected(Exception):
-    """The client closed the connection before the request was complete."""
+    """The client closed the connection before it had sent the whole request or got its answer."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class BodyReader:
     def begin_request(
         self, scope: Scope, account: Account | None = None, *, is_charged: bool = True
     ) -> AbstractContextManager[Request]:
-        """Begin the request in *scope*, which ends with the block, for *account* or the account of its key.
+        """Begin the request in *scope*, for *account* or for the account of the request's key.
 
-        Raises what Request.begin_request() raises.
+        The request ends with the block. Raises what Request.begin_request() raises.
         """
         account = account or scope[ACCOUNT]
         return Request.begin_request(self.limits, account, self._client(scope, account), is_charged=is_charged)
@@ -127,9 +127,9 @@ class BodyReader:
 
 
 class _Arrival:
-    """A body as it arrives, with the encoding that *headers* name.
+    """Receives a body piece by piece, and decodes it if *headers* name an encoding.
 
-    *num_bytes* is its size so far, encoded or decoded, whichever is larger.
+    *num_bytes* is the body's size so far, encoded or decoded, whichever is larger.
     """
 
     def __init__(self, receive: Receive, headers: Sequence[tuple[bytes, bytes]], threads: WorkThreads) -> None:

@@ -27,7 +27,7 @@ def client_key(host: str) -> str:
 
 
 class TrustedProxies:
-    """The proxies whose X-Forwarded-For is used; *networks* are CIDRs. Raises StartupError."""
+    """The proxies whose X-Forwarded-For is used; *networks* are CIDRs. Raises StartupError if one is malformed."""
 
     def __init__(self, networks: Iterable[str] = ()) -> None:
         try:
@@ -64,7 +64,7 @@ def _forwarded(headers: Sequence[tuple[bytes, bytes]]) -> list[str]:
 
 
 def _parse(host: str) -> Address | None:
-    """Return *host* as an address; an IPv4 address mapped into IPv6 becomes IPv4."""
+    """Return *host* as an address, or None if it is not one; an IPv4 address mapped into IPv6 becomes IPv4."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -1,7 +1,7 @@
-"""HTTP connections with limits that apply before any application runs.
+"""HTTP connections with limits that apply outside the application.
 
-The limits are on the number of connections, the size and time of a head, and the rate of a body. One more limits how
-long a client may leave its answer unread.
+They limit the number of connections, the size and duration of a head, and the rate of a body. They also limit how long
+a client may leave its answer unread.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Places(Protocol):
         """Return whether *connection* may ask for *path*."""
 
     def mark_authenticated(self, connection: "Connection", tenant: bytes) -> None:
-        """Count *connection* towards *tenant*. Raises QueueFull if the tenant has its share of them."""
+        """Count *connection* towards *tenant*. Raises QueueFull if the tenant already has its share of connections."""
 
 
 class Connection(HttpToolsProtocol):
@@ -154,7 +154,7 @@ class Connection(HttpToolsProtocol):
         return 0.0 if self.flow.write_paused else self._num_body_bytes / (now - since)
 
     def make_room(self) -> None:
-        """Refuse the request that keeps the server waiting, unless its answer has begun, and close."""
+        """Refuse the request that keeps the server waiting, unless its answer has begun, and close the connection."""
         if self.cycle.response_started:
             self._reset()
             return

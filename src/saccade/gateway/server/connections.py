@@ -38,9 +38,9 @@ class Connections:
     peers do not count towards an address, since a proxy has many clients.
 
     A connection over *max_connections* replaces one without a request. If there is none, the largest holder loses its
-    slowest connection among those that keep the server waiting. Otherwise the new connection may only ask for one of
-    *probes*, the paths that orchestrators poll. A few such connections are allowed; the newest stay, since a probe is
-    answered at once.
+    slowest connection among those that keep the server waiting. If there is none of those either, the new connection
+    may only ask for one of *probes*, the paths that orchestrators poll. A few such connections are allowed; the newest
+    stay, since a probe is answered at once.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Connections:
 
     @property
     def memory_part(self) -> MemoryPart:
-        """The bytes of answers that the connections hold.
+        """The answer bytes that the connections hold.
 
         While UNSENT_BYTES wait, one more piece of an answer may still be added.
         """
@@ -83,7 +83,7 @@ class Connections:
         return _Reader(self, Connection(self, *arguments, **settings), self._memory)
 
     def admit(self, connection: Connection, transport: asyncio.Transport) -> None:
-        """Count a connection. Raises QueueFull if there are too many from its address, or no room for probes."""
+        """Count a connection. Raises QueueFull if its address has too many, or if there is no room even for a probe."""
         peer = transport.get_extra_info("peername")
         host = peer[0] if isinstance(peer, tuple) else None
         address = None if host is None or self._is_trusted(host) else client_key(host)
@@ -110,7 +110,7 @@ class Connections:
         return False
 
     def mark_authenticated(self, connection: Connection, tenant: bytes) -> None:
-        """Count *connection* towards *tenant*. Raises QueueFull if the tenant has its share of them."""
+        """Count *connection* towards *tenant*. Raises QueueFull if the tenant already has its share of connections."""
         if connection not in self._open or self._open[connection] == tenant:
             return
         num_own = self._num_held[tenant]
@@ -168,7 +168,7 @@ class Connections:
         self._probing[connection] = None
 
     def _close_idle(self, holder: Holder = None) -> bool:
-        """Close the oldest connection without a request, or *holder*'s oldest if set. Return False if there is none."""
+        """Close the oldest connection without a request, of *holder* if it is set. Return False if there is none."""
         idle = (one for one, its in self._open.items() if one.can_go and holder in (None, its))
         oldest = next((one for one in idle if one not in self._probing), None)
         if oldest is not None:

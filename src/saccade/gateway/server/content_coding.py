@@ -46,7 +46,7 @@ class Stream(Protocol):
 
     @property
     def needs_input(self) -> bool:
-        """Whether decompress() can return more only if it gets more."""
+        """Whether decompress() can return more only if it gets more input."""
 
     @property
     def unused_data(self) -> bytes:
@@ -126,10 +126,10 @@ _REFUSED: Final = f"Send it with one of these as Content-Encoding: {ACCEPTED}; o
 
 
 def coding_of(headers: Sequence[tuple[bytes, bytes]]) -> Coding | None:
-    """Return the coding that *headers* name, None if they name none.
+    """Return the coding that *headers* name, or None if they name none.
 
-    If the coding is not supported, only its begin() raises UnsupportedContentEncoding, since a proxy may already have
-    decoded the body.
+    If the coding is not supported, its begin() raises UnsupportedContentEncoding. This function does not, since a proxy
+    may already have decoded the body.
     """
     listed = ""
     for header, value in headers:
@@ -176,7 +176,7 @@ class EncodedBody:
     def decode(self) -> bytes:
         """Return at most OUTPUT_BYTES of the body, perhaps none.
 
-        Raises InvalidValue if the bytes are not in the coding, end too early, or are followed by others. Raises
+        Raises InvalidValue if the bytes are not in the coding, end too early, or are followed by other bytes. Raises
         UnsupportedContentEncoding if the coding is not supported.
         """
         self._stream = stream = self._stream or self._begin()
@@ -203,7 +203,7 @@ class EncodedBody:
         return output
 
     def _begin(self) -> Stream | None:
-        """Return the stream at the beginning of the input, None if too little of it has arrived."""
+        """Return the stream at the beginning of the input, or None if too little input has arrived."""
         if len(self._input) < _START_BYTES and not self._is_whole:
             return None
         if not self._num_streams and _PLAIN.match(self._input):

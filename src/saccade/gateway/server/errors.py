@@ -1,4 +1,4 @@
-"""The bodies of errors in OpenAI's or Anthropic's format. Each error is also recorded in its request's log line."""
+"""Encodes errors in OpenAI's or Anthropic's format, and records each error in its request's log line."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -38,8 +38,8 @@ NO_ROOM = (
 class WholeResponse:
     """A response that is sent when it is complete.
 
-    *memory* counts the response, and what its writers keep until then. If memory runs out while a response of several
-    pieces grows, it ends with QueueFull.
+    *memory* counts the response, and what its writers keep until then. If memory runs out while a response grows beyond
+    one piece, the response ends with QueueFull.
     """
 
     def __init__(self, send: Send, memory: Reservation) -> None:

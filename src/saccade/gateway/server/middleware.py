@@ -135,7 +135,7 @@ def guarded(
     access_log: AccessLog,
     tracer: Tracer | None,
 ) -> ASGIApp:
-    """Return *app* inside all middleware; CORS is set for the allowed origins."""
+    """Wrap *app* in all middleware, with CORS for the allowed origins."""
     hosts = (config.host, *config.allowed_hosts)
     origins = AllowedOrigins(config.allowed_origins, hosts, keyless=api_keys.is_open)
     open_paths = {METRICS_PATH} if config.metrics_without_key else set()
@@ -154,7 +154,7 @@ def guarded(
 
 
 def below(root_path: str, app: ASGIApp) -> ASGIApp:
-    """Return *app* for paths with and without *root_path* before them."""
+    """Wrap *app* so that it serves paths with and without the prefix *root_path*."""
 
     async def without_root(scope: Scope, receive: Receive, send: Send) -> None:
         scope["root_path"] = root_path
@@ -277,7 +277,7 @@ def _allowed_methods(scope: Scope) -> list[str]:
 
 
 def _hint(path: str, router: Router | None) -> str:
-    """Return a hint for the error about an unknown *path*, "" if *router* has nothing similar."""
+    """Return a hint for the error about an unknown *path*, or "" if *router* has nothing similar."""
     if path.startswith("/api/"):
         return (
             ": Ollama's API is not served. Send chats to /v1/chat/completions, and list the models by GET /v1/models."

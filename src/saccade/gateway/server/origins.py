@@ -1,8 +1,8 @@
 """Checks Host and Origin for servers without keys.
 
 Any page in a browser on the same machine can send requests to a server on localhost. The browser puts the page's origin
-into the header Origin. A page can also point its own name at 127.0.0.1 (DNS rebinding). Its requests then have the
-server's origin, but the header Host still has the page's name.
+into the header Origin. A page can also point its own name at 127.0.0.1 (DNS rebinding). Its requests are then
+same-origin, but the header Host still has the page's name.
 """
 
 import ipaddress
@@ -41,7 +41,8 @@ class AllowedOrigins:
     """Checks requests' Host and Origin.
 
     *allowed_origins* are origins as browsers write them, or `*` for all. *allowed_hosts* are names, `*.suffix`, or `*`
-    for every name. Only a *keyless* server needs these checks, since a page does not know a key.
+    for every name. A server that is not *keyless* checks only preflight requests, because a web page cannot send a key
+    that it does not have.
     """
 
     def __init__(self, allowed_origins: Collection[str], allowed_hosts: Collection[str], *, keyless: bool) -> None:

@@ -35,9 +35,10 @@ OTHER_CODING = "The only Transfer-Encoding of a request may be chunked; send the
 
 
 def body_length(version: str, headers: Sequence[tuple[bytes, bytes]]) -> int | None:
-    """Return the length of a request's body in bytes, None if it is chunked (RFC 9112, 6.3).
+    """Return the length of a request's body in bytes, or None if it is chunked (RFC 9112, 6.3).
 
-    Raises InvalidValue for an HTTP version other than 1.0 and 1.1, and for a transfer coding other than chunked.
+    Raises InvalidValue for an HTTP version other than 1.0 and 1.1, for a transfer coding other than chunked, and for a
+    malformed Content-Length.
     """
     if version not in ("1.0", "1.1"):
         raise InvalidValue(OTHER_VERSION)
@@ -67,7 +68,7 @@ class RequestReader:
         self._last_bytes = b""
 
     def begin_body(self, length: int | None) -> None:
-        """Record that a head has ended and a body of *length* bytes follows, None if the body is chunked."""
+        """Record that a head has ended and a body of *length* bytes follows; None means that the body is chunked."""
         self._is_in_body = True
         self._num_left = length
         self._last_bytes = b""

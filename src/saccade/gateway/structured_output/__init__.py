@@ -1,4 +1,4 @@
 """Reads grammars from requests' fields, tries them in a limited child, and caches them.
 
-Other packages use `RequestGrammars` (the constructor), the `AnswerGrammar` that it returns, and the readers of fields.
+Other packages use `RequestGrammars`, the `AnswerGrammar` that it returns, and the functions that read fields.
 """

@@ -51,9 +51,10 @@ class Constraint:
 
 
 def read_constraint(request: ChatRequest) -> Constraint | None:
-    """Return the constraint on the answer, None if there is none.
+    """Return the constraint on the answer, or None if there is none.
 
-    Raises InvalidValue for two constraints or an incomplete one, and UnsupportedParameter for vLLM's other fields.
+    Raises InvalidValue for two constraints or an incomplete one, and UnsupportedParameter for vLLM's fields that are
+    not served.
     """
     constraints = [*_response_format(request), *_structured_outputs(request), *_guided(request), *_others(request)]
     if len(constraints) > 1:
@@ -152,7 +153,7 @@ def _others(request: ChatRequest) -> Iterator[Constraint]:
 
 
 def _schema(schema: Raw | UnsetType, param: str, strict: bool = False) -> Constraint:
-    """Return the constraint for *schema*, which may be inside OpenAI's object next to its name."""
+    """Return the constraint for *schema*, which may be wrapped in OpenAI's object with a name."""
     text = _text(schema)
     if '"schema"' in text and text.lstrip().startswith("{"):
         inner = decode(text.encode(), _OBJECT, param)

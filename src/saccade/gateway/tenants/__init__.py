@@ -1,4 +1,4 @@
 """The tenants that send requests: their keys file, their limits per minute, and their usage.
 
-Other packages use `ApiKeyStore` (the constructor), `Account`, `Tenant`, and the report of each tenant's usage.
+Other packages mainly use `ApiKeyStore`, `Account`, `Tenant`, and the reports on each tenant's usage.
 """

@@ -1,4 +1,4 @@
-"""Tenant: who sends a request, with the salt of its caches. Account: a tenant's usage, and what its limits leave."""
+"""Tenants, who send requests, and their accounts, which hold their usage and what is left of their limits."""
 
 import math
 import time
@@ -63,7 +63,7 @@ EVERYBODY = Tenant()
 
 
 def key_tenant(key: bytes) -> Tenant:
-    """Return the tenant of a key from a flag. Its salt derives from the key, so all gateways in a fleet agree."""
+    """Return the tenant of a key from a flag. Its salt derives from the key, so all gateways in a fleet agree on it."""
     salt = blake3(key, derive_key_context=KEY_CONTEXT).digest(SALT_BYTES)
     return Tenant(salt, salt)
 
@@ -96,7 +96,7 @@ def request_salt(salt: bytes, cache_salt: str | None) -> bytes:
 
 
 class TokenBucket:
-    """At most *per_minute* units, which refill evenly within a minute; None means no limit.
+    """Holds at most *per_minute* units, which refill evenly within a minute; None means no limit.
 
     A new bucket is full. A caller may spend more than the level, which then becomes negative; *wait_seconds* says how
     long it takes until a unit is available again. *clock* returns seconds.
@@ -120,7 +120,7 @@ class TokenBucket:
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds until a whole unit is available, 0 if one already is."""
+        """Seconds until a whole unit is available; 0 if one already is."""
         return self._seconds_until(1.0)
 
     @property
@@ -172,7 +172,7 @@ class Account:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count the request in the block: towards the limit at once, as usage at its end.
+        """Count the request in the block, towards the limit at once and as usage when the block ends.
 
         A request that no worker could serve is not charged. Raises RateLimitExceeded, before the block, if no request
         or token is left.

@@ -1,4 +1,4 @@
-"""ApiKeyStore: the accounts of all tenants, by their keys. It follows changes to the keys file."""
+"""ApiKeyStore, which finds tenants' accounts by their keys, and follows changes to the keys file."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ UNFORESEEN = "an unforeseen error, which the log has"
 
 
 def flag_keys(api_keys: Iterable[str], admin_keys: Iterable[str]) -> dict[bytes, str]:
-    """Return which flag each key came from, by the key's hash."""
+    """Return the flag that each key came from, keyed by the key's hash."""
     flags = {digest_of(key.encode()): "--admin-key" for key in admin_keys}
     return flags | {digest_of(key.encode()): "--api-key" for key in api_keys}
 
@@ -38,7 +38,9 @@ def read_keys_file(file: WatchedFile, flags: Mapping[bytes, str]) -> KeyTable:
 
 
 class ApiKeyStore:
-    """The accounts of all tenants, by their keys. Without keys, everybody shares one account. Raises StartupError.
+    """Finds the accounts of all tenants by their keys. Without keys, everybody shares one account.
+
+    Raises a StartupError that names the keys file if it cannot be read or is malformed.
 
     - api_keys: keys of tenants that have an account each, without limits.
     - path: the file with other tenants and their keys.
@@ -120,7 +122,7 @@ class ApiKeyStore:
         self._note(self._content_fault)
 
     def _use(self, content: bytes) -> str:
-        """Use the file's new *content*; return why it cannot be used, "" if it can."""
+        """Use the file's new *content*. Return why it cannot be used, or "" if it can."""
         try:
             table = parse_keys(content, self._flags)
         except StartupError as error:

@@ -123,7 +123,7 @@ def _key(entry: object, place: str, tenants: Mapping[str, Tenant]) -> tuple[byte
 
 
 def _number(entry: Mapping[str, Any], name: str, most: int, place: str) -> int | None:
-    """Return the number *name* in an entry, None if it is missing."""
+    """Return the number *name* in an entry, or None if it is missing."""
     number = entry.get(name)
     if number is None:
         return None

@@ -27,7 +27,7 @@ DESCRIPTIONS = {
 
 
 class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A keys-file tenant: its limits, None for no limit, and its usage."""
+    """A keys-file tenant with its usage and its limits. A limit of None means that there is no limit."""
 
     tenant: str
     group: str

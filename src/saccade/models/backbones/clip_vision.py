@@ -73,9 +73,10 @@ class ClipBlock(nn.Module):
 
 
 class ClipEmbeddings(nn.Module):
-    """A class token and the embedded patches of each image, plus learned positions.
+    """Each image's class token and embedded patches, plus learned positions.
 
-    Some checkpoints have a bias, and extra leading dimensions of 1 in the token and the table.
+    With *bias*, the patch embedding has a bias. With *has_ones*, the checkpoint's class token and position table have
+    extra leading dimensions of 1.
     """
 
     def __init__(self, config: ClipConfig, *, bias: bool = False, has_ones: bool = False) -> None:
@@ -98,7 +99,7 @@ class ClipEmbeddings(nn.Module):
 
 
 class ViewTower(nn.Module):
-    """A tower for square images: *embeddings* make *view_length* vectors of each, which *blocks* then process."""
+    """A tower for square images: *embeddings* turns each into *view_length* vectors, which *blocks* then process."""
 
     def __init__(self, embeddings: nn.Module, blocks: Iterable[nn.Module], view_length: int) -> None:
         super().__init__()
@@ -140,8 +141,8 @@ class ClipTower(ViewTower):
         """Return the parameter that the tensor *name*, relative to the tower, fills; None if the network does not need
         it.
 
-        Blocks after the chosen hidden states and the norm after the last block are not needed, nor are the position ids
-        in old releases.
+        It needs neither the blocks after the chosen hidden states, nor the norm after the last block, nor the position
+        ids in old releases.
         """
         name = name.removeprefix("vision_model.")
         if name.startswith("post_layernorm.") or name == "embeddings.position_ids":
@@ -174,6 +175,6 @@ def joined_squares(x_VPC: torch.Tensor, scale: int) -> torch.Tensor:
 
 
 def view_patches(views_V3SS: torch.Tensor, patch_size: int) -> torch.Tensor:
-    """Return the images' patches [P, 3 * patch_size^2], row by row, without the pixels that fill no whole patch."""
+    """Return the images' patches [P, 3 * patch_size^2], row by row. Drops edge pixels that do not fill a patch."""
     patches = views_V3SS.unfold(2, patch_size, patch_size).unfold(3, patch_size, patch_size)
     return patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)

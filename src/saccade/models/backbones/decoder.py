@@ -70,7 +70,7 @@ class TextDecoder(nn.Module):
         return self.embed_tokens(input_ids)  # type: ignore[no-any-return]
 
     def finish(self) -> None:
-        """Compute the values that derive from the loaded weights and their device."""
+        """Compute the tensors for rotary positions on the loaded weights' device."""
         rope, device = self.config.rope, self.embedding_VE.device
         num_pairs = len(rope.divisors)
         axes = interleaved_axes if self.config.style.axes == "interleaved" else chunked_axes

@@ -15,8 +15,8 @@ from saccade.models.spec import KvSpec, Latent
 class ExpertConfig:
     """Routed experts and shared experts. Every token uses *num_chosen* of the routed experts and all the shared ones.
 
-    The experts form *num_groups* groups of equal size; a token's experts come from its best *num_chosen_groups*. Their
-    weights are multiplied by *scaling*; with *normalised*, they are first made to sum to 1.
+    The experts form *num_groups* groups of equal size; a token's experts come from its best *num_chosen_groups*. With
+    *normalised*, the weights of these experts are scaled to sum to 1. They are then multiplied by *scaling*.
     """
 
     num_experts: Annotated[int, "n_routed_experts"]
@@ -86,7 +86,7 @@ class DeepseekTextConfig(DecoderConfig):
 
     @property
     def kv_specs(self) -> tuple[KvSpec, ...]:
-        """Latent attention for every layer."""
+        """One `Latent` per layer, all with the same widths."""
         return (Latent(self.latent_width, self.rope_width),) * self.num_layers
 
     @property

@@ -1,9 +1,10 @@
 """DeepSeek-V3's decoder: attention over latents, then an MLP or a mixture of experts.
 
 All of a token's keys and values derive from one latent. Only the latent and one rotated key, which the heads share, are
-cached. The key matrix is applied to the queries instead, and the value matrix to the attended latents (DeepSeek-V2,
-arXiv:2405.04434, section 2.1.2). Formulas: transformers, modeling_deepseek_v3.py. Shapes: N tokens, E hidden size, Q
-query heads, K plain width of a query, R rotated width, W latent width, C = W + R, V value width of a head.
+cached. The key matrix is applied to the queries rather than the latents, and the value matrix to the attended latents
+(DeepSeek-V2, arXiv:2405.04434, section 2.1.2). Formulas: transformers, modeling_deepseek_v3.py. Shapes: N tokens, E
+hidden size, Q query heads, K plain width of a query, R rotated width, W latent width, C = W + R, V value width of a
+head.
 """
 
 import torch
@@ -71,7 +72,7 @@ class LatentAttention(Layer):
         parts = self.kv_b_proj.dequantised().data.unflatten(0, (self.num_heads, -1))
         self.to_keys_QKW, values_QVW = parts.split((self.config.plain_width, self.config.value_width), dim=1)
         self.to_values_QWV = values_QVW.transpose(1, 2)
-        # Without the layer nothing packs its weight, which would be a copy that is never read.
+        # With the layer gone, nothing packs its weight into a copy that is never read.
         self.kv_b_proj = None
 
     def add_to(
@@ -106,7 +107,7 @@ class ExpertRouter(Layer):
 
     *e_score_correction_bias* changes which experts are chosen, but not their weights (DeepSeek-V3, arXiv:2412.19437,
     section 2.1.2). The bias decides between experts with nearly equal scores, so it stays float32, as in the releases.
-    Shapes: X experts, G groups, T experts of a token.
+    Shapes: X experts, G groups, T experts per token.
     """
 
     float32 = ("e_score_correction_bias",)

@@ -92,7 +92,7 @@ class GatedDeltaNet(Layer):
         lengths: tuple[int, ...],
         trail: Trail = None,
     ) -> torch.Tensor:
-        """Return the delta rule's result for projected tokens, [N, H, W]; update the live states of their *rows*."""
+        """Return the delta rule's result for projected tokens, [N, H, W]; update the live states in *rows*."""
         states, inputs = state.live
         qkv_NC = self.ops.causal_conv(qkv_NC, self.conv1d.taps_TC, inputs, rows, lengths, SILU, trail)
         q_NC, k_NC, v_NC = qkv_NC.split_with_sizes(self.in_proj_qkv.partitions, -1)

@@ -59,13 +59,13 @@ class MergedPatchSpec(ModelSpec):
         return int(self.vision.depth)
 
     def square_grid(self, max_patches: int) -> Grid:
-        """Return the largest square of whole merged squares within *max_patches*, or one such square."""
+        """Return the largest square grid of whole merged squares within *max_patches*, but at least one such square."""
         merge = self.vision.merge_size
         side = max(merge, isqrt(max_patches) // merge * merge)
         return 1, side, side
 
     def padding_grid(self, num_patches: int) -> Grid | None:
-        """Return one row of merged squares with *num_patches* patches."""
+        """Return the grid of one row of merged squares with *num_patches* patches."""
         merge = self.vision.merge_size
         return 1, merge, num_patches // merge
 

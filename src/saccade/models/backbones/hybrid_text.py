@@ -71,7 +71,7 @@ class GatedAttention(Layer):
 
 
 class SharedExpertMixture(MixtureOfExperts):
-    """A mixture of experts plus an MLP for all tokens, weighted by a sigmoid gate for each token."""
+    """A mixture of experts, plus an MLP for all tokens. A sigmoid gate weights the MLP's result for each token."""
 
     def __init__(self, config: TextConfig, experts: ExpertsConfig, ranks: Ranks) -> None:
         super().__init__(config, experts, ranks)
@@ -79,7 +79,7 @@ class SharedExpertMixture(MixtureOfExperts):
         self.shared_expert_gate = Linear(config.hidden_size, 1, bias=False)
 
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
-        """Return *residual_NE* plus the results of the chosen experts and of the shared one for *x_NE*."""
+        """Return *residual_NE* plus the results of the chosen experts and the shared expert for *x_NE*."""
         share_N1 = self.shared_expert_gate(x_NE).sigmoid()
         summand_NE = self.experts.summand(x_NE, *self.choose(x_NE)) + share_N1 * self.shared_expert.summand(x_NE)
         return residual_NE + self.experts.ranks.all_reduce(summand_NE)

@@ -1,4 +1,4 @@
-"""The shared base of networks with a vision tower and a text decoder, with pixel normalisation.
+"""The shared base of networks with a vision tower and a text decoder. It normalises pixels.
 
 Shapes: N rows of pixels, I values per row.
 """
@@ -38,7 +38,7 @@ class ImageTextNetwork(TextNetwork):
         self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=self.device) * 255
 
     def normalised(self, pixels_NI: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return *pixels_NI*, uint8 rows of one channel after another, normalised as in the family's processor."""
+        """Return *pixels_NI* normalised as in the family's processor. Its uint8 rows hold one channel after another."""
         mean, std = self.scaled_mean_std
-        # This order and precision is bit-equal to the reference processor, which folds 1/255 into mean and std.
+        # This order and precision give the same bits as the reference processor, which folds 1/255 into mean and std.
         return normalise_pixels(pixels_NI, mean, std, dtype)

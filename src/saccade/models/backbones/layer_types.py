@@ -12,9 +12,9 @@ FULL: Final = "full_attention"
 
 
 def layer_types(text: Mapping[str, Any], other: str, interval: Callable[[], int]) -> list[str]:
-    """Return each layer's type, FULL or *other*, from `layer_types`, or else with every *interval*-th layer FULL.
+    """Return each layer's type, FULL or *other*, from `layer_types`.
 
-    Raises a StartupError that names the key.
+    Without that key, every `interval()`-th layer is FULL. Raises a StartupError that names the key.
     """
     num_layers, types = integer(text, "num_hidden_layers"), text.get("layer_types")
     if types is None:
@@ -28,7 +28,7 @@ def layer_types(text: Mapping[str, Any], other: str, interval: Callable[[], int]
 def check_window(text: Mapping[str, Any], *, is_in_all: bool) -> None:
     """Raise StartupError if `layer_types` contradicts the window.
 
-    All layers must have the window, or none if the model has no window.
+    With *is_in_all*, every layer must have the window. Otherwise no layer may have one.
 
     transformers reads the list in some of these decoders, and vLLM in others.
     """

@@ -14,7 +14,7 @@ ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "silu")
 
 @dataclass(frozen=True, kw_only=True)
 class MergingConfig(MergingVisionConfig):
-    """The settings that all these towers have; *defaults* are values for keys that config.json leaves out."""
+    """The settings that all these towers have. *defaults* holds the values of keys that config.json leaves out."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
 
@@ -38,7 +38,7 @@ class MergingConfig(MergingVisionConfig):
 
     @classmethod
     def more(cls, vision: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a subclass's fields that name no key. Raises a StartupError that names the key."""
+        """Return a subclass's fields that are not annotated with a key. Raises a StartupError that names the key."""
         return {}
 
     @property

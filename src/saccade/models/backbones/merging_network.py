@@ -1,4 +1,4 @@
-"""A merging tower and a text decoder as one network. Families differ in the tower, the decoder and the names.
+"""A merging tower and a text decoder as one network. Families differ in the tower, decoder and tensor names.
 
 Shapes: B bytes of pixels, U image tokens in the step, W hidden size * features per token.
 """
@@ -26,7 +26,7 @@ class VideoMetadata:
 
 
 class MergingNetwork(ImageTextNetwork):
-    """Implements models.network.Network. *tower* is built from the spec's vision and the encoder's ranks."""
+    """Implements models.network.Network. It builds *tower* from the spec's `vision` and the encoder's ranks."""
 
     decoder: ClassVar[Callable[..., Any]] = GroupedQueryDecoder
     tower: ClassVar[type[Any]]

@@ -1,9 +1,9 @@
-"""A vision tower that rotates patches by row and column, and joins each square of patches into one vector.
+"""A vision tower with rotary positions by row and column, which joins each square of patches into one vector.
 
 Formulas: transformers, modeling_qwen2_vl.py (Qwen2VisionTransformerPretrainedModel), modeling_qwen3_vl.py
 (Qwen3VLVision*) and modeling_paddleocr_vl.py. Encoder contract: `prepare` does everything that depends on grids, on the
 host; `forward` then runs without a device sync. Shapes: P patches, C values per patch, E hidden size, D head size, T
-entries of the table for one position, U merged patches, X text width.
+table entries per position, U merged patches, X text width.
 """
 
 from collections.abc import Sequence
@@ -109,7 +109,10 @@ class VisionBlock(nn.Module):
 
 
 class PatchMerger(nn.Module):
-    """Concatenates each merge block's patches and projects the result. A norm comes before or after concatenation."""
+    """Concatenates each merge block's patches and projects the result.
+
+    With *norm_merged*, the norm comes after the concatenation; otherwise it comes before.
+    """
 
     def __init__(
         self,
@@ -172,7 +175,7 @@ class MergingTower(nn.Module):
         return self.frames(grids, backend)
 
     def frames(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> BlockMetadata:
-        """Return the blocks' metadata, by which each frame attends only to itself."""
+        """Return the blocks' metadata, with which each frame attends only to itself."""
         frames = (frame_coordinates(grid, self.config.merge_size) for grid in grids for _ in range(grid[0]))
         places_P2 = to_device(np.concatenate(list(frames)), self.device)
         layout = packed_layout(grids, self.device, backend)

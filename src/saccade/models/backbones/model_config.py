@@ -69,7 +69,7 @@ def values_of(kind: type, config: Mapping[str, Any], spellings: Mapping[str, str
 
 
 def check_equal(config: Mapping[str, Any], supported: Mapping[str, Any]) -> None:
-    """Raise StartupError if *config* has a value other than that in *supported* under any of its keys."""
+    """Raise StartupError if *config* has a key of *supported* with another value."""
     for key, value in supported.items():
         if config.get(key, value) != value:
             raise StartupError(f"{CONFIG}: `{key}` is {config[key]!r}; this network knows {value!r}.")

@@ -90,7 +90,7 @@ def clip_metadata(clips: Sequence[Grid], device: torch.device) -> ClipMetadata |
 
 
 def times_table(num_times: int, width: int) -> torch.Tensor:
-    """Return a row of zeros, then the positions in time, [1 + num_times, E]: each row is half sines, half cosines."""
+    """Return the table [1 + num_times, E]: a row of zeros, then a row per time, half sines and half cosines."""
     frequencies = 1.0 / (ROPE_THETA ** (torch.arange(0, width, 2).float() / width))
     angles = torch.outer(torch.arange(num_times).float(), frequencies)
     return torch.cat((torch.zeros(1, width), torch.cat((angles.sin(), angles.cos()), 1)))
@@ -103,7 +103,7 @@ def mean_of_frames(x_PE: torch.Tensor, clips: ClipMetadata) -> torch.Tensor:
 
 
 class MoonVitTower(LearnedTower):
-    """Maps patches in raster order to features, as many for a clip as for one of its frames."""
+    """Maps patches in raster order to features. A clip gets as many features as one of its frames."""
 
     tap_rule = staticmethod(bicubic_taps)
     config: MoonVitConfig

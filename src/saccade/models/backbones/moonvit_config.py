@@ -71,7 +71,7 @@ class MoonVitConfig(MergingVisionConfig):
 
     @classmethod
     def read_vision(cls, config: Mapping[str, Any], vision: Mapping[str, Any], out_hidden_size: int) -> "MoonVitConfig":
-        """Read `vision_config`, and *config* around it; *out_hidden_size* is the decoder's. Raises StartupError."""
+        """Read `vision_config` and the *config* around it. *out_hidden_size* is the decoder's. Raises StartupError."""
         for key, other in RELEASE.items():
             if vision.get(key) != vision.get(other) and {key, other} <= vision.keys():
                 raise StartupError(

@@ -26,8 +26,9 @@ EXPERT_PARTS = {"gate": ("gate_up_proj", 0), "up": ("gate_up_proj", 1), "down": 
 def target_of(name: str, prefixes: Prefixes = (), fused: Fused = FUSED) -> Target:
     """Return the target of the checkpoint tensor *name*.
 
-    *prefixes* are pairs of the checkpoint's and the network's prefix; the first that matches is replaced. So is the
-    first matching part of *fused*, which may name a partition.
+    *prefixes* holds pairs of the checkpoint's prefix and the network's; the first that matches is replaced. A single
+    expert's matrix becomes part of the parameter for all experts. In any other name, the first matching part of *fused*
+    is replaced, and may name a partition.
     """
     for theirs, ours in prefixes:
         if name.startswith(theirs):

@@ -1,10 +1,10 @@
-"""Reads a decoder's rotary frequencies from config.json, also for contexts longer than in training.
+"""Reads a decoder's rotary frequencies from config.json, including those for contexts longer than in training.
 
 Does not import torch.
 
-Each method has its own divisor for each channel pair's frequency. Formulas: transformers 5.23, modeling_rope_utils.py.
-Linear: Chen et al. 2023, arXiv:2306.15595. YaRN: Peng et al. 2023, arXiv:2309.00071. Longrope: Ding et al. 2024,
-arXiv:2402.13753.
+Each method divides every channel pair's frequency by its own divisor. Formulas: transformers 5.23,
+modeling_rope_utils.py. Linear: Chen et al. 2023, arXiv:2306.15595. YaRN: Peng et al. 2023, arXiv:2309.00071. Longrope:
+Ding et al. 2024, arXiv:2402.13753.
 """
 
 import math
@@ -20,7 +20,7 @@ ORIGINAL_LENGTH = "original_max_position_embeddings"
 
 
 class Rope(NamedTuple):
-    """Rotary frequencies: channel pair i has 1 / (divisors[i] * theta^(i / pairs)).
+    """Rotary frequencies: 1 / (divisors[i] * theta^(i / pairs)) for channel pair i.
 
     The cosine and sine are multiplied by *magnitude*.
 
@@ -35,7 +35,7 @@ class Rope(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A reader's input: the decoder's keys, those for its scaling, and the length of the longest sequence to serve."""
+    """A reader's input: the decoder's keys, its scaling keys, and the length of the longest sequence to serve."""
 
     text: Mapping[str, Any]
     scaling: Mapping[str, Any]
@@ -81,10 +81,10 @@ def read_rope(text: Mapping[str, Any], head_dim: int, max_model_len: int, rotary
 
 
 def longest(text: Mapping[str, Any]) -> int:
-    """Return the longest sequence in tokens: `max_position_embeddings`, or the training length times YaRN's factor.
+    """Return the length of the longest sequence, in tokens. Raises StartupError.
 
-    The larger one counts: operators who add YaRN by a release's README may leave `max_position_embeddings` unchanged.
-    Raises StartupError.
+    It is the larger of `max_position_embeddings` and the training length times YaRN's factor: operators who add YaRN as
+    a release's README tells them may leave `max_position_embeddings` unchanged.
     """
     scaling, stated = rope_section(text), integer(text, "max_position_embeddings")
     original = scaling.get(ORIGINAL_LENGTH)

@@ -31,7 +31,7 @@ class SiglipEmbeddings(nn.Module):
         self.positions_PC = torch.empty(0)
 
     def finish(self) -> None:
-        """Select the loaded table's entries, one for each patch."""
+        """Take the positions from the loaded table, one entry per patch."""
         table_PC: torch.Tensor = self.position_embedding.weight  # type: ignore[assignment]
         self.positions_PC = table_PC.detach()
 
@@ -42,9 +42,9 @@ class SiglipEmbeddings(nn.Module):
 
 
 class SiglipTower(ViewTower):
-    """SigLIP's tower (Zhai et al. 2023, arXiv:2303.15343): like CLIP's, but without a class token and first norm.
+    """SigLIP's tower (Zhai et al. 2023, arXiv:2303.15343): like CLIP's, but without a class token or a first norm.
 
-    A family may have its own *embedding_class*.
+    A family may set its own *embedding_class*.
     """
 
     embedding_class: ClassVar[type[SiglipEmbeddings]] = SiglipEmbeddings

@@ -97,7 +97,7 @@ class DecoderConfig:
 
     @classmethod
     def more(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None) -> dict[str, Any]:
-        """Return the fields that name no key. Raises a StartupError that names the key."""
+        """Return the fields that are not annotated with a key. Raises a StartupError that names the key."""
         raise NotImplementedError
 
     def rope_of(self, layer: int) -> Rope:
@@ -112,7 +112,7 @@ class DecoderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsConfig:
-    """A mixture of experts: in layers with experts, *num_chosen* of *num_experts* MLPs compute each token.
+    """A mixture of experts: in layers with experts, *num_chosen* of *num_experts* MLPs process each token.
 
     *layers* are the indices of these layers; the others have a dense MLP. With *normalised*, the weights of the chosen
     experts sum to 1.
@@ -202,7 +202,7 @@ class TextConfig(DecoderConfig):
 def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the text model's keys: `text_config`, or all of an older, flat config.json. Raises StartupError.
 
-    If the top level says whether the embedding is tied, that decides.
+    A top-level `tie_word_embeddings` takes precedence over the one in `text_config`.
     """
     text = config if config.get("text_config") is None else part(config, "text_config")
     tied = "tie_word_embeddings"
@@ -258,7 +258,7 @@ def _mrope_section(text: Mapping[str, Any], style: TextStyle, num_pairs: int) ->
 
 @dataclass(frozen=True)
 class DeltaNetConfig:
-    """The settings of layers with a state. Each key head serves the same number of value heads."""
+    """The settings of gated delta nets. Each key head serves the same number of value heads."""
 
     num_key_heads: Annotated[int, "linear_num_key_heads"]
     num_value_heads: Annotated[int, "linear_num_value_heads"]

@@ -1,4 +1,4 @@
-"""A text decoder with its embedding and head: the base of every network, and all of one that has no tower.
+"""A text decoder with its embedding and head: the base of every network, and all that a text-only network has.
 
 Shapes: N tokens, E hidden size, R rows to predict from, V vocabulary, U image tokens, W = E, except for families with
 several features for each token.
@@ -63,7 +63,7 @@ class TextNetwork(Layer):
         self.is_tied = False
 
     def is_head(self, name: str) -> bool:
-        """Return whether the checkpoint's tensor *name* belongs to the matrix of the logits."""
+        """Return whether the checkpoint's tensor *name* belongs to the head, which computes the logits."""
         target = self.target(name)
         return target is not None and target.parameter.startswith(HEAD)
 
@@ -84,7 +84,7 @@ class TextNetwork(Layer):
     def _frequencies(self, target: Target) -> Derived | Target:
         """Return the rotary frequencies of a layer, or of the whole decoder; *target* if there is no such layer.
 
-        Releases store them either as their code uses them, or as they are before being stretched for longer contexts.
+        Releases store either the frequencies that their code uses, or those before stretching for longer contexts.
         """
         match = LAYER.match(target.parameter)
         layer = 0 if match is None else int(match[1])

@@ -1,6 +1,6 @@
 """A tower for square views and a text decoder as one network.
 
-Families differ in the tower, the projector and the names. Shapes: B bytes of pixels, U image tokens in the step, E
+Families differ in the tower, projector and tensor names. Shapes: B bytes of pixels, U image tokens in the step, E
 hidden size.
 """
 
@@ -23,8 +23,8 @@ from saccade.nn.vision import grid_list
 class TiledNetwork(ImageTextNetwork):
     """Implements models.network.Network for a TiledSpec.
 
-    *tower* is built from the spec's vision and the encoder's ranks; *projection* is built from the spec, and maps the
-    tower's views to features.
+    It builds *tower* from the spec's `vision` and the encoder's ranks, and *projection* from the spec. The projection
+    maps the tower's hidden states to features.
     """
 
     decoder: ClassVar[Callable[..., Any]] = GroupedQueryDecoder

@@ -50,6 +50,6 @@ class TiledSpec(ModelSpec):
         return self.vision.depth
 
     def square_grid(self, max_patches: int) -> Grid:
-        """Return a square of tiles that leaves room for the view of the whole image."""
+        """Return the largest square of tiles that leaves room for the view of the whole image, but at least one."""
         side = max(1, isqrt(max(0, max_patches // self.vision.num_patches - 1))) * self.vision.side
         return 1, side, side

@@ -26,7 +26,7 @@ class VisionConfig:
 
     @property
     def kernel(self) -> tuple[int, ...]:
-        """Channels, height and width of a patch; videos have frames after the channels."""
+        """Channels, height and width of a patch. Towers for videos add frames after the channels."""
         return CHANNELS, self.patch_size, self.patch_size
 
 

@@ -91,7 +91,7 @@ class WindowedDecoder(TextDecoder):
         return super().embed(input_ids) * self.embedding_scale
 
     def finish(self) -> None:
-        """Compute the values that derive from the loaded weights and their device."""
+        """Compute the embedding scale and the rotary frequencies of each kind of layer, on the weights' device."""
         super().finish()
         device, dtype = self.embedding_VE.device, self.embedding_VE.dtype
         # The reference rounds the factor, too.

@@ -1,4 +1,4 @@
-"""An image's size, tokens and text, which are the same for all images. Runs in the gateway, without torch.
+"""Returns an image's size, tokens and text, which are the same for all images. Runs in the gateway, without torch.
 
 Source of the rules: transformers 5.23, models/gemma3/image_processing_gemma3.py and processing_gemma3.py.
 """

@@ -17,7 +17,7 @@ class Pixels(DecodedImage):
     layout_of = staticmethod(image_layout)
 
     def fill(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
-        """Write *image* [height, width, 3], resized, into *out* of layout.pixel_shape."""
+        """Resize *image* [height, width, 3], and write it into *out*, which has layout.pixel_shape."""
         out[0] = resize(image, layout.resized_height, layout.resized_width, "bilinear")
 
     def to_image(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Maps names of checkpoint tensors to the network's parameters.
+"""Maps checkpoint tensor names to the network's parameters.
 
 Releases name the parts `language_model.model.`, `vision_tower.vision_model.` and `multi_modal_projector.`. transformers
 5 writes `model.language_model.`, `lm_head.`, `model.vision_tower.` and `model.multi_modal_projector.`.

@@ -1,7 +1,7 @@
 """The attention sizes of each layer type, from either form of config.json. Does not import torch.
 
 The releases have keys for the layers that attend to all tokens. Since 5.15, transformers writes `per_layer_config`
-instead, which has the sizes of single layers. If that key is there, it reads no other.
+instead, which has the sizes of single layers. If that key is present, transformers reads no other.
 """
 
 from collections.abc import Mapping, Sequence

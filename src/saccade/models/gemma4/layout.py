@@ -49,7 +49,7 @@ class Layout(OwnWireLayout):
         return with_budget(self.settings, budget, options.max_pixels)
 
     def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
-        """Return grid (1, rows, columns), tokens, patch shape, and the text around them."""
+        """Return the layout: grid (1, rows, columns), tokens, patch shape, and the text around the tokens."""
         return image_layout(width, height, settings)
 
 
@@ -98,7 +98,7 @@ def with_budget(settings: Mapping[str, Any], budget: int | None, max_pixels: int
 
 
 def resized(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, int]:
-    """Return (height, width) of the resized image: the largest of its shape, in whole tokens, within the budget.
+    """Return (height, width) of the resized image: the largest of its shape whose whole tokens fit the budget.
 
     The order of the float operations is part of the rule.
     """

@@ -1,4 +1,4 @@
-"""The image path and the text decoder as one network.
+"""The image encoder and the text decoder as one network.
 
 Shapes: N tokens, E hidden size, R rows to predict from, V vocabulary, U image tokens.
 """
@@ -27,9 +27,9 @@ class GemmaNetwork(MergingNetwork):
     language_model: GemmaDecoder
 
     def target(self, name: str) -> Target | None:
-        """Return the parameter for the tensor *name*; None if it is not needed.
+        """Return the parameter for the tensor *name*; None if the network does not need it.
 
-        Tensors for audio are not, nor are those for keys and values in layers that use another layer's.
+        It needs no audio tensors, and no tensors for keys and values in layers that use another layer's.
         """
         place = target(name)
         text: GemmaText = self.spec.text
@@ -58,7 +58,7 @@ class GemmaNetwork(MergingNetwork):
         logits, cap = super().logits(hidden_RE), self.spec.text.soft_cap
         if cap is None:
             return logits
-        # The difference is 0, and NaN for infinite logits: their cap would be a number.
+        # The difference is 0, or NaN for infinite logits, which the cap alone would make finite.
         return (logits / cap).tanh() * cap + (logits - logits)
 
 

@@ -98,7 +98,7 @@ UNIFIED_STYLE = TextStyle(
 class LayerKind(NamedTuple):
     """The attention of one kind of layer. *window* is None for layers that attend to all tokens.
 
-    With *keys_are_values*, one matrix computes both.
+    With *keys_are_values*, one matrix computes both keys and values.
     """
 
     num_kv_heads: int
@@ -109,7 +109,7 @@ class LayerKind(NamedTuple):
 
 
 class GemmaExperts(NamedTuple):
-    """*num_chosen* of *num_experts* MLPs compute each token, alongside the dense MLP."""
+    """A mixture of experts: *num_chosen* of *num_experts* MLPs process each token, alongside the dense MLP."""
 
     num_experts: int
     num_chosen: int
@@ -180,7 +180,7 @@ class GemmaText(DecoderConfig):
 
     @property
     def kv_specs(self) -> tuple[KvSpec, ...]:
-        """Paged attention for every layer with keys and values of its own: those before the last *num_shared*."""
+        """Paged attention for every layer with keys and values of its own: all but the last *num_shared*."""
         own = self.kinds[: self.num_layers - self.num_shared]
         return tuple(Paged(kind.num_kv_heads, kind.head_dim, kind.head_dim, kind.window) for kind in own)
 
@@ -207,7 +207,7 @@ def _kind(text: Mapping[str, Any], name: str, sizes: LayerSizes) -> LayerKind:
 def _rope(text: Mapping[str, Any], name: str, head_dim: int) -> Rope:
     """Return the rotary frequencies of one kind of layer.
 
-    Of proportional ones, only the first pairs rotate, with the frequencies that they would have if all did.
+    If they are proportional, only the first pairs rotate, at the frequencies they would have if all pairs did.
     """
     parameters = section({"rope_parameters": ROPES, **text}, "rope_parameters").get(name) or ROPES[name]
     theta, pairs = number(parameters, "rope_theta"), head_dim // 2
@@ -229,7 +229,7 @@ def _experts(text: Mapping[str, Any]) -> GemmaExperts | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
-    """Images with a token for *merge_size* x *merge_size* patches, whose features have *out_hidden_size* values."""
+    """Image settings: *merge_size* x *merge_size* patches become one token, with *out_hidden_size* feature values."""
 
     norm_eps: Annotated[float, "rms_norm_eps"]
     merge_size: Annotated[int, "pooling_kernel_size"]
@@ -282,7 +282,7 @@ class GemmaVision(ImageConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class UnifiedVision(ImageConfig):
-    """Images without a tower: the values of a token's patches are embedded in *width* channels."""
+    """Image settings without a tower: one matrix embeds the values of a token's patches in *width* channels."""
 
     width: Annotated[int, "mm_embed_dim"]
     table_size: Annotated[int, "mm_posemb_size"]
@@ -326,7 +326,7 @@ class Spec(MergedPatchSpec):
         return BUDGETS[-1] if self.text.sees_images else 0
 
     def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...]:
-        """Return the lengths of an item's runs of placeholders: one for an image, and for each frame of a video."""
+        """Return the lengths of an item's runs of placeholders: one for an image, or one per frame of a video."""
         return (self.item_tokens(grid) // grid[0],) * grid[0]
 
 

@@ -30,8 +30,8 @@ def normed(x: torch.Tensor, eps: float) -> torch.Tensor:
 class Step(NamedTuple):
     """Values that the layers share within a step.
 
-    *rotations* are by kind of layer, and *states* are keys and values by layer. *own_NLP* holds each layer's own
-    embeddings, or is None if there are none.
+    *rotations* holds the rotation for each kind of layer, and *states* the keys and values of each layer. *own_NLP*
+    holds each layer's own embeddings, or is None if there are none.
     """
 
     context: ForwardContext
@@ -87,7 +87,7 @@ class GemmaAttention(Layer):
 
 
 class Router(Layer):
-    """Picks experts from the normalised and scaled input. Each expert's weight is multiplied by its own factor."""
+    """Picks experts by the normalised and scaled input. Each expert has a factor that multiplies its weight."""
 
     def __init__(self, config: GemmaText, experts: GemmaExperts) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class GemmaDecoder(TextDecoder):
         return super().embed(input_ids) * self.embedding_scale
 
     def finish(self) -> None:
-        """Compute the values that derive from the loaded weights and their device."""
+        """Compute the embedding scales and the rotary frequencies of each kind of layer, on the weights' device."""
         super().finish()
         device, dtype = self.embedding_VE.device, self.embedding_VE.dtype
         self.embedding_scale = _rounded(self.config.hidden_size**0.5, dtype)
@@ -203,7 +203,7 @@ class GemmaDecoder(TextDecoder):
             self.frequencies_of[kind] = inverse_frequencies(kind.rope.theta, kind.head_dim, device, kind.rope.divisors)
 
     def own_embeddings(self, x_NE: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor | None:
-        """Return the layers' own embeddings [N, L, P], from the ids and the embeddings *x_NE*; None without any."""
+        """Return the layers' own embeddings [N, L, P], from the ids and the embeddings *x_NE*, or None."""
         if not self.config.per_layer_width:
             return None
         shape = (self.config.num_layers, self.config.per_layer_width)

@@ -128,7 +128,7 @@ class TowerBlock(nn.Module):
 class PatchEmbedder(nn.Module):
     """The embedded patches, plus learned positions for columns and rows.
 
-    The checkpoint's matrix reads a patch pixel by pixel; the wire has it channel by channel.
+    The checkpoint's matrix reads a patch pixel by pixel; the wire sends it channel by channel.
     """
 
     def __init__(self, config: GemmaVision) -> None:

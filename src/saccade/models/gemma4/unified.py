@@ -1,4 +1,4 @@
-"""The image path of the model without a tower, which maps squares of patches to features in the text network's space.
+"""Maps squares of patches to features in the text network's space, for the model without a tower.
 
 Formulas: transformers 5.23, modeling_gemma4_unified.py (Gemma4UnifiedVisionEmbedder). Shapes: P patches in merged
 blocks, C channels * height * width of a patch, U tokens, V values of a token, W width of an embedded token, E text

@@ -20,7 +20,7 @@ DEFAULTS: Mapping[str, Any] = {**layout.DEFAULTS, "max_soft_tokens": 70, "num_fr
 
 
 class VideoLayout:
-    """The layout of a video: evenly spread frames, each an image after its time, within a token budget per frame."""
+    """The layout of a video: evenly spread frames, each an image with its time before it and its own token budget."""
 
     template_tokens: ClassVar[tuple[str, ...]] = ("<|video|>",)
 
@@ -56,6 +56,6 @@ class VideoLayout:
 
 
 def sampled(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the indices of the frames to show to the model: evenly spread, or all frames of a shorter video."""
+    """Return the indices of the frames to show to the model: evenly spread, or all if the video has too few."""
     count = frames.num_sampled(header, settings)
     return tuple(index * header.num_frames // count for index in range(count))

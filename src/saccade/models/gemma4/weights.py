@@ -1,4 +1,4 @@
-"""Maps names of checkpoint tensors to the network's parameters."""
+"""Maps checkpoint tensor names to the network's parameters."""
 
 from saccade.models.backbones.names import FUSED, Fused, target_of
 from saccade.models.network import Target

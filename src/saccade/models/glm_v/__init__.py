@@ -15,7 +15,7 @@ GLM4V = Family(
     ),
     model_types=("glm4v", "glm4v_moe", "glm46v"),
     placeholder="<|image|>",
-    # Frames of videos are filled by the placeholder of images.
+    # The placeholder of images also stands for the frames of videos.
     video_placeholder="<|image|>",
     template_switches=("enable_thinking",),
     tool_format="glm45",

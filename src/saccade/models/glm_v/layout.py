@@ -12,7 +12,7 @@ PATCHES: Mapping[str, Any] = {"patch_size": 14, "temporal_patch_size": 2, "merge
 
 
 class Layout(OwnWireLayout, SmartResizeLayout):
-    """Patches of 14 x 14, merged 2 x 2 into one token. An image counts as a video of two frames."""
+    """By default, 2 x 2 patches of 14 x 14 pixels become one token. An image counts as a video of two frames."""
 
     defaults: ClassVar[Mapping[str, Any]] = {**PATCHES, "min_pixels": 112 * 112, "max_pixels": 28 * 28 * 15000}
     """Defaults of the reference processor for missing keys: transformers 5.23, Glm4vImageProcessor."""

@@ -36,7 +36,7 @@ class GlmTextConfig(TextConfig):
 
     @classmethod
     def read_glm_decoder(cls, text: Mapping[str, Any], style: TextStyle) -> Self:
-        """Read the keys *text* of a decoder of *style*. Raises a StartupError that names the key.
+        """Read the decoder's keys *text*, for *style*. Raises a StartupError that names the key.
 
         With experts, `attention_bias` means a bias only for queries, keys and values.
         """

@@ -21,7 +21,7 @@ from saccade.nn.rope import cos_sin_pairs
 
 
 class NeighbourAttention(GroupedQueryAttention):
-    """Attention in which neighbouring channels are rotated together. Channels after those do not change."""
+    """Attention that rotates pairs of neighbouring channels. The channels after the rotated ones do not change."""
 
     def attend(self, x_NE: torch.Tensor, rotation: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Return the attended values; *rotation* holds complex numbers [N, 1, C]."""

@@ -39,7 +39,7 @@ class Downsample(nn.Module):
 
 
 class Merger(GatedMlp):
-    """Downsamples patches, then applies a matrix, a norm and a gated MLP of *width* channels."""
+    """Downsamples patches, then applies a matrix, a norm, GELU and a gated MLP of *width* channels."""
 
     def __init__(self, config: TowerConfig, width: int, ranks: Ranks) -> None:
         hidden = config.out_hidden_size

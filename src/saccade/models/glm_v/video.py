@@ -25,7 +25,7 @@ CLASSES = ("processor_class", "video_processor_type")
 
 
 class VideoLayout(TimedVideoLayout):
-    """Patches span two frames. In the prompt, each pair's placeholders are followed by its time.
+    """Patches span two frames. In the prompt, each pair's time follows its placeholders.
 
     A checkpoint names its processor's class, Glm4v's or Glm46V's, which sample frames and write times differently.
     """

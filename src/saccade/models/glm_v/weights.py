@@ -1,4 +1,4 @@
-"""Maps names of checkpoint tensors to the network's parameters.
+"""Maps checkpoint tensor names to the network's parameters.
 
 Releases name the parts `model.visual.`, `model.language_model.` and `lm_head.`; older ones leave `model.` out of the
 first two.

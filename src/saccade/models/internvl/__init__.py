@@ -1,4 +1,4 @@
-"""InternVL3 and InternVL3.5, in the form of transformers and in the release's own."""
+"""InternVL3 and InternVL3.5, in transformers' form and in the releases' own."""
 
 from saccade.models.family import Family
 
@@ -6,7 +6,7 @@ FAMILY = Family(
     architectures=("InternVLForConditionalGeneration", "InternVLChatModel"),
     model_types=("internvl", "internvl_chat"),
     placeholder="<IMG_CONTEXT>",
-    # Frames of videos are filled by the placeholder of images.
+    # The placeholder of images also stands for the frames of videos.
     video_placeholder="<IMG_CONTEXT>",
     text_end="<|endoftext|>",
     plain_positions=True,

@@ -21,7 +21,7 @@ ONE_VIEW: Mapping[str, Any] = {"min_tiles": 1, "max_tiles": 1}
 
 
 class VideoLayout:
-    """The layout of a video: the middle frames of equal parts, each as one view after its number."""
+    """Takes the middle frame of each equal part of a video, and lays it out as one view after its number."""
 
     template_tokens: ClassVar[tuple[str, ...]] = ("<video>",)
 

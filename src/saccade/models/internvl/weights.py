@@ -1,4 +1,4 @@
-"""Maps names of checkpoint tensors to the network's parameters.
+"""Maps checkpoint tensor names to the network's parameters.
 
 transformers names the parts `vision_tower.`, `multi_modal_projector.`, `language_model.` and `lm_head.`, now with
 `model.` before the first three; the release's own form has `vision_model.`, `mlp1.` and `language_model.`.

@@ -1,4 +1,4 @@
-"""Kimi-K2.5."""
+"""Declares the Kimi-K2.5 family."""
 
 from saccade.models.family import Family
 from saccade.tokenization.han_words import PATTERN

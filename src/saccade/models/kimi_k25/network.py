@@ -14,5 +14,5 @@ class Network(MergingNetwork):
     layout, tower, decoder = Layout, MoonVitTower, DeepseekTextDecoder
 
     def target(self, name: str) -> Target | None:
-        """Return the parameter for the release's tensor *name*."""
+        """Return the parameter for the release's tensor *name*; None for draft layers."""
         return target(name, self.spec.text)

@@ -32,7 +32,7 @@ class Spec(MergedPatchSpec):
         return cls(text, vision, {IMAGE: placeholder, VIDEO: placeholder})
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return the number of tokens; a clip has as many as a frame. Raises InvalidValue as for other families."""
+        """Return the number of tokens; a clip has as many as one frame. Raises InvalidValue as for other families."""
         of_a_frame = super().item_tokens(grid, original_size) // grid[0]
         return of_a_frame * ceil(grid[0] / self.vision.clip_frames)
 

@@ -42,7 +42,7 @@ PLACES = ("init_pos_emb_time", "pos_emb_time")
 
 
 class VideoLayout:
-    """The layout of Kimi-K2.5's videos: each clip, by default of four frames, has one frame's tokens after its time.
+    """The layout of Kimi-K2.5's videos. Each clip, by default of four frames, becomes its time and one frame's tokens.
 
     The grid counts frames. A frame's patches are like an image's, but by default the patch limit is lower.
     """

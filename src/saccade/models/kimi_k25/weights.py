@@ -1,4 +1,4 @@
-"""Maps names of checkpoint tensors to the network's parameters.
+"""Maps checkpoint tensor names to the network's parameters.
 
 Releases name the parts `language_model.model.layers.`, `vision_tower.` and `mm_projector.`. For some of them,
 transformers 5 writes `language_model.model.blocks.`, `vision_tower.encoder.patch_embed.` and `model.mm_projector.`.

@@ -1,4 +1,4 @@
-"""Kimi-K3: the gateway's half."""
+"""Declares the Kimi-K3 family, which has parts only for the gateway."""
 
 from saccade.models.family import Family
 from saccade.models.kimi_k3.template import TEMPLATE

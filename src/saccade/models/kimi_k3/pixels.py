@@ -16,9 +16,9 @@ class Pixels(NavitPixels):
     """Writes Kimi-K3's patches. Transparent images are composited on a chessboard after they are resized."""
 
     def opaque(self, image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Return *image* [height, width, 3 or 4] on the board, [height, width, 3].
+        """Return *image* [height, width, 3 or 4], composited on the board, as [height, width, 3].
 
-        Source of the arithmetic, float32 and rounded down: fill_transparent_bg_with in the release's media_utils.py.
+        The arithmetic, float32 and rounded down, follows fill_transparent_bg_with in the release's media_utils.py.
         """
         height, width, channels = image.shape
         if channels == 3:

@@ -1,4 +1,4 @@
-"""Kimi-K3's chat template; the releases ship a program instead of one.
+"""Kimi-K3's chat template; the releases ship a program instead.
 
 Source of the form: the releases' encoding_k3.py. Tool results are written in the order of their calls.
 """

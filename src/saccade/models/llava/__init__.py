@@ -1,4 +1,4 @@
-"""LLaVA-1.5 and LLaVA-NeXT."""
+"""Declares the family of LLaVA-1.5 and LLaVA-NeXT."""
 
 from saccade.models.family import Family
 

@@ -22,7 +22,7 @@ class Pixels(DecodedImage):
     layout_of = staticmethod(image_layout)
 
     def fill(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
-        """Write the views of *image* [height, width, 3] into *out* of layout.pixel_shape."""
+        """Write the views of *image* [height, width, 3] into *out*, which has layout.pixel_shape."""
         side = self._settings["image_size"]
         if layout.original_size is None:
             out[...] = cropped(image, self._settings["shortest_edge"], side)
@@ -47,7 +47,7 @@ def cropped(image: npt.NDArray[np.uint8], shortest_edge: int, side: int) -> npt.
 
 
 def write_tiles(image: npt.NDArray[np.uint8], resolution: tuple[int, int], out: npt.NDArray[np.uint8]) -> None:
-    """Write *image* [height, width, 3], fitted into *resolution* on black, into *out* [tiles, 3, s, s] by rows."""
+    """Fit *image* [height, width, 3] into *resolution* on black, and write it into *out* [tiles, 3, s, s] by rows."""
     full_height, full_width = resolution
     side = out.shape[-1]
     height, width = tiles.fitted(image.shape[0], image.shape[1], resolution)

@@ -66,7 +66,7 @@ def has_class_token(config: Mapping[str, Any]) -> bool:
 def tower(config: Mapping[str, Any]) -> ClipConfig:
     """Return the vision tower's configuration. Raises StartupError for any tower other than CLIP's.
 
-    Without a vision_config, it is that of the releases: transformers, LlavaConfig.
+    Without a vision_config, the tower is the releases' own: transformers, LlavaConfig.
     """
     vision = config.get("vision_config")
     vision = LARGE_336 if vision is None else vision

@@ -120,7 +120,7 @@ class Spec(ModelSpec):
 
 
 def _text(config: Mapping[str, Any]) -> TextConfig:
-    """Read the text half. The releases leave out most keys whose values are their model_type's defaults."""
+    """Read the decoder's configuration. The releases leave out most keys whose values are its model_type's defaults."""
     text = {} if config.get("text_config") is None else section(config, "text_config")
     kind = choice({"model_type": "llama", **text}, "model_type", tuple(STYLES))
     tied = bool(config.get("tie_word_embeddings", False) or text.get("tie_word_embeddings", False))

@@ -17,7 +17,7 @@ NEWLINE = -1
 
 
 def best_resolution(height: int, width: int, pinpoints: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """Return the first pinpoint that keeps the most of the image's pixels and, among those, has the least padding."""
+    """Return the first pinpoint that keeps the most image pixels and, among those, has the least padding."""
 
     def merit(pinpoint: Sequence[int]) -> tuple[int, int]:
         pinpoint_height, pinpoint_width = pinpoint
@@ -57,7 +57,7 @@ def feature_order(rows: int, columns: int, unpadded_size: tuple[int, int], view_
     """Return which features of an image's views the text network gets, in order; NEWLINE ends each row of the tiles.
 
     A feature's index counts through the base view, then through the tiles, each by rows of *view_side* features.
-    *unpadded_size* is the size of the middle part that is kept of the padded image's *rows* and *columns*.
+    Of the padded image's *rows* and *columns*, only a middle part of *unpadded_size* is kept.
     """
     base = np.arange(view_side**2)
     tiles = np.arange(len(base), len(base) + rows * columns)

@@ -1,4 +1,4 @@
-"""Maps names of checkpoint tensors to the network's parameters.
+"""Maps checkpoint tensor names to the network's parameters.
 
 Releases name the parts `language_model.model.`, `language_model.lm_head.`, `vision_tower.vision_model.`,
 `multi_modal_projector.` and `image_newline`. Later versions of transformers write `model.language_model.`, `lm_head.`,

@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 and 3.2, Ministral 3, Devstral Small 2."""
+"""Declares the family of Mistral Small 3.1 and 3.2, Ministral 3, and Devstral Small 2."""
 
 from saccade.models.family import Family
 

@@ -37,7 +37,7 @@ class Merger(MlpProjector):
         self.merging_layer = Linear(config.hidden_size * self.area, config.hidden_size, bias=False)
 
     def forward(self, x_PE: torch.Tensor) -> torch.Tensor:
-        """Map [P, E] to [U, X]. The matrix reads channel after channel, each of all patches in a square."""
+        """Map [P, E] to [U, X]. The matrix reads a square channel by channel, each channel patch by patch."""
         squares = self.norm(x_PE).unflatten(0, (-1, self.area))
         return super().forward(self.merging_layer(squares.transpose(1, 2).flatten(1)))
 
@@ -70,7 +70,7 @@ class Tower(MergingTower):
     def frames(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> BlockMetadata:
         frames = [frame_coordinates(grid, self.config.merge_size) for grid in grids]
         places_P2 = to_device(np.concatenate(frames), self.device)
-        # Of the frequencies of a head, rows take the even ones and columns the odd ones.
+        # Rows take a head's even frequencies, and columns its odd ones.
         frequencies = inverse_frequencies(self.config.rope_theta, self.config.head_dim, self.device).view(-1, 2)
         angles = (places_P2.unsqueeze(2) * frequencies.t()).flatten(1)
         return BlockMetadata(packed_layout(grids, self.device, backend), cos_sin_pairs(angles), backend)

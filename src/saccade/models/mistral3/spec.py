@@ -50,7 +50,7 @@ class TowerConfig(MergingVisionConfig):
 
     @classmethod
     def read_vision(cls, config: Mapping[str, Any], text: TextConfig) -> Self:
-        """Read `vision_config`, and *config* around it; *text* is the decoder's. Raises StartupError."""
+        """Read `vision_config` and the *config* around it. *text* is the decoder's. Raises StartupError."""
         stated = section(config, "vision_config")
         vision = {**SILENT_VISION, **stated, **rope_section(stated)}
         check_equal(config, FIXED)

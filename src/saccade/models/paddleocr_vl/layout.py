@@ -10,7 +10,7 @@ from saccade.protocol.media import ImageLayout
 
 
 class Layout(OwnWireLayout, SmartResizeLayout):
-    """Patches of 14 x 14 in one frame, merged 2 x 2 into one token."""
+    """By default, 2 x 2 patches of 14 x 14 pixels, each in one frame, become one token."""
 
     defaults: ClassVar[Mapping[str, Any]] = {
         "patch_size": 14,

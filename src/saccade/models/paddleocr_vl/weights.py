@@ -1,4 +1,4 @@
-"""Maps names of checkpoint tensors to the network's parameters.
+"""Maps checkpoint tensor names to the network's parameters.
 
 Releases name the parts `visual.vision_model.`, `mlp_AR.`, `model.` and `lm_head.`; transformers writes
 `model.visual.vision_model.`, `model.projector.` and `model.language_model.`.

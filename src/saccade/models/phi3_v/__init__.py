@@ -1,4 +1,4 @@
-"""Phi-3-vision and Phi-3.5-vision."""
+"""Declares the family of Phi-3-vision and Phi-3.5-vision."""
 
 from saccade.models.family import Family
 

@@ -1,4 +1,4 @@
-"""Computes the order of an image's features among its tokens. Does not import torch.
+"""Computes the order in which an image's features become tokens. Does not import torch.
 
 Source: image_embedding_phi3_v.py of the release (hd_feature_transform, order sub_glb).
 """
@@ -15,10 +15,10 @@ NEWLINE, SEPARATOR, FIRST_VIEW = 0, 1, 2
 
 
 def feature_order(images: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
-    """Return the row of the table for each token of *images*, given as (rows, columns) of crops.
+    """Return each token's row in the table of features, for *images* given as (rows, columns) of crops.
 
-    An image's views are its global view, then its crops by rows. Its tokens are the crops' features by their places in
-    the image, the separator, and the global view's features. A newline ends every row of features.
+    An image's views are its global view, then its crops by rows. Its tokens are the crops' features, row by row across
+    the whole image, then the separator and the global view's features. A newline ends every row of features.
     """
     orders, view = [], FIRST_VIEW
     for rows, columns in images:
@@ -29,7 +29,7 @@ def feature_order(images: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
 
 
 def _placed(rows: int, columns: int, first: int) -> npt.NDArray[np.int64]:
-    """Return the features of *rows* x *columns* views by their places in the image, with newlines."""
+    """Return the features of *rows* x *columns* views, row by row across the image, with a newline after each row."""
     side = TOKENS_PER_SIDE
     views = np.arange(first, first + rows * columns * side**2).reshape(rows, columns, side, side)
     lines = views.swapaxes(1, 2).reshape(rows * side, columns * side)

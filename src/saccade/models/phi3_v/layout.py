@@ -46,7 +46,7 @@ class Layout(FixedSizeLayout):
 
 
 class Fitted(NamedTuple):
-    """An image with its long side as width: its size, and its padded height, in pixels."""
+    """The size of an image whose long side is its width, and its padded height, in pixels."""
 
     width: int
     height: int
@@ -54,7 +54,7 @@ class Fitted(NamedTuple):
 
 
 def fitted(long: int, short: int, num_crops: int) -> Fitted:
-    """Return the size of an image of *long* x *short* pixels in as many columns of crops as *num_crops* allows.
+    """Fit an image of *long* x *short* pixels to as many columns of crops as *num_crops* allows; return its size.
 
     Raises ImageTooLarge if its short side would become 0.
     """

@@ -30,7 +30,7 @@ from saccade.nn.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class Phi3Metadata:
-    """The metadata of *images*, given as (rows, columns) of crops; *order* int64 [U] is that of their features."""
+    """The metadata of *images*, given as (rows, columns) of crops. *order* int64 [U] selects each token's feature."""
 
     images: tuple[tuple[int, int], ...]
     views: ViewMetadata
@@ -82,7 +82,7 @@ class Network(ImageTextNetwork):
 
 
 def _merged(hidden_VPC: torch.Tensor) -> torch.Tensor:
-    """Return the features of all views by rows [V * 144, 4C]. Each joins 2 x 2 patches, one after the other."""
+    """Return the features of all views by rows [V * 144, 4C]. Each feature concatenates 2 x 2 patches."""
     side = TOKENS_PER_SIDE
     blocks: torch.Tensor = hidden_VPC.unflatten(1, (side, 2, side, 2))
     return blocks.permute(0, 1, 3, 2, 4, 5).reshape(-1, 4 * hidden_VPC.shape[-1])

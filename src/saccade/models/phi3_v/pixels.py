@@ -23,7 +23,7 @@ class Pixels(DecodedImage):
     layout_of = staticmethod(image_layout)
 
     def fill(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
-        """Write *image* [height, width, 3], resized on white, into *out* [3, padded height, padded width]."""
+        """Resize *image* [height, width, 3], and write it on white into *out* [3, padded height, padded width]."""
         height, width, _ = image.shape
         planes = out.transpose(1, 2, 0)
         if width < height:

@@ -55,7 +55,7 @@ class Spec(ModelSpec):
         return cls(text, vision, num_blocks, {"image": token_id})
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return the number of tokens of crops and global view. Raises InvalidValue unless the grid is whole crops."""
+        """Return the tokens of the crops and the global view. Raises InvalidValue unless the grid is whole crops."""
         return num_tokens(*crops(grid))
 
     def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, int, int]:

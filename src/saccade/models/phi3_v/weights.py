@@ -1,4 +1,4 @@
-"""Maps names of checkpoint tensors to the network's parameters."""
+"""Maps checkpoint tensor names to the network's parameters."""
 
 from collections.abc import Callable
 

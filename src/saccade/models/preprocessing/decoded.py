@@ -32,7 +32,7 @@ class DecodedImage:
         raise NotImplementedError
 
     def write_pixels(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
-        """Write the pixels of *image* [height, width, channels] into *out* of layout.pixel_shape.
+        """Write the pixels of *image* [height, width, channels] into *out*, which has layout.pixel_shape.
 
         Raises InternalError if *layout* is for another size, and MemoryError if an allocation fails.
         """
@@ -50,13 +50,13 @@ class DecodedVideo:
         self._settings = settings
 
     def fill(self, frame: npt.NDArray[np.uint8], number: int, layout: ImageLayout, out: npt.NDArray[np.uint8]) -> None:
-        """Write the pixels of *frame*, number *number* of layout.frames, into *out*, which is the whole video's."""
+        """Write the pixels of *frame*, number *number* of layout.frames, into *out*, which holds the whole video."""
         raise NotImplementedError
 
     def write_pixels(
         self, frames: Iterable[npt.NDArray[np.uint8]], layout: ImageLayout, out: npt.NDArray[np.uint8]
     ) -> None:
-        """Write the pixels of *frames* into *out* of layout.pixel_shape, one frame at a time.
+        """Write the pixels of *frames* into *out*, which has layout.pixel_shape, one frame at a time.
 
         Raises InternalError if there are more or fewer frames than in *layout*.
         """

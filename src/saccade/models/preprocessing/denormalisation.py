@@ -1,6 +1,6 @@
 """Converts normalised values from external wires back to their uint8 levels. Uses numpy, not torch.
 
-The inverse of `normalisation`: value = (level / 255 - mean) / std. Other programs compute this in another order, so
+This inverts `normalisation`: value = (level / 255 - mean) / std. Other programs compute this in another order, so
 their values may differ from ours by float32's rounding. A bfloat16 may differ by one place if the value lies between
 two.
 """
@@ -37,7 +37,7 @@ class Denormaliser:
 
     @property
     def takes_bfloat16(self) -> bool:
-        """Whether all levels differ as bfloat16, so that values identify them."""
+        """Whether all levels still differ in bfloat16, so that each value identifies its level."""
         levels = np.arange(NUM_LEVELS)
         rounded = (bfloat16(_values(levels, *channel).astype(np.float32)) for channel in self._channels)
         return all(np.array_equal(table[bits], levels) for bits, table in zip(rounded, self._tables, strict=True))
@@ -94,7 +94,7 @@ def _nearest(
     std: float,
     errors: Callable[[npt.NDArray[np.floating]], npt.NDArray[np.float64] | float],
 ) -> npt.NDArray[np.uint16]:
-    """Return the nearest level of each of *values*, or NO_LEVEL if the level's value differs by more than its error."""
+    """Return the nearest level of each of *values*, or NO_LEVEL if its value differs by more than *errors* allow."""
     with np.errstate(invalid="ignore", over="ignore"):
         positions = np.clip(np.rint((values * std + mean) * 255), 0, NUM_LEVELS - 1)
         levels = np.nan_to_num(positions).astype(np.uint16)

@@ -24,7 +24,7 @@ def settings_for_videos(file: str = VIDEO_PREPROCESSOR_CONFIG) -> Iterator[None]
 
 
 def check_as_images(settings: Mapping[str, Any], of_images: Mapping[str, Any]) -> None:
-    """Raise StartupError if a setting differs from that *of_images*, since one network reads the patches of both."""
+    """Raise StartupError if a setting differs from *of_images*, since one network reads the patches of both."""
     for key, value in of_images.items():
         if settings[key] != value:
             raise StartupError(

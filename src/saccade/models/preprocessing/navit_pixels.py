@@ -68,7 +68,7 @@ class NavitPixels(DecodedImage):
 
 
 def write_patches(image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[np.uint8]) -> None:
-    """Write *image* [height, width, 3] into *out*, one frame's patches, with zeros as padding, both uint8.
+    """Write *image* [height, width, 3] as one frame's patches into *out*, with zeros as padding. Both are uint8.
 
     Whole patches take one strided copy; partial patches at the edges take one for each edge and the corner.
     """

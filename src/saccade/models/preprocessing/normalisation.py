@@ -1,4 +1,4 @@
-"""Tables from uint8 to the normalised values of external wires: 256 entries for each channel. Uses numpy, not torch."""
+"""Tables that map uint8 to the normalised values of external wires, 256 per channel. Uses numpy, not torch."""
 
 from collections.abc import Sequence
 from typing import Any

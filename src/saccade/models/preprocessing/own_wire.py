@@ -1,4 +1,4 @@
-"""Layouts for images that no external wire takes, including models with views of fixed sizes. Does not import torch."""
+"""Layouts for images that no external wire takes, such as views of fixed sizes. Does not import torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from saccade.protocol.media import ImageLayout
 
 
 class OwnWireLayout:
-    """A part of models.family.Layout: `external`, for families whose images other workers' wires cannot carry."""
+    """Implements models.family.Layout's `external` for families whose images other workers' wires cannot carry."""
 
     def external(self, layout: ImageLayout, dtype: str) -> ImageLayout:
         """Raise UnsupportedParameter: external wires have no format for the family's images."""

@@ -1,7 +1,8 @@
-"""The resize rule, grids and token counts of vision towers that merge 2 x 2 patches. Needs neither torch nor pixels.
+"""Computes sizes, grids and token counts for vision towers that merge 2 x 2 patches. Needs neither torch nor pixels.
 
-Source of rule and order: transformers 5.23, models/qwen2_vl/image_processing_qwen2_vl.py, smart_resize and patchify.
-The wire carries uint8 patches of one frame; the engine doubles the frame and normalises: (x - mean*255) / (std*255).
+Source of the resize rule and the order of patches: transformers 5.23, models/qwen2_vl/image_processing_qwen2_vl.py,
+smart_resize and patchify. The wire carries uint8 patches of one frame. The engine normalises them, (x - mean*255) /
+(std*255), and sums its kernel over time instead of doubling the frame.
 """
 
 import math
@@ -38,7 +39,7 @@ TOWER_KEYS = {
 
 
 class SmartResizeLayout:
-    """Computes an image's layout from its dimensions. A family adds its data, and its own `image` if its rule differs.
+    """Computes an image's layout from its dimensions. A family adds *defaults*, and its own `image` if it differs.
 
     *defaults* apply to keys that preprocessor_config.json lacks. Without *limits_outside_size*, pixel limits count only
     inside `size`, as in the reference.
@@ -70,7 +71,7 @@ class SmartResizeLayout:
 
 
 def check_patches(config: Mapping[str, Any], settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise StartupError if config.json's tower takes other patches than *settings*; *defaults* are its defaults."""
+    """Raise StartupError if config.json's tower takes other patches than *settings*. *defaults* fill missing keys."""
     vision = config.get("vision_config")
     if vision is not None:
         vision = {**{key: defaults[setting] for key, setting in TOWER_KEYS.items()}, **vision}
@@ -121,8 +122,8 @@ def _pixel_limits(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any]) 
 def _limits_of(size: object, above: Container[str]) -> dict[str, Any]:
     """Return the limits that `size` has, under either name.
 
-    Raises StartupError for other keys, or if a limit's two names disagree. They may do so if the limit is among those
-    *above*, which take precedence.
+    Raises StartupError for other keys, or if a limit's two names disagree. They may disagree about a limit in *above*,
+    which takes precedence.
     """
     stated = {key: value for key, value in size.items() if value is not None} if isinstance(size, Mapping) else {"": 0}
     names = {name: key for key, edge in EDGES.items() for name in (key, edge)}
@@ -151,7 +152,7 @@ def check_aspect(width: int, height: int) -> None:
 
 
 def resized(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, int]:
-    """Return (height, width) of the resized image: near the original, in whole merged patches, within the limits.
+    """Return (height, width) of the resized image: near the original size, in merged patches, within the limits.
 
     Python's round half to even is part of the rule. Raises ImageTooLarge if one side is over 200 times the other.
     """

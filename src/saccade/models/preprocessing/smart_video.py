@@ -1,12 +1,12 @@
-"""The frames, resize rule, grids and token counts of videos for vision towers that merge 2 x 2 patches.
+"""Computes the frames, size, grid and token count of videos for vision towers that merge 2 x 2 patches.
 
 Does not import torch.
 
 A patch spans several successive frames (`temporal_patch_size`); a grid's first number counts these groups. The wire
 carries uint8, channel by channel, and within each channel frame by frame.
 
-Source of the rules: transformers 5.23, video_processing_qwen2_vl.py, with the `do_sample_frames` and
-`cap_pixels_per_frame` of the release's library, qwen-vl-utils.
+Source of the rules: transformers 5.23, video_processing_qwen2_vl.py, with `do_sample_frames` and
+`cap_pixels_per_frame` set as in the release's library, qwen-vl-utils.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The frames, resize rule and prompt of videos whose prompt has the time before each group of frames.
+"""Computes the frames, size and prompt of videos whose prompt has the time before each group of frames.
 
 Does not import torch.
 
@@ -22,8 +22,8 @@ from saccade.protocol.media import VideoHeader
 class TimedVideoLayout(SmartVideoLayout):
     """Computes a video's layout from its header. Pixel limits apply to all frames together.
 
-    A request may also limit each frame. Frames are then resized twice, as by qwen-vl-utils and then the processor.
-    *around* are the special tokens before and after the placeholders of each group.
+    A request may also limit each frame. Frames are then resized twice, first as in qwen-vl-utils, then as in the
+    processor. *around* are the special tokens before and after the placeholders of each group.
     """
 
     around: ClassVar[tuple[str, str]]
@@ -88,7 +88,7 @@ class TimedVideoLayout(SmartVideoLayout):
     def prompt(
         self, frames: tuple[int, ...], header: VideoHeader, settings: Mapping[str, Any], group_tokens: int
     ) -> tuple[str | int, ...]:
-        """Return, for each group, its placeholders after its time, which is the mean of its first and last frames'."""
+        """Return each group's time, the mean of its first and last frames' times, and its placeholders."""
         group, (before, after) = settings["temporal_patch_size"], self.around
         parts: list[str | int] = []
         for start in range(0, len(frames), group):

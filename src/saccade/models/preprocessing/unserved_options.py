@@ -1,4 +1,4 @@
-"""Refuses request options that a family does not support, by name. Does not import torch."""
+"""Refuses, by name, request options that a family does not support. Does not import torch."""
 
 from saccade.errors import InvalidValue
 from saccade.models.family import ImageOptions, VideoOptions

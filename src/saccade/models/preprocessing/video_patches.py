@@ -10,7 +10,7 @@ from saccade.protocol.media import ImageLayout
 
 
 class MergedVideoPixels(DecodedVideo):
-    """Writes uint8 patches (channel, frame of the group, row, column). A group short of frames repeats the last."""
+    """Writes uint8 patches (channel, frame of the group, row, column). A group that lacks frames repeats the last."""
 
     def fill(self, frame: npt.NDArray[np.uint8], number: int, layout: ImageLayout, out: npt.NDArray[np.uint8]) -> None:
         patch, merge, group = (self._settings[key] for key in ("patch_size", "merge_size", "temporal_patch_size"))

@@ -1,4 +1,4 @@
-"""Qwen's vision-language models, from Qwen2-VL to Qwen3.6: their families, and what they differ in."""
+"""Qwen's vision-language models, from Qwen2-VL to Qwen3.6: their families, and how they differ."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -11,13 +11,13 @@ PATCHES_16: Mapping[str, Any] = {"patch_size": 16, "temporal_patch_size": 2, "me
 
 
 class Layout14(SmartResizeLayout):
-    """Patches of 14 x 14, merged 2 x 2 into one token."""
+    """By default, 2 x 2 patches of 14 x 14 pixels become one token."""
 
     defaults: ClassVar[Mapping[str, Any]] = {**PATCHES_14, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
     """Defaults of the processor of all releases for missing keys: transformers 5.23, Qwen2VLImageProcessor."""
 
 
 class Layout16(Layout14):
-    """Patches of 16 x 16, merged 2 x 2 into one token."""
+    """By default, 2 x 2 patches of 16 x 16 pixels become one token."""
 
     defaults: ClassVar[Mapping[str, Any]] = {**Layout14.defaults, "patch_size": 16}

@@ -1,4 +1,4 @@
-"""How releases that were trained from Qwen's models read document pages.
+"""Says how releases trained from Qwen's models read document pages.
 
 The prompts are those of the releases, word for word: with other words, the answers have another form. Sources: chandra,
 prompts.py and output.py; olmOCR 2, prompts.py (both Apache 2.0).

@@ -34,7 +34,7 @@ NUM_DRAFT_LAYERS = "mtp_num_hidden_layers"
 
 
 def has_experts(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json names a network with experts: its architecture, else its model_type."""
+    """Return whether config.json's architecture, or else its model_type, names a network with experts."""
     return "moe" in str(config.get("architectures") or config.get("model_type")).lower()
 
 
@@ -65,7 +65,7 @@ class QwenSpec(GridSpec):
 
     @property
     def feature_width(self) -> int:
-        """The number of values in a token's features: one vector from the last block and from each deepstack block."""
+        """The number of values in a token's features: one vector from the last block, one from each deepstack block."""
         return self.vision.out_hidden_size * self.vision.num_features
 
 
@@ -121,5 +121,5 @@ class HybridSpec(QwenSpec):
 
     @property
     def drafts(self) -> bool:
-        """Whether the network has its draft layer."""
+        """Whether the network includes the release's draft layer."""
         return self.text.drafts

@@ -36,11 +36,11 @@ from saccade.nn.vision import frame_coordinates, packed_layout, packed_sequences
 
 @lru_cache(maxsize=32)
 def frame_windows(rows: int, columns: int, side: int) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
-    """Return an order of the merged patches of one frame, window after window, and the windows' sizes.
+    """Return the order of one frame's merged patches, window after window, and the windows' sizes.
 
     Windows have side * side merged patches, fewer at the right and lower borders. Windows of equal size are next to
-    each other, so that they can be attended together; the order of windows does not change the result. The array is
-    cached: do not write to it.
+    each other, so that attention can process them together; the order of windows does not change the result. The array
+    is cached: do not write to it.
     """
     row, column = np.divmod(np.arange(rows * columns), columns)
     window = row // side * -(-columns // side) + column // side
@@ -120,7 +120,7 @@ class Tower3(LearnedTower):
         for index, block in enumerate(self.blocks):
             x_PE = block(x_PE, metadata.block)
             if index in self.config.deepstack_layers:
-                # At once: later blocks may overwrite what they add to.
+                # Merge now: later blocks may overwrite the tensor that they add to.
                 deep[index] = self.deepstack_merger_list[self.config.deepstack_layers.index(index)](x_PE)
             yield
         return torch.cat([self.merger(x_PE), *(deep[layer] for layer in self.config.deepstack_layers)], dim=-1)

@@ -11,9 +11,9 @@ FRAMES: Mapping[str, Any] = {"fps": 2.0, "min_frames": 4, "max_frames": 768}
 
 
 class VideoLayout14(SmartVideoLayout):
-    """Patches of 14 x 14 over two frames, merged 2 x 2 into one token.
+    """By default, a patch spans 14 x 14 pixels and two frames, and 2 x 2 patches become one token.
 
-    By default, two frames a second are sampled, and each pair has 128 to 768 tokens.
+    Also by default, two frames a second are sampled, and each pair has 128 to 768 tokens.
     """
 
     template_tokens = ("<|video_pad|>",)
@@ -28,9 +28,9 @@ class VideoLayout14(SmartVideoLayout):
 
 
 class VideoLayout16(TimedVideoLayout):
-    """Patches of 16 x 16 over two frames, merged 2 x 2 into one token.
+    """By default, a patch spans 16 x 16 pixels and two frames, and 2 x 2 patches become one token.
 
-    By default, two frames a second are sampled; each pair follows its time.
+    Also by default, two frames a second are sampled. In the prompt, each pair follows its time.
     """
 
     around = ("<|vision_start|>", "<|vision_end|>")

@@ -1,4 +1,4 @@
-"""Maps names of checkpoint tensors to the networks' parameters."""
+"""Maps checkpoint tensor names to the networks' parameters."""
 
 from saccade.models.backbones.names import DELTA_NET, FUSED, target_of
 from saccade.models.network import Target
@@ -27,17 +27,17 @@ DRAFT = "mtp."
 
 
 def target2(name: str) -> Target:
-    """Return the target of a tensor of Qwen2-VL or Qwen2.5-VL."""
+    """Return the target of a Qwen2-VL or Qwen2.5-VL tensor."""
     return target_of(name, PREFIXES2, (*RENAMED, *FUSED))
 
 
 def target3(name: str) -> Target:
-    """Return the target of a tensor of Qwen3-VL."""
+    """Return the target of a Qwen3-VL tensor."""
     return target_of(name, PREFIXES3)._replace(transposed=name.endswith(TRANSPOSED))
 
 
 def hybrid_target(name: str, *, drafts: bool) -> Target | None:
-    """Return the target of a tensor of Qwen3.5; None for the draft layer's tensors, unless the network *drafts*."""
+    """Return the target of a Qwen3.5 tensor; None for the draft layer's tensors, unless the network *drafts*."""
     if name.startswith(DRAFT) and not drafts:
         return None
     return target_of(name, PREFIXES3, (*DELTA_NET, *FUSED))

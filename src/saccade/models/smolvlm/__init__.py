@@ -1,4 +1,4 @@
-"""Idefics3, SmolVLM and SmolVLM2."""
+"""Declares the family of Idefics3, SmolVLM and SmolVLM2."""
 
 from saccade.models.family import Family, Release
 

@@ -53,7 +53,7 @@ class Network(TiledNetwork):
 
 
 def position_ids(side: int) -> torch.Tensor:
-    """Return the entry of the position table for each patch of a view of *side* x *side* patches, int64 [P].
+    """Return each patch's entry in the position table, int64 [P], for a view of *side* x *side* patches.
 
     Formula: modeling_idefics3.py, Idefics3VisionEmbeddings, for a view without padding. The float32 rounding is kept,
     because it decides the entry of a patch on the border between two.

@@ -24,7 +24,7 @@ class Pixels(ViewImage):
     layout_of = staticmethod(image_layout)
 
     def fill(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
-        """Write the views of *image* [height, width, 3] into *out* of layout.pixel_shape."""
+        """Write the views of *image* [height, width, 3] into *out*, which has layout.pixel_shape."""
         height, width, _ = image.shape
         image = self._resized(image, *fitted(height, width, self._settings["longest_edge"]))
         tiled = self._resized(image, layout.resized_height, layout.resized_width)

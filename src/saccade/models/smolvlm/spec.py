@@ -26,7 +26,7 @@ class Spec(TiledSpec):
 
 
 def _text(config: Mapping[str, Any]) -> TextConfig:
-    """Read the text half. The top level decides whether the head is tied.
+    """Read the decoder's configuration. The top level decides whether the head is tied.
 
     Without a `text_config`, the norms' epsilon is 1e-5.
     """

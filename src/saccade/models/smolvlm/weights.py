@@ -1,4 +1,4 @@
-"""Maps names of checkpoint tensors to the network's parameters.
+"""Maps checkpoint tensor names to the network's parameters.
 
 Releases name the parts `model.vision_model.`, `model.connector.modality_projection.proj.`, `model.text_model.` and
 `lm_head.`.

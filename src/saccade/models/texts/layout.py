@@ -1,4 +1,4 @@
-"""The image part in the gateway for models that take no images. Does not import torch."""
+"""The gateway's image part for models that take no images: it refuses every image. Does not import torch."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""A decoder between its embedding and its head, without a tower."""
+"""The network of models that read text only: an embedding, a decoder and a head."""
 
 from saccade.models.backbones.decoder import TextDecoder
 from saccade.models.backbones.grouped_query_text import GroupedQueryDecoder

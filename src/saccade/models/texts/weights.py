@@ -1,4 +1,4 @@
-"""Maps names of checkpoint tensors to the network's parameters."""
+"""Maps checkpoint tensor names to the network's parameters."""
 
 from saccade.models.backbones.names import DELTA_NET, FUSED, target_of
 from saccade.models.network import Target
@@ -15,5 +15,5 @@ def target(name: str) -> Target:
 
 
 def hybrid_target(name: str) -> Target | None:
-    """Return the target of a tensor of Qwen3.5's text network; None for unsupported parts."""
+    """Return the target of a tensor in Qwen3.5's text network; None for unsupported parts."""
     return None if name.startswith(OTHER_PARTS) else target_of(name, PREFIXES, (*DELTA_NET, *FUSED))

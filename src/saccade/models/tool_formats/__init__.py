@@ -25,7 +25,7 @@ FORMATS: Final[Mapping[str, ToolFormat]] = MappingProxyType(
 
 
 def tool_call_tokens(tokenizer: Tokenizer, name: str | None) -> ToolCallTokens | None:
-    """Return the tag ids of the form *name*, or None if the vocabulary lacks one of the tags."""
+    """Return the tag ids of the format *name*, or None if the vocabulary lacks one of the tags."""
     if name is None:
         return None
     if FORMATS[name].markup is not None:

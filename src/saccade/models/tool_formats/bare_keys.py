@@ -1,4 +1,4 @@
-"""Reads arguments as Gemma 4 writes them: braces and brackets as in JSON, bare keys, and strings as parts."""
+"""Reads arguments as Gemma 4 writes them: with JSON's braces and brackets, bare keys, and strings between tags."""
 
 import re
 from collections.abc import Mapping, Sequence

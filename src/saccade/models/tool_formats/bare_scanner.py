@@ -13,7 +13,10 @@ from saccade.models.tool_formats.call_scanner import MAX_HEAD, CallScanner, Endi
 
 
 class End(NamedTuple):
-    """A place where a call may end: after *length* characters, in token *last*, which they determine if it is None."""
+    """A place where a call may end, after *length* characters.
+
+    *last* is the number of the token in which it ends. If *last* is None, *length* determines the token.
+    """
 
     length: int
     last: int | None = None
@@ -22,8 +25,8 @@ class End(NamedTuple):
 class BareScanner(CallScanner):
     """A call that ends where its form says. If that place never comes, the best of its possible ends counts.
 
-    `_ends` has the first possible end of each rank: 0 after a whole value, others after a value without an end of its
-    own. `_depth` counts the calls in a value that have begun and not ended.
+    `_ends` holds the first possible end of each rank. Rank 0 follows a whole value, and other ranks follow a value
+    without an end of its own. `_depth` counts the calls in a value that have begun and not ended.
     """
 
     marks: re.Pattern[str]
@@ -75,7 +78,7 @@ class BareScanner(CallScanner):
         self._lengths.append(self._length)
 
     def without_tag(self, text: str) -> tuple[str, str]:
-        """Divide *text* before a call that may begin in it without its tag."""
+        """Split *text* before a call that may begin there without its tag, and return both parts."""
         return "", text
 
     def add_text(self, text: str) -> None:

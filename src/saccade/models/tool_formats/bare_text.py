@@ -21,7 +21,7 @@ Span = tuple[str, int, int]
 
 
 class BareShape(NamedTuple):
-    """The pieces of a call: before all parameters and after them, and before a parameter's value and after it.
+    """A call's pieces: *opening* and *closing* enclose all parameters, *parameter* and *end_parameter* each value.
 
     A piece is text, in which `{}` stands for the name, or a field of ToolCallTokens, which stands for that tag.
     """
@@ -33,10 +33,11 @@ class BareShape(NamedTuple):
 
 
 class ValueTags(NamedTuple):
-    """The tags of values: the text before one, with the parameter's name as its group, and the tag after it.
+    """The tags around a value.
 
-    *damaged* matches what may stand before a value instead of *opening*. A whole call in a value runs from
-    *example_begin* to *example_end*.
+    *opening* matches the text before it, with the parameter's name as a group, and *end* is the tag after it. *damaged*
+    matches what may stand before a value instead of *opening*. A whole call in a value runs from *example_begin* to
+    *example_end*.
     """
 
     opening: re.Pattern[str]

@@ -52,7 +52,7 @@ class CallPieces(ABC):
         """Return the last piece of the arguments, before the call's end tag."""
 
     def _begin(self, name: str) -> None:
-        """Set the name if it is that of a function."""
+        """Set the name if it is a function's; otherwise, the call is broken."""
         self.name = name if name in self._functions else ""
         self.is_broken = not self.name
 

@@ -21,7 +21,7 @@ JSON_OTHERS: Final = re.compile(r"[\s:,0-9.+\-Eaeflnrstu]*")
 
 
 class Ending(NamedTuple):
-    """The end of a call: its *last* token's number, and the *rest* of that token's text, which is not the call's."""
+    """The end of a call: its *last* token's number, and the *rest* of that token's text, which follows the call."""
 
     last: int
     rest: str = ""

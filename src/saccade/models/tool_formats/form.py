@@ -1,4 +1,4 @@
-"""What each tool-call format defines, and the grammar of answers that call tools, in llguidance's Lark.
+"""Defines the parts of a tool-call format, and writes llguidance's Lark grammars for answers that call tools.
 
 Calls have the form in which the releases' chat templates write them in later turns. A call's tag is one token,
 `<[id]>`, not text, so nothing else in an answer can be mistaken for it.
@@ -120,9 +120,9 @@ class ToolFormat:
     *rules* yields the grammar rules for a call of function *index*, starting with `call_INDEX`. *limits* refuses or
     drops the keywords of a function's schema that the form cannot enforce. *variables* computes template variables from
     the tools, if the releases' own code does. *between* is the text between calls outside of a section. *markup* has
-    the ids of tags that consist of several tokens. A form that *numbers_calls* has NAME_NUMBER as a call's id, counted
-    over the whole chat. A form with a *structural_tag*, for other projects' engines, has no *rules*; its *limits* also
-    apply to JSON answers.
+    the ids of tags that consist of several tokens. A form that *numbers_calls* uses NAME_NUMBER as a call's id; NUMBER
+    counts the calls of the whole chat. A form with a *structural_tag*, for other projects' engines, has no *rules*; its
+    *limits* also apply to JSON answers.
     """
 
     tags: ToolTags

@@ -1,4 +1,4 @@
-"""Calls of Gemma 4: `call:NAME{key:value,...}` between tags, with bare keys, and strings between quote tokens.
+"""Gemma 4's calls: `call:NAME{key:value,...}` between tags, with bare keys, and strings between quote tokens.
 
 Nothing is escaped: a string ends at the next quote, which is a token and not text. The chat template writes keys in
 alphabetical order, and so does the grammar.
@@ -48,7 +48,7 @@ EVERY_TYPE: Final = ["string", "number", "boolean", "null", "array", "object"]
 
 
 def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | None:
-    """Parse `call:NAME{...}`; every second of *parts* is the text of a string."""
+    """Parse `call:NAME{...}`. Every second part in *parts* is a string's text."""
     start, brace, rest = parts[0].partition("{")
     head = "".join(start.split())
     name = next((name for name in functions if head in _heads(name)), None)
@@ -67,7 +67,7 @@ def _heads(name: str) -> tuple[str, ...]:
 
 
 class Scanner(CallScanner):
-    """A call's name and braces. A string ends at the next quote."""
+    """Follows a call's name and braces. A string ends at the next quote."""
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
@@ -112,7 +112,7 @@ class Scanner(CallScanner):
 
 
 class Pieces(CallPieces):
-    """A call's name and braces. Keys and bare values wait for the mark after them."""
+    """Reads a call's name and braces. Keys and bare values wait for the mark after them."""
 
     def __init__(self, functions: form.Declared) -> None:
         super().__init__(functions)
@@ -204,7 +204,7 @@ def limits(function: form.FunctionConstraint, enforced: SupportedSchema) -> Supp
 
 @dataclass
 class _Rules:
-    """The grammar rules for one function's arguments, named by schema; references resolve within *root*."""
+    """The grammar rules for one function's arguments, one rule per schema. References resolve within *root*."""
 
     prefix: str
     root: Schema
@@ -216,7 +216,7 @@ class _Rules:
         """Return the name of the rule for values of *schema*."""
         key = json.dumps(schema, sort_keys=True)
         if key not in self.names:
-            # Before the right side, which may refer to the same schema.
+            # The name comes before the right side, which may refer to the same schema.
             self.names[key] = f"{self.prefix}_{len(self.names)}"
             self.lines.append(f"{self.names[key]}: {' | '.join(self._alternatives(schema))}")
         return self.names[key]
@@ -277,7 +277,10 @@ class _Rules:
         return f'"{{" {first} "}}"' if first else '"{" "}"'
 
     def _pairs(self, keys: list[str], properties: Mapping[str, Any], required: set[str], *, is_first: bool) -> str:
-        """Return a rule's right side for pairs of some of *keys*, in order, after commas unless the pair *is_first*."""
+        """Return a rule's right side for pairs of some of *keys*, in order, separated by commas.
+
+        Unless *is_first*, a comma also precedes the first pair.
+        """
         if not keys:
             return ""
         key, *others = keys

@@ -1,4 +1,4 @@
-"""Calls as a name, then pairs of tags: `<arg_key>NAME</arg_key><arg_value>` value `</arg_value>`."""
+"""GLM-4.5's calls: a name, then for each argument `<arg_key>NAME</arg_key><arg_value>` value `</arg_value>`."""
 
 import re
 from collections.abc import Sequence
@@ -46,7 +46,10 @@ def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | N
 
 
 class Scanner(BareScanner):
-    """A call up to the end tag after a whole value. In a value, that tag belongs to it if the value's end follows."""
+    """Follows a call up to the end tag after a whole value.
+
+    Within a value, an end tag belongs to the value if the value's own end follows.
+    """
 
     marks = re.compile(r"</?arg_(?:key|value)>")
     _has_value = False

@@ -1,4 +1,4 @@
-"""Calls as JSON between tags: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+"""Calls in Hermes' form, JSON between tags: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | N
 
 
 class Scanner(CallScanner):
-    """A call's JSON. A string ends at its closing quote."""
+    """Follows a call's JSON. A string ends at its closing quote."""
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)

@@ -1,4 +1,4 @@
-"""Reads JSON in pieces: values as json.dumps writes them, with each part returned as soon as it is certain."""
+"""Reads JSON in pieces, and returns each part as soon as it is certain, written as json.dumps writes it."""
 
 import json
 import re
@@ -103,7 +103,7 @@ class ValuePieces(ABC):
 
     @abstractmethod
     def finish_value(self) -> str:
-        """Return the rest, after the last text."""
+        """Return the rest of the value, after its last text."""
 
 
 class TextValue(ValuePieces):

@@ -70,7 +70,7 @@ def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | N
 
 
 class Scanner(SectionScanner):
-    """A call's name and JSON. A string ends at its closing quote, and is the only place for a second separator."""
+    """Follows a call's name and JSON. A string ends at its closing quote; only a string may hold a second separator."""
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
@@ -102,7 +102,7 @@ class Scanner(SectionScanner):
 
 
 class Pieces(JsonCallPieces):
-    """A call's id, which contains the function's name, and its JSON after the separator."""
+    """Reads a call's id, which contains the function's name, and its JSON after the separator."""
 
     def __init__(self, functions: form.Declared) -> None:
         super().__init__(functions)
@@ -309,7 +309,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _check_enum(values: Any, schema: Mapping[str, Any]) -> None:
-    """Raise _CannotSay for values that are neither null nor of the declared type, which may be a type or null."""
+    """Raise _CannotSay unless each value is null or of the declared type, which may be one type or null."""
     if not isinstance(values, list):
         raise _CannotSay
     declared = schema.get("type")

@@ -1,4 +1,4 @@
-"""Calls of Kimi-K3 in a section: a `call` with the function's name, and for each argument its name and type.
+"""Kimi-K3's calls, in a section: a `call` with the function's name, and for each argument its name and type.
 
 A string argument is plain text, and every other one is JSON. Each tag consists of several tokens (markup.py). Saccade's
 engine does not run the model, so a structural tag for xgrammar constrains the answers. vLLM, SGLang and TokenSpeed have
@@ -32,7 +32,7 @@ TOKENS: Final = form.ToolCallTokens("kimi_k3", CALL, END_CALL, TOOLS, END_TOOLS,
 
 
 def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | None:
-    """Parse the call's tag, then for each argument what is before it, its tag and its value."""
+    """Parse the call's tag, then for each argument the text before it, its tag and its value."""
     name = _attributes(parts[0]).get("tool", "")
     tags, values = parts[2::3], parts[3::3]
     if name not in functions or len(tags) != len(values) or any(part.strip() for part in parts[1::3]):
@@ -61,7 +61,7 @@ def _value(text: str, kind: str) -> Any:
 
 
 class Scanner(SectionScanner):
-    """The parts of a call: its tag, then for each argument the text before it, its tag and its value."""
+    """Follows a call's parts: its tag, then for each argument the text before it, its tag and its value."""
 
     @property
     def in_value(self) -> bool:
@@ -76,7 +76,7 @@ class Scanner(SectionScanner):
 
 
 class Pieces(MemberCallPieces):
-    """A call's tag, then for each argument what is before it, its tag and its value, with separators between."""
+    """Reads a call's tag, then for each argument the text before it, its tag and its value, divided by separators."""
 
     def __init__(self, functions: form.Declared) -> None:
         super().__init__(functions)

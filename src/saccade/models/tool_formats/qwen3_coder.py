@@ -1,4 +1,4 @@
-"""Calls as XML-like tags without quotes: `<function=NAME><parameter=NAME>` value `</parameter></function>`."""
+"""Qwen3-Coder's calls, in tags without quotes: `<function=NAME><parameter=NAME>` value `</parameter></function>`."""
 
 import re
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | N
 
 
 class Scanner(BareScanner):
-    """A call up to `</function>` and the tag after it. Its own end follows `</parameter>` or the function's name.
+    """Follows a call up to `</function>` and the tag after it. Its end follows `</parameter>` or the function's name.
 
     Within a value, `</function>` and the call's end tag belong to the value if the call's own end follows. A call
     without its opening tag ends at its own end; text after it does not belong to it.
@@ -166,7 +166,7 @@ class Pieces(MemberCallPieces):
         return super().finish_arguments()
 
     def _next(self) -> str | None:
-        """Return the next piece of the unread text, or None if more must come first."""
+        """Return the next piece of the unread text, or None if more text must come first."""
         if self._value is not None:
             return self._of_value()
         tag = None if self._has_ended else BETWEEN.match(self._unread)

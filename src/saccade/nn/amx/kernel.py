@@ -1,14 +1,15 @@
-"""Attention in bfloat16 with AMX: softmax(Q K^T) V, one block of keys after another, scores and sums in float32.
+"""Attention in bfloat16 with AMX: softmax(Q K^T) V, one block of keys after another, with float32 scores and sums.
 
 Formula: Dao 2023, arXiv:2307.08691, algorithm 1, with everything transposed: a row of scores is one key, a column one
-query. So the softmax goes from row to row with sixteen queries in a register, and never across one. Instructions: Intel
-64 and IA-32 Architectures Software Developer's Manual, volume 1, 10.2.3 (MXCSR), and 2, TILELOADD, TDPBF16PS. Numba has
-no type for bfloat16: two neighbouring values are one uint32, the first in its lower half.
+query. So the softmax goes from row to row with sixteen queries in a register, and never mixes values within one.
+Instructions: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, 10.2.3 (MXCSR), and 2, TILELOADD,
+TDPBF16PS. Numba has no type for bfloat16: two neighbouring values are one uint32, the first in its lower half.
 
 All of the kernel is in this file, because Numba's cache looks for changes only in the file of the cached function.
 
-Shapes: N query tokens, L key tokens, W pairs of channels of a head, two tiles of C = 16 queries. Keys are laid out in
-rows of whole tiles, values with channels for rows. Addresses and strides are in bytes; tiles are literals from 0 to 7.
+Shapes: N query tokens, L key tokens, W pairs of channels of a head, two tiles of C = 16 queries. Each row of
+keys is padded to whole tiles; values are transposed, one row per channel. Addresses and strides are in bytes; tiles are
+literals from 0 to 7.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,7 +61,7 @@ compiled = njit(**OPTIONS)
 
 
 class Vector(types.Type):  # type: ignore[misc]
-    """Numba's type of sixteen float32 in one register."""
+    """Numba's type for sixteen float32 values in one register."""
 
     def __init__(self) -> None:
         super().__init__("Vector")
@@ -71,7 +72,7 @@ VECTOR = Vector()
 
 @register_model(Vector)
 class VectorModel(models.PrimitiveModel):  # type: ignore[misc]
-    """A Vector is LLVM's own vector type."""
+    """Represents a Vector as LLVM's own vector type."""
 
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, FLOATS)
@@ -133,7 +134,7 @@ def store(builder: Any, address: Any, vector: Any) -> None:
 
 
 def _store_pairs(builder: Any, address: Any, lower: Any, upper: Any) -> None:
-    """Write the upper halves of each lane of *lower* and *upper* as pairs."""
+    """Write the upper half of each lane of *lower* and *upper* as pairs."""
     pairs = builder.or_(builder.lshr(lower, _every(16)), builder.and_(upper, _every(0xFFFF0000)))
     builder.store(pairs, builder.inttoptr(address, BITS.as_pointer()), align=4)
 
@@ -263,7 +264,7 @@ def _change_status(builder: Any, change: Callable[[Any], Any]) -> Any:
 def configure(builder: Any, address: Any) -> Any:
     """Configure the tiles by the 64 bytes at *address*; return the argument of `release`.
 
-    Exponentials that are too small for a normal float32 become zero, as they would take a hundred times as long.
+    Exponentials that are too small for a normal float32 become zero; otherwise they would take a hundred times as long.
     """
     _call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), builder.inttoptr(address, BYTE.as_pointer()))
     return _change_status(builder, lambda status: builder.or_(status, ir.Constant(INT, SMALL_IS_ZERO)))
@@ -339,7 +340,7 @@ def _store(out, query_step, row_step):
 
 @compiled
 def _score(keys, stride, queries, num_keys, num_left, scores):
-    """Score two tiles of keys by two of queries at a time; keys from *num_left* on do not exist, and are hidden."""
+    """Score two tiles of keys against two of queries at a time; hide keys from *num_left* on, which do not exist."""
     for t in range(0, num_keys, TILE_KEYS):
         tile_zero(0)
         tile_zero(1)
@@ -411,7 +412,8 @@ def _write(mixed, sums, pairs_2WC, head, begin, out_NW):
 def _places(length, width):
     """Return the offsets in a thread's workspace, and its size.
 
-    Keys come first. The offsets are of values, queries, mixed values, scores, shares, sums, pairs and configuration.
+    Keys come first. The offsets are those of values, queries, mixed values, scores, shares, sums, pairs and
+    configuration.
     """
     num_keys, num_steps = (length + TILE_KEYS - 1) // TILE_KEYS * TILE_KEYS, (width + LANES - 1) // LANES
     values = num_keys * num_steps * ROW_BYTES
@@ -431,7 +433,7 @@ def workspace_bytes(length: int, width: int) -> int:
 
 
 def _attention(data):
-    """Attend. Each thread that calls this takes heads, or parts of a head's queries, one after another."""
+    """Compute attention. Each thread that calls this takes heads, or parts of a head's queries, one after another."""
     (
         _, _, q, k, v, out, q_stride, k_stride, v_stride, num_queries, length, num_heads, width, _, num_parts,
         start, num_bytes,
@@ -497,7 +499,7 @@ def _attention(data):
 
 @cache
 def attention() -> Any:
-    """Return the C function void (int64_t *), which takes ARGUMENTS. Its `address` is the function's.
+    """Return the C function void (int64_t *), which takes ARGUMENTS. Its attribute `address` is a pointer to it.
 
     Numba caches the code, if there is a folder that it can write to.
     """

@@ -17,14 +17,14 @@ PLAIN_WORKLOAD = Workload()
 
 
 def _fit(_: Workload) -> None:
-    """Return None: only the module itself knows a reason."""
+    """Return None: only the module itself knows what it cannot compute."""
 
 
 class Backend(NamedTuple):
-    """A backend: its *module*. With *device_type*, auto imports it only on such a device.
+    """A backend, which *module* implements. If it has a *device_type*, auto imports it only on such a device.
 
-    *install* is the command that installs what the module imports. *unfit* returns why that would not help for a
-    Workload, or None; it needs no import.
+    *install* is the command that installs what the module imports. *unfit* returns why the backend could not compute a
+    Workload even then, or None; it needs no import.
     """
 
     module: str
@@ -65,7 +65,7 @@ VISION_BACKENDS: Mapping[str, Backend] = MappingProxyType(
 
 
 def load_backend(name: str, workload: Workload = PLAIN_WORKLOAD) -> AttentionBackend:
-    """Return a new backend for decoders; auto is the first that can compute *workload*.
+    """Return a new backend for decoders; auto picks the first that can compute *workload*.
 
     Raises StartupError for an unknown name, and for a backend that cannot compute it.
     """
@@ -74,7 +74,7 @@ def load_backend(name: str, workload: Workload = PLAIN_WORKLOAD) -> AttentionBac
 
 
 def load_vision_backend(name: str, workload: Workload = PLAIN_WORKLOAD) -> VisionAttentionBackend:
-    """Return a new backend for vision towers; auto is the first that can compute *workload*.
+    """Return a new backend for vision towers; auto picks the first that can compute *workload*.
 
     Raises StartupError for an unknown name, and for a backend that cannot compute it.
     """
@@ -114,7 +114,7 @@ def _load(flag: str, requested: str, entries: Mapping[str, Backend], class_name:
 
 
 def _here(entries: Mapping[str, Backend], class_name: str, workload: Workload) -> str:
-    """Return a sentence with the backends that can compute *workload*, and the reasons against the others."""
+    """Return in words which backends can compute *workload*, and why the others cannot."""
     reasons = _reasons(entries, class_name, workload, entries)
     can = ", ".join(name for name in entries if name not in reasons)
     return " ".join([f"Here {can} can compute.", *(f"Not {name}: {reason}." for name, reason in reasons.items())])
@@ -123,7 +123,7 @@ def _here(entries: Mapping[str, Backend], class_name: str, workload: Workload) -
 def _reasons(
     entries: Mapping[str, Backend], class_name: str, workload: Workload, names: Iterable[str]
 ) -> dict[str, str]:
-    """Return the reasons against those of the backends *names* that cannot compute *workload*."""
+    """Return why backends among *names* cannot compute *workload*, by name. Those that can are left out."""
     reasons = {}
     for name in names:
         device_type = entries[name].device_type

@@ -31,7 +31,7 @@ REMEDIES = MappingProxyType(
 
 
 class Build(NamedTuple):
-    """A *module* of FlashInfer, called *words* in messages. Each of *num_sources* takes one core about *seconds*."""
+    """A *module* of FlashInfer, called *words* in messages. A core takes about *seconds* for each of *num_sources*."""
 
     module: str
     words: str
@@ -63,7 +63,7 @@ class Toolkit:
 
 
 def find_toolkit() -> Toolkit:
-    """Look for nvcc in FlashInfer's order, for ninja, and for headers, last in torch's packages."""
+    """Look for nvcc, in FlashInfer's order, for ninja, and for headers, which torch's packages may also have."""
     nvcc, ninja = shutil.which("nvcc"), shutil.which("ninja")
     candidates = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), nvcc and Path(nvcc).resolve().parents[1])
     homes = [Path(folder) for folder in candidates if folder] + [TOOLKIT]
@@ -78,7 +78,7 @@ def find_toolkit() -> Toolkit:
 
 
 def _folders_of_packages() -> Iterator[Path]:
-    """Yield the header folders that torch's packages of CUDA's libraries bring."""
+    """Yield the header folders in torch's packages of CUDA libraries."""
     spec = find_spec("nvidia")
     for folder in (spec.submodule_search_locations if spec is not None else None) or ():
         yield from sorted(Path(folder).glob("*/include"))
@@ -130,7 +130,7 @@ def compilation() -> str | None:
 
 
 def build_of(build: Build) -> str | None:
-    """Return a notice of what *build* costs on this machine, which is about to compile it; None if it is compiled."""
+    """Return a notice of what *build* costs on this machine, which is about to compile it; None if it already has."""
     folder = flashinfer_folder()
     if _is_brought(build.module) or any(folder.glob(f"*/*/cached_ops/{build.module}/*.so")):
         return None
@@ -143,7 +143,7 @@ def build_of(build: Build) -> str | None:
 
 
 def objects() -> tuple[int, int]:
-    """Return how many objects FlashInfer's newest build has compiled, and how many in all; (0, 0) if none runs."""
+    """Return how many objects FlashInfer's current build has compiled, and how many it needs; (0, 0) if none runs."""
     plans = sorted(flashinfer_folder().glob("*/*/cached_ops/*/build.ninja"), key=lambda plan: plan.stat().st_mtime)
     if not plans or any(plans[-1].parent.glob("*.so")):
         return 0, 0
@@ -153,7 +153,7 @@ def objects() -> tuple[int, int]:
 
 
 def _is_brought(module: str = "*") -> bool:
-    """Return whether FlashInfer brings *module*, or any module, compiled, so that it needs no compiler.
+    """Return whether *module*, or any module, comes with FlashInfer already compiled, so that it needs no compiler.
 
     It is among FlashInfer's own files, or the package of compiled kernels is installed.
     """

@@ -3,7 +3,7 @@
 cuDNN builds a graph for each number of sequences and each longest length. So both are rounded up to a few values, and
 added sequences have length 0. Source of the arguments: flashinfer/cudnn/prefill.py, release 0.7.2.
 
-It has never run on a GPU: tests/real binds its call to the releases' own signature.
+It has never run on a GPU; tests/real checks its call against the releases' own signature.
 """
 
 from typing import NamedTuple

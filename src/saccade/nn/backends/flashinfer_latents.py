@@ -1,8 +1,8 @@
 """Attention over cached latents on a GPU by FlashInfer's wrapper for MLA, for all tokens of a step in one call.
 
 Source of the arguments: flashinfer/mla/_batch_mla, release 0.7.2. The wrapper takes queries and latents as Saccade has
-them, with both parts of a channel vector joined. It has never run on a GPU: tests/real binds its calls to the releases'
-own signatures.
+them, with both parts of a channel vector joined. It has never run on a GPU; tests/real checks its calls against the
+releases' own signatures.
 """
 
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ class LatentStep(NamedTuple):
 
 
 def new_latent_wrapper(workspace: torch.Tensor, num_rows: int = 0, num_blocks: int = 0) -> Any:
-    """Return a wrapper. With *num_rows*, it is for decodes in a CUDA graph, of at most *num_blocks* blocks in all."""
+    """Return a wrapper. With *num_rows*, it is for decodes in a CUDA graph with at most *num_blocks* blocks in all."""
     if not num_rows:
         return BatchMLAPagedAttentionWrapper(workspace)
     buffers = graph_buffers(

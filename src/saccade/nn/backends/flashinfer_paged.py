@@ -1,9 +1,9 @@
-"""Attention of decoders on a GPU by FlashInfer's kernels for paged caches: a call for decodes, one for prefill chunks.
+"""Attention of decoders on a GPU by FlashInfer's paged kernels: one call for decodes, one for prefill chunks.
 
 Source of the arguments: flashinfer/decode.py and flashinfer/prefill.py, release 0.7.2. FlashInfer compiles its kernels
 at the first use, which needs a CUDA toolkit, or takes them from its package of compiled ones.
 
-It has never run on a GPU: tests/real binds its calls to the releases' own signatures.
+It has never run on a GPU; tests/real checks its calls against the releases' own signatures.
 """
 
 import re
@@ -77,7 +77,7 @@ class _AllWrappers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FlashinferPlan:
-    """A step's *decodes* and *prefills*, each None if there are none, and both together as a step over *latents*.
+    """A step's *decodes* and *prefills*, each None if there are none, and all of them as a step over *latents*.
 
     The *wrappers* compute the step.
     """
@@ -118,7 +118,7 @@ class AttentionBackend(context.AttentionBackend):
         return FlashinferPlan(*_steps(layout), self._wrappers)
 
     def plan_captured(self, layout: PagedLayout, dtype: torch.dtype) -> FlashinferPlan:
-        """Plan with wrappers of its own, whose buffers never move."""
+        """Plan with separate wrappers, whose buffers never move."""
         return replace(self.plan(layout, dtype), wrappers=self._new_wrappers(layout.block_tables.numel()))
 
     def replan(self, plan: FlashinferPlan, layout: PagedLayout) -> None:
@@ -169,7 +169,7 @@ class AttentionBackend(context.AttentionBackend):
         return wrapper.run(query=q_NQC.contiguous(), kv_cache=cache.latents)  # type: ignore[no-any-return]
 
     def _new_wrappers(self, num_blocks: int = 0) -> _AllWrappers:
-        """Return new wrappers; with *num_blocks*, for decodes in a CUDA graph, of at most that many blocks."""
+        """Return new wrappers. With *num_blocks*, they are for decodes in a CUDA graph of at most that many blocks."""
         return _AllWrappers(
             Wrappers(partial(self._new_decoder, num_blocks), _plan_decodes),
             Wrappers(self._new_prefiller, _plan_prefills),
@@ -257,7 +257,7 @@ def _options(kind: _Kind) -> dict[str, Any]:
 
 
 def older_than(oldest: tuple[int, ...]) -> str | None:
-    """Return the reason against a FlashInfer that is older than *oldest*; None if it is not, or has no version."""
+    """Return the reason against FlashInfer if it is older than *oldest*; None if it is not, or has no version."""
     release = str(getattr(flashinfer, "__version__", ""))
     if not (numbers := re.match(r"(\d+)\.(\d+)\.(\d+)", release)):
         return None

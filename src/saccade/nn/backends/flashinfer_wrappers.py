@@ -46,8 +46,8 @@ class Wrappers(Generic[Kind, Step]):
     def replan(self, step: Step, device: torch.device) -> None:
         """Plan every wrapper for *step*, before a CUDA graph that was captured with another step is replayed.
 
-        The host waits until the last plan of these wrappers has been copied. That is when the step before it has ended,
-        whose tokens are collected by then. In its own step, the host waits for no other plan.
+        The host waits until the last plan of these wrappers has been copied. By then the step before that plan has
+        ended, and its tokens have been collected. The host waits for no other plan.
         """
         if self._copied is not None:
             self._copied.synchronize()
@@ -60,7 +60,7 @@ class Wrappers(Generic[Kind, Step]):
 
 
 def graph_buffers(device: torch.device, **sizes: int) -> dict[str, Any]:
-    """Return a wrapper's arguments for CUDA graphs; it then copies its plans into these int32 buffers."""
+    """Return a wrapper's arguments for CUDA graphs. The wrapper then copies its plans into these int32 buffers."""
     buffers = {name: torch.zeros(size, dtype=torch.int32, device=device) for name, size in sizes.items()}
     return {"use_cuda_graph": True, **buffers}
 

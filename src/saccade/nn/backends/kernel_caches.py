@@ -25,7 +25,7 @@ class KernelCache(NamedTuple):
         return {name: sum(1 for _ in self.folder.glob(pattern)) for name, pattern in self.patterns.items()}
 
     def num_bytes(self) -> int:
-        """Return the size of all files in the folder."""
+        """Return the total size of the folder's files in bytes."""
         return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
 
 

@@ -1,16 +1,16 @@
 """Attention by PyTorch alone, on any device: the reference for every other backend.
 
-Decode rows of similar length are gathered into one padded batch and attended in one call. Each prefill chunk is one
-call. Latents are the keys and values of one head. PyTorch's fused kernel needs keys and values of one width, so the
-output's channels past the value's width are computed and dropped. Shapes: N tokens, S decode rows of a group, L context
-length, Q query heads, K key/value heads, D head size, W width of a value, C width of a latent, G = Q / K query heads
-per key/value head.
+Decode rows of similar length are gathered into one padded batch, for one call. Each prefill chunk is one call. Latents
+are the keys and values of one head. PyTorch's fused kernel needs keys and values of one width, so the output's channels
+past the value's width are computed and dropped. Shapes: N tokens, S decode rows of a group, L context length, Q query
+heads, K key/value heads, D head size, W width of a value, C width of a latent, G = Q / K query heads per key/value
+head.
 
-On a GPU, cuDNN's attention is off (engine.executor.loader). Then only flash attention takes grouped heads, and causal
-chunks after a prefix without a mask. It takes no masks, no float32, no heads of more than FLASH_WIDTH channels, and no
-keys and values of two widths. The memory-efficient kernel takes the rest, with keys and values repeated for each query
-head. For grouped heads with a mask, PyTorch would use its plain function. Its scores have a float32 for each head,
-query and token of the context. None of this has run on a GPU.
+On a GPU, cuDNN's attention is off (engine.executor.loader). Then only flash attention takes grouped heads, and it alone
+needs no mask for causal chunks after a prefix. It takes no masks, no float32, no heads of more than FLASH_WIDTH
+channels, and no keys and values of different widths. The memory-efficient kernel takes the rest, with keys and values
+repeated for each query head. For grouped heads with a mask, PyTorch would use its plain function. Its scores have a
+float32 for each head, query and token of the context. None of this has run on a GPU.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ FLASH_WIDTH = 256
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Decode rows whose contexts are within a factor of two, or short. *rows* int64 [S] is None for all of them.
+    """Decode rows whose contexts are within a factor of two, or short. *rows* int64 [S] is None for all rows.
 
     *slots* int64 [S * L] are places in the cache; *lengths* int64 [S] are those of the contexts. *mask* [S, 1, 1, L] is
     additive, and None if all contexts are equally long.
@@ -275,7 +275,7 @@ def _attend(
 ) -> torch.Tensor:
     """Attend with q [B, Q, N, D] over k [B, K, L, D] and v [B, K, L, W]; return [B, Q, N, W].
 
-    *causal* needs no mask: the queries are the last N of the L tokens.
+    With *causal*, no mask is needed: the queries are the last N of the L tokens.
     """
     if k.shape[1] == 1:
         # A view of the one head for every query head; grouped attention would copy it.

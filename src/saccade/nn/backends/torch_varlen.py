@@ -1,7 +1,7 @@
 """Attention of vision towers on a GPU by PyTorch's attention for variable lengths, which is FlashAttention.
 
-PyTorch brings FlashAttention 2. On Hopper it uses FlashAttention 3, and on Blackwell 4, if their package is installed.
-It has never run on a GPU: tests compare its arguments with the published signature.
+PyTorch ships FlashAttention 2. It uses FlashAttention 3 on Hopper, and 4 on Blackwell, if their package is installed.
+It has never run on a GPU; tests compare its arguments with the published signature.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Tries a backend with a few tokens, so that a failing library or compiler is known before the model runs.
+"""Tries a backend with a few tokens, so that a failing library or compiler shows before the model runs.
 
 A library for GPUs may raise anything at its first call: for a missing compiler, a package of another version, a GPU
 without a kernel. Shapes: H = 2 query heads, one key/value head.
@@ -48,7 +48,7 @@ def tried(
     """Load the backend with the name *requested*, and try it; for auto, try the next one after a failure.
 
     Return it, and *workload* with the failures and with whether the backend reads the cache in place. Raises
-    StartupError if no backend can compute, and if a failure left the GPU unusable: every later trial would fail, too.
+    StartupError if no backend can compute, or if a failure left the GPU unusable, so that every later trial would fail.
     """
     while True:
         backend = load(requested, workload)
@@ -122,7 +122,7 @@ def of_delta_rule(
     """Update states with a single token, and then, for each number of sequences, with a chunk and with proposals.
 
     There are 1 to *num_proposed* proposals. Kernels are compiled for the model's own heads, and the numbers of
-    sequences and of proposals choose among them. So no later step needs another one. *progress* gets the number of
+    sequences and of proposals choose among them. So no later step needs another kernel. *progress* gets the number of
     steps that are done, and of all steps.
     """
     device = workload.device

@@ -1,6 +1,7 @@
 """Attention by two Triton kernels, for vision towers and for decodes over a paged cache. Prefill chunks use PyTorch.
 
-With TRITON_INTERPRET=1 Triton computes on a CPU. The tests run the kernels in this way; they have never run on a GPU.
+With TRITON_INTERPRET=1 Triton computes on a CPU. The tests run the kernels in this way; the kernels have never run on a
+GPU.
 
 Shapes: N tokens, S sequences, Q query heads, K key/value heads, D head size, W width of a value.
 """

@@ -29,8 +29,8 @@ def _cut(
 ):  # fmt: skip
     """Return the smallest number that has less than *most* above it, among logits that are at least *least*.
 
-    It and *least* are as `_ordered` returns them. With COUNTS, logits are counted; otherwise their shares relative to
-    *top* are added.
+    The result and *least* are in the form that `_ordered` returns. With COUNTS, logits are counted; otherwise their
+    shares relative to *top* are added.
     """
     low, high = tl.full([], -(2**31), tl.int64), _ordered(top).to(tl.int64)
     number = tl.arange(0, TRIES) + 1

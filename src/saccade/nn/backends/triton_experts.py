@@ -13,7 +13,7 @@ def choice_kernel(
     logits, ids, weights, row_step,
     EXPERTS: tl.constexpr, WIDTH: tl.constexpr, CHOICES: tl.constexpr, SLOTS: tl.constexpr, RENORMALISES: tl.constexpr,
 ):  # fmt: skip
-    """Choose one token's CHOICES most probable experts; of equal ones, the first.
+    """Choose one token's CHOICES most probable experts; in a tie, the first.
 
     Programs: (token). WIDTH and SLOTS are EXPERTS and CHOICES, rounded up to powers of two.
     """

@@ -2,9 +2,9 @@
 
 Attention passes over the keys once, with a running maximum and sum (Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et
 al. 2022, arXiv:2205.14135). saccade.nn.backends.triton_attention launches it, saccade.nn.gpu the others. Triton
-compiles a kernel again for a number that is 1 or a multiple of 16, and for an address that is one. So arguments that
-differ between steps are exempted: lengths, and metadata that begin anywhere in a larger tensor. Shapes: Q query heads,
-K key/value heads.
+compiles a kernel again for a number that is 1 or a multiple of 16, and for an address divisible by 16. So
+arguments that differ between steps are exempted: lengths, and metadata that begin anywhere in a larger tensor. Shapes:
+Q query heads, K key/value heads.
 """
 
 import triton
@@ -173,7 +173,7 @@ def pairs_kernel(
     x, cos_sin, output, num_heads, token_step, head_step,
     PAIRS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Rotate the neighbouring channels of HEADS heads of one token. Programs: (token, heads).
+    """Rotate neighbouring channels in HEADS heads of one token. Programs: (token, heads).
 
     *cos_sin* float32 has a cosine and a sine for each of PAIRS. WIDTH is PAIRS rounded up.
     """
@@ -233,10 +233,10 @@ def conv_kernel(
     x, taps, states, rows, output, length, channels, token_step,
     TAPS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Convolve TOKENS tokens of a sequence with those before them, of which the first are its state; apply SiLU.
+    """Convolve TOKENS tokens of a sequence with the tokens before them, and apply SiLU.
 
-    Programs: (sequence, tokens, columns). All sequences have *length* tokens. One that is no longer than TOKENS gets
-    its new state.
+    A sequence's state holds the tokens before its first. Programs: (sequence, tokens, columns). All sequences have
+    *length* tokens. If these are at most TOKENS, the new states are written.
     """
     sequence = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)

@@ -1,4 +1,4 @@
-"""The workload of an attention backend, and reasons against a backend that apply to several backends."""
+"""The workload of an attention backend, and checks of it that several backends share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -35,7 +35,7 @@ class CpuInt4(Product):
     """An INT4 linear layer: *packed* uint8 [P, I / 2] is in PyTorch's layout, *scales_and_zeros_GP2* are bfloat16.
 
     It has *num_outputs* O. Blocks of *block_rows* outputs can be unpacked; with 0, the layout is not known, and the
-    kernel serves any number of tokens. Without *has_zeros*, all zeros are 0.
+    kernel serves any number of tokens. Without *has_zeros*, every zero point is 0.
     """
 
     packed: torch.Tensor

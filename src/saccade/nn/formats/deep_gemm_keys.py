@@ -1,7 +1,7 @@
 """Tells which kernel a product with FP8 blocks needs on Hopper. DeepGEMM compiles each one with nvcc at its first use.
 
-A kernel belongs to one shape of weights, and has its own tile, stages and multicast. Which of them computes a product
-depends on the number of tokens. Source of the rules: FlashInfer's copy of DeepGEMM, release 0.7.2, in
+A kernel belongs to one shape of weights, and has its own tile, stages and multicast. The number of tokens decides which
+kernel computes a product. Source of the rules: FlashInfer's copy of DeepGEMM, release 0.7.2, in
 csrc/nv_internal/tensorrt_llm: get_best_gemm_config in deep_gemm/jit_utils.cuh; gemm_dispatch and grouped_gemm_dispatch
 in kernels/cutlass_kernels/fp8_blockscale_gemm/fp8_blockscale_gemm_kernel.cuh. tests/real runs that source.
 """
@@ -58,7 +58,7 @@ def kernel_of(weights: Weights, num_tokens: int, num_sms: int) -> DeepGemmKernel
     rows = SMALL_TILE if height <= SMALL_TILE else TILE
 
     def cost(columns: int) -> tuple[int, int, int]:
-        """Fewer waves of tiles are better, then a fuller last wave, then a narrower tile."""
+        """Return a key to sort by: fewer waves of tiles first, then a fuller last wave, then a narrower tile."""
         num_tiles = -(-height // rows) * -(-width // columns) * num_groups
         return -(-num_tiles // num_sms), -((num_tiles - 1) % num_sms), columns
 

@@ -1,9 +1,9 @@
-"""Products with FP8 weights in blocks of 128 x 128 on a GPU by FlashInfer, and mixtures of experts of such weights.
+"""Products with FP8 weights in blocks of 128 x 128 on a GPU by FlashInfer, and mixtures of experts with such weights.
 
 On Hopper, its kernel rounds the activations itself, in groups of 128; on Blackwell, Saccade does. Source of the
-arguments: flashinfer/gemm/gemm_base.py and flashinfer/fused_moe/core.py, release 0.7.2. It has never run on a GPU:
-tests/real binds its calls to the releases' own signatures. Shapes: N tokens, I inputs, O outputs, E experts, K experts
-of a token.
+arguments: flashinfer/gemm/gemm_base.py and flashinfer/fused_moe/core.py, release 0.7.2. It has never run on a GPU;
+tests/real checks its calls against the releases' own signatures. Shapes: N tokens, I inputs, O outputs, E experts, K
+experts of a token.
 """
 
 from collections.abc import Hashable, Mapping
@@ -62,7 +62,7 @@ class BlockFp8(Product):
         return output_NO[: len(x_NI)]
 
     def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
-        """See PackedLinear.kernels. On Blackwell there are none: the first product compiles all of them."""
+        """See PackedLinear.kernels. The result is empty on Blackwell: the first product compiles every kernel."""
         if not self.is_hopper:
             return {}
         return kernels_of(Weights(*self.weight_OI.shape), most_tokens, num_multiprocessors(self.weight_OI))
@@ -120,7 +120,7 @@ class BlockFp8Experts(PackedExperts):
         return outputs if isinstance(outputs, torch.Tensor) else outputs[0]
 
     def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
-        """See PackedExperts.kernels. On Hopper, these are DeepGEMM's for both matrices; elsewhere there are none."""
+        """See PackedExperts.kernels. On Hopper, the result has DeepGEMM's for both matrices; elsewhere it is empty."""
         if not self.is_hopper:
             return {}
         num_sms = num_multiprocessors(self.down)

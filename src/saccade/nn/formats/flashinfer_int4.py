@@ -2,7 +2,8 @@
 
 Activations stay bfloat16. Rows, blocks of columns and scales are put into the kernel's own order once. Source of the
 arguments: flashinfer/fused_moe/core.py and prepare.py (prepare_trtllm_mxint4_weights), release 0.7.2. It has never run
-on a GPU: tests/real binds its calls to the releases' own signatures. Shapes: N tokens, E experts, K experts of a token.
+on a GPU; tests/real checks its calls against the releases' own signatures. Shapes: N tokens, E experts, K experts of a
+token.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
-"""Products with NVFP4 weights on Blackwell by FlashInfer, and mixtures of experts of such weights.
+"""Products with NVFP4 weights on Blackwell by FlashInfer, and mixtures of experts with such weights.
 
 Activations are rounded to NVFP4 too, with the checkpoint's scale for them. FlashInfer takes the scales of groups in
 tiles of 128 rows and 4 groups. Source of the arguments: flashinfer/gemm/gemm_base.py, quantization/fp4_quantization.py
-and fused_moe/core.py, release 0.7.2. It has never run on a GPU: tests/real binds its calls to the releases' own
-signatures. Shapes: N tokens, I inputs, O outputs, G groups of columns, E experts, K experts of a token.
+and fused_moe/core.py, release 0.7.2. It has never run on a GPU; tests/real checks its calls against the releases'
+own signatures. Shapes: N tokens, I inputs, O outputs, G groups of columns, E experts, K experts of a token.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Nvfp4Product(Product):
 class Nvfp4Experts(PackedExperts):
     """Experts in NVFP4: *up_gate* [E, 2I, H / 2] has the ups first; *down* is [E, H, I / 2].
 
-    *scales* are the six that FlashInfer takes: for each matrix those of activations, of groups in tiles, of products.
+    *scales* are the six that FlashInfer takes: for each matrix those of activations, groups (in tiles) and products.
     """
 
     up_gate: torch.Tensor
@@ -122,6 +122,6 @@ def _joined(parts: tuple[Part, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.
 
 
 def _factor(weight: QuantisedWeight, name: str) -> torch.Tensor:
-    """Return a scale [] or [E] as a factor of values."""
+    """Return the scale *name*, [] or [E], as a number to multiply values by."""
     scale = weight.fields[name].float()
     return 1 / scale if isinstance(weight.format, Nvfp4) and weight.format.is_divisor else scale

@@ -36,7 +36,7 @@ INVERSE, SCALE = "weight_scale_inv", "weight_scale"
 
 @dataclass(frozen=True)
 class Fp8:
-    """A byte for each value, and a factor for each *cell* of rows x columns.
+    """Stores a byte for each value, and a factor for each *cell* of rows x columns.
 
     A cell has WHOLE_ROW columns if rows have scales, and is None for a single scale. Blocks at the lower and right
     edges may be smaller. *scale* is the suffix of the scales' names.
@@ -57,7 +57,7 @@ class Fp8:
 
     @property
     def kind(self) -> str:
-        """The kind of kernel that takes it."""
+        """The kind of kernel that takes the format."""
         return "fp8_blocks" if self._has_blocks else "fp8_rows"
 
     @property
@@ -71,7 +71,7 @@ class Fp8:
 
     @cached_property
     def fields(self) -> Mapping[str, WeightField]:
-        """Values and scales."""
+        """The format's fields: values and scales."""
         return {"weight": WeightField(("F8_E4M3",), (1, 1)), self.scale: WeightField(FLOATS, self.cell)}
 
     def transposed(self) -> Self | None:

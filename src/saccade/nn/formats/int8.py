@@ -23,7 +23,7 @@ VALUES, SCALE = "weight", "weight_scale"
 
 @dataclass(frozen=True)
 class Int8:
-    """A byte for each value, and a scale for each *cell*: a whole row, or the whole weight if it is None.
+    """Stores a byte for each value, and a scale for each *cell*: a whole row, or the whole weight if it is None.
 
     Activation scales are not needed: each token gets its own when it is multiplied.
     """
@@ -39,7 +39,7 @@ class Int8:
 
     @cached_property
     def fields(self) -> Mapping[str, WeightField]:
-        """Values and scales."""
+        """The format's fields: values and scales."""
         return {VALUES: WeightField(("I8",), (1, 1)), SCALE: WeightField(FLOATS, self.cell)}
 
     def transposed(self) -> None:

@@ -22,7 +22,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 @dataclass(frozen=True)
 class Nvfp4:
-    """Two columns per byte, the first in the lower bits. The two scales are multiplied first, as in the source.
+    """Stores two columns per byte, the first in the lower bits. As in the source, the two scales are multiplied first.
 
     *values* and *whole* are the suffixes of the values' name and of the weight scale's. With *is_divisor*, the
     checkpoint has the inverse of the weight's scale, and of the activation scale if there is one.
@@ -50,7 +50,7 @@ class Nvfp4:
 
     @cached_property
     def fields(self) -> Mapping[str, WeightField]:
-        """Values, scales of groups, and the scales of the whole weight and of the activations."""
+        """The format's fields: values, scales of groups, and the scales of the whole weight and of the activations."""
         return {
             self.values: WeightField(("U8",), (1, PER_BYTE)),
             "weight_scale": WeightField(("F8_E4M3",), (1, GROUP_SIZE)),

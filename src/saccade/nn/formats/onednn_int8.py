@@ -1,9 +1,9 @@
 """Products of int8 weights and int8 activations on a CPU by oneDNN.
 
-Weights have a scale for each row. Activations are rounded token by token: a token's largest value becomes 127, so that
-no other token of the batch changes its result. The product is computed in whole numbers, so it is exact. It takes
-unsigned activations: for signed ones, processors without AMX run oneDNN's reference code, hundreds of times slower.
-Shapes: N tokens, I inputs, O outputs.
+Weights have a scale for each row. Activations are rounded token by token, so that no other token of the batch changes a
+token's result; a token's largest value becomes 127. The product is computed in whole numbers, so it is exact. oneDNN
+gets unsigned activations: for signed ones, processors without AMX run oneDNN's reference code, hundreds of times
+slower. Shapes: N tokens, I inputs, O outputs.
 """
 
 from dataclasses import dataclass

@@ -41,7 +41,7 @@ SHAPE = MappingProxyType(
 
 @dataclass(frozen=True)
 class PackedInts:
-    """Numbers of *bits* bits, without sign. *group_size* columns share a scale; with WHOLE_ROW, all of them do.
+    """Unsigned numbers of *bits* bits. *group_size* columns share a scale; with WHOLE_ROW, all of them do.
 
     *values*, *scales* and *zeros* are the suffixes of the fields' names; without *zeros*, the zero point is the middle.
     A word of zero points has several rows of one group. A word of values has several columns of one row, or with
@@ -67,12 +67,12 @@ class PackedInts:
 
     @property
     def kind(self) -> str:
-        """The kind of kernel that takes it."""
+        """The kind of kernel that takes the format."""
         return f"int{self.bits}"
 
     @property
     def fields(self) -> Mapping[str, WeightField]:
-        """Words of values, scales, and words of zero points."""
+        """The format's fields: words of values, scales, and words of zero points, if it has any."""
         per_word, turned = WORD // self.bits, self.is_transposed
         fields = {
             self.values: WeightField(("I32",), (per_word, 1) if self.packs_rows else (1, per_word), turned),
@@ -94,7 +94,7 @@ class PackedInts:
     def codes(
         self, fields: Mapping[str, torch.Tensor], region: Region
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return *region*'s numbers [O, I] without sign, and its scales and zero points [O, groups], all float32."""
+        """Return *region*'s unsigned numbers [O, I], and its scales and zero points [O, groups], all float32."""
         scales = fields[self.scales].float()
         zeros = self._zeros(fields, region) if self.zeros else torch.full_like(scales, self._middle)
         return self._numbers(fields[self.values], region, 0), scales, zeros
@@ -132,7 +132,7 @@ def _nibbles(middle: int, device: torch.device) -> torch.Tensor:
 
 
 def _groups(size: int, *, is_needed: bool) -> DerivedValues:
-    """Return the group of each column, which releases store. Columns in any other order than their own are not read."""
+    """Return the group of each column, which releases store. Weights with columns in another order are not read."""
     words = "column // group_size: groups in the order of activations are not served"
     return DerivedValues(words, lambda _, columns: torch.arange(columns) // size, is_needed)
 

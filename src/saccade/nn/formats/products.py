@@ -1,4 +1,4 @@
-"""The parts that kernels for quantised weights share: checks of a layer's parts, and what follows a product.
+"""The parts that kernels for quantised weights share: checks of a layer's parts, and the steps after a product.
 
 Shapes: N tokens, I inputs, O outputs.
 """

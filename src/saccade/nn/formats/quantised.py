@@ -165,7 +165,7 @@ Part = QuantisedWeight | torch.Tensor
 
 
 def kinds_of(parts: Sequence[Part]) -> set[str]:
-    """Return the kinds of the formats of *parts*."""
+    """Return the kinds of the formats in *parts*; a plain tensor counts as "plain"."""
     return {part.format.kind if isinstance(part, QuantisedWeight) else "plain" for part in parts}
 
 

@@ -44,7 +44,7 @@ class RowFp8(Product):
 
 @dataclass(frozen=True)
 class Int4(Product):
-    """An INT4 linear layer: *packed* int32 in PyTorch's layout, with bfloat16 *scales_and_zeros_GO2*."""
+    """An INT4 linear layer: *packed* int32 is in PyTorch's layout, with bfloat16 *scales_and_zeros_GO2*."""
 
     packed: torch.Tensor
     scales_and_zeros_GO2: torch.Tensor

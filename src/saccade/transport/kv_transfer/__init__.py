@@ -1,1 +1,1 @@
-"""Transfers KV state between two engines, through shared memory on one host and over TCP otherwise. No torch."""
+"""Transfers KV state between two engines: on one host through shared memory, else over TCP. Needs no torch."""

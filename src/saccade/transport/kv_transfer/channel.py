@@ -3,7 +3,7 @@
 The source, which is the prefill worker, sends a nonce of 16 bytes. The destination answers with the transfer's name and
 its own nonce. After that only messages follow:
 
-    u32 bytes of the head, u64 bytes of the content, head (msgpack), content, code of 16 bytes
+    u32 head length, u64 content length, head (msgpack), content, 16-byte code
 
 The code is a blake3 of the message so far, a counter and the sender's side. Its key is derived from the transfer's key
 and both nonces. So a damaged, forged, repeated or missing message ends the transfer. Contents are not encrypted.
@@ -49,7 +49,7 @@ class TransferFailed(Exception):
 
 
 class MessageCodes:
-    """Computes the codes for one side's messages, in order."""
+    """Computes the authentication codes for one side's messages, in order."""
 
     def __init__(self, session_key: bytes, side: bytes) -> None:
         self._key = session_key
@@ -66,7 +66,7 @@ class MessageCodes:
 class Channel(Generic[Outgoing, Incoming]):
     """Sends one side's messages and receives the other's.
 
-    *most* has the largest sizes in bytes of a received head and of its content.
+    *most* has the largest allowed sizes of a received head and of its content, in bytes.
     """
 
     def __init__(

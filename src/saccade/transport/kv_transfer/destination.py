@@ -1,4 +1,4 @@
-"""The decode worker's end of transfers: it connects to the prefill worker of each, and receives the state."""
+"""The decode worker's end of transfers: for each, it connects to the prefill worker and receives the state."""
 
 import asyncio
 import dataclasses

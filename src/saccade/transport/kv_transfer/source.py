@@ -1,4 +1,7 @@
-"""The prefill worker's end of transfers: it listens, and sends a prompt's state to the decode worker with its key."""
+"""The prefill worker's end of transfers.
+
+It listens, and sends a prompt's state to the decode worker that proves that it knows the transfer's key.
+"""
 
 import asyncio
 import collections

@@ -1,1 +1,1 @@
-"""The worker's end of TokenSpeed's wire: an SMG gateway uses a Saccade worker like a TokenSpeed worker."""
+"""The worker's end of TokenSpeed's wire, which lets an SMG gateway use Saccade workers like TokenSpeed workers."""

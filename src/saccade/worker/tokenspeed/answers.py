@@ -14,14 +14,14 @@ from saccade.tokenization.tokenizer import Tokenizer
 
 
 class StopMatch(NamedTuple):
-    """The stop string *text*, complete at token *num_tokens* of the last push."""
+    """The stop string *text*, which is complete after the first *num_tokens* tokens of the last push."""
 
     text: str
     num_tokens: int
 
 
 class StopSearch:
-    """Looks for stop strings in the text of one sample. *rules* name them, and keep the string in the answer."""
+    """Looks for stop strings in the text of one sample. *rules* lists them, and must have *shows_stop* set."""
 
     def __init__(self, tokenizer: Tokenizer, rules: TextRules) -> None:
         self._detokenizer = Detokenizer(tokenizer, rules)
@@ -29,9 +29,9 @@ class StopSearch:
         self._text = ""
 
     def push_tokens(self, token_ids: Sequence[int], is_last: bool) -> StopMatch | None:
-        """Take more tokens.
+        """Take more tokens, and return the stop string that ends the sample, if any.
 
-        Return the stop string that ends the sample, the longest if several are complete at once.
+        If several are complete at once, return the longest.
         """
         before = self._detokenizer.num_tokens
         self._text += self._detokenizer.push_tokens(token_ids)
@@ -59,9 +59,9 @@ class _Sample:
 class ResponseBuilder:
     """Builds the responses to *request*, whose id on the wire is *name*.
 
-    Call take_delta() with every delta; `num_open` samples have not ended. With *streams* each delta makes a chunk, and
-    the complete answer repeats no log probabilities. *keeps_stop* keeps the stop id among the tokens. *search* returns
-    a new search for stop strings.
+    Call take_delta() with every delta. `num_open` counts the samples that have not ended. With *streams*, each delta
+    that has tokens becomes a chunk, and the complete answer does not repeat the log probabilities. With *keeps_stop*,
+    the stop id stays among the tokens. *search* returns a new search for stop strings.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ResponseBuilder:
         self._samples = [_Sample(search() if search is not None else None) for _ in range(self.num_open)]
 
     def take_delta(self, delta: TokenDelta) -> Iterator[pb.GenerateResponse]:
-        """Yield the responses to *delta*. Raises WorkerFailed for a sample that the engine gave up."""
+        """Yield the responses to *delta*. Raises WorkerFailed if the engine gave the sample up."""
         sample = self._samples[delta.index]
         if sample.finish_reason is not None:
             # The engine sent it before it received the abort.

@@ -1,6 +1,6 @@
-"""Turns errors in TokenSpeed's calls into a status and a sentence.
+"""Turns an error in one of TokenSpeed's calls into a status and a sentence.
 
-Otherwise gRPC would answer with the class and the text of any exception that a method raises.
+Without this, gRPC would send the class and the text of any exception to the caller.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ logger = logging.getLogger(__name__)
 
 
 def status_of(error: SaccadeError) -> grpc.StatusCode:
-    """Return the status of *error* for a gateway of this wire; INTERNAL if none of STATUSES fits."""
+    """Return the gRPC status that tells a gateway of *error*; INTERNAL if STATUSES does not list the error."""
     return next((status for kind, status in STATUSES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
 class ErrorBorder(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Ends a call that raises: a SaccadeError with status_of(), any other with INTERNAL and a line in the log."""
+    """Ends a call that raises: a SaccadeError gets status_of(), any other error gets INTERNAL and is logged."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
-        """Return the method that *details* names, wrapped; None if there is none."""
+        """Return a wrapper for the method that *details* names; None if there is no such method."""
         handler = await continuation(details)
         if handler is None:
             return None
@@ -65,7 +65,7 @@ def _streaming(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], AsyncI
 
 @contextlib.asynccontextmanager
 async def _errors_end(context: Any) -> AsyncIterator[None]:
-    """End the call of *context* with the block's error."""
+    """If the block raises, end the call of *context* with the status and sentence for the error."""
     try:
         yield
     except grpc.aio.AbortError:

@@ -1,4 +1,4 @@
-"""Converts the engine's cache events to TokenSpeed's, in which an image's tokens have its pad value as their id."""
+"""Converts the engine's cache events to TokenSpeed's, in which every token of an image has the image's pad value."""
 
 import time
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ HASH_BYTES = 8
 
 
 class EventSubscription:
-    """One gateway's subscription.
+    """One gateway's subscription to cache events.
 
     Send opening(), then batch() for every message of the engine's feed, beginning with the snapshot. Only blocks that
-    descend from *root* are reported: blocks of other wires and tenants serve no request of this wire.
+    descend from *root* are reported, since requests of this wire cannot use the blocks of other wires and tenants.
     """
 
     def __init__(self, root: bytes, block_size: int) -> None:
@@ -27,7 +27,7 @@ class EventSubscription:
         self._event_id = 0
 
     def opening(self) -> common_pb2.KvEventBatch:
-        """Return the first batch, number 0: it clears the subscriber's knowledge of the worker."""
+        """Return the first batch, number 0, which makes the subscriber forget what it knows about this worker."""
         return self._numbered([common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared())])
 
     def batch(self, message: KvEvents) -> common_pb2.KvEventBatch | None:

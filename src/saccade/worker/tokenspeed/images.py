@@ -1,7 +1,7 @@
 """Converts images from TokenSpeed's wire for the engine: normalised tensors become uint8 patches with a content hash.
 
-A gateway of that wire sends patches as the reference processor makes them: normalised, with equal frames for a still
-image. The engine takes uint8 patches of one frame. Nothing is rounded: a value that no uint8 level yields is refused.
+A gateway sends patches as the reference processor makes them: normalised, and with equal frames for a still image. The
+engine takes uint8 patches of one frame. Nothing is rounded: a value that no uint8 level yields is refused.
 """
 
 import math
@@ -36,10 +36,10 @@ TAIL_BYTES = 8
 
 
 def content_hash(declared: bytes, grid: Grid, patches: npt.NDArray[np.uint8]) -> bytes:
-    """Return the engine's hash of an image: 24 bytes over its patches, then 8 of the gateway's *declared* hash.
+    """Return the engine's hash of an image: 24 bytes of a digest, then the first 8 of the gateway's *declared* hash.
 
-    The gateway's hash covers only the encoded image. It does not cover the processing, nor prove that these pixels
-    belong to that image.
+    The digest covers SALT, *declared*, *grid* and *patches*. The gateway's hash covers only the encoded image: it
+    neither covers the processing nor proves that these pixels belong to that image.
     """
     head = b"".join((SALT, len(declared).to_bytes(8, "little"), declared, np.array(grid, "<i8").tobytes()))
     digest = blake3(head).update(np.ascontiguousarray(patches).data).digest(HASH_BYTES - TAIL_BYTES)
@@ -47,13 +47,13 @@ def content_hash(declared: bytes, grid: Grid, patches: npt.NDArray[np.uint8]) ->
 
 
 def pad_value(content_hash: bytes) -> int:
-    """Return the id of each token of an image in cache events, as TokenSpeed computes it; the hash is little-endian."""
+    """Return the id that an image's tokens have in cache events, computed as in TokenSpeed (little-endian)."""
     return FIRST_PAD + int.from_bytes(content_hash[-TAIL_BYTES:], "little") % PADS_PER_MODALITY
 
 
 @dataclass(frozen=True)
 class ImageReader:
-    """Reads images for one model. *grid_name* is the name of an image's grid in a message."""
+    """Reads images for one model. *grid_name* is the name of the tensor that holds an image's grid."""
 
     spec: ModelSpec
     layout: Layout
@@ -68,11 +68,9 @@ class ImageReader:
         return cls(spec, layout, grid_name, denormaliser, denormaliser.takes_bfloat16)
 
     def read_image(self, item: pb.MultimodalItem, token_ids: Sequence[int], field: str) -> MediaItem:
-        """Return the image in *item*, the message's *field*, of the prompt *token_ids*.
+        """Return the image in *item*, which is the *field* of a message with the prompt *token_ids*.
 
-        This takes milliseconds.
-
-        Raises a RequestError that names the field.
+        This takes milliseconds. Raises a RequestError that names the field.
         """
         if item.modality != common_pb2.IMAGE:
             name = common_pb2.Modality.Name(item.modality) if item.modality in common_pb2.Modality.values() else "?"
@@ -99,7 +97,7 @@ class ImageReader:
             )
 
     def _grid(self, item: pb.MultimodalItem, field: str) -> Grid:
-        """Return the grid from the side tensors. Besides it, they may have only the number of patches."""
+        """Return the grid from the side tensors, which may hold nothing else except the number of patches."""
         tensors_by_name = dict(item.model_specific_tensors.items())
         if unknown := sorted(set(tensors_by_name) - {self.grid_name, PATCHES_PER_IMAGE}):
             raise UnsupportedParameter(
@@ -121,9 +119,9 @@ class ImageReader:
         return sizes[0], sizes[1], sizes[2]
 
     def _check_tokens(self, spans: Sequence[Span], grid: Grid, token_ids: Sequence[int], field: str) -> None:
-        """Raise InvalidValue unless the spans have the grid's number of tokens, and no more than the prompt has.
+        """Raise InvalidValue unless the spans cover as many tokens as the grid makes, and no more than the prompt has.
 
-        So the prompt's length bounds the size of the pixels before they are read.
+        The prompt's length thus limits the size of the pixels before they are read.
         """
         num_tokens = self.spec.item_tokens(grid)
         covered = sum(span.length for span in spans)
@@ -162,7 +160,7 @@ class ImageReader:
             )
 
     def _external_shape(self, grid: Grid) -> tuple[int, ...]:
-        """Return the shape of the reference's tensor for an image of *grid*."""
+        """Return the shape that the reference processor's tensor has for an image of *grid*."""
         own = ImageLayout(
             resized_height=0, resized_width=0, grid=grid, num_tokens=0, pixel_shape=self.spec.pixel_shape(grid)
         )

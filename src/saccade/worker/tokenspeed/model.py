@@ -1,4 +1,4 @@
-"""The served model as this end of the wire needs it, built from the engine's description."""
+"""What TokenSpeed's wire needs to know about the served model, built from the engine's description."""
 
 import hashlib
 import io
@@ -22,7 +22,7 @@ from saccade.worker.tokenspeed.images import ImageReader
 
 @dataclass(frozen=True)
 class WireModel:
-    """A served model. *images* is None if the wire has no form for its family's images."""
+    """A served model. *images* is None if the wire has no form for images of the model's family."""
 
     description: Description
     config: Mapping[str, Any]

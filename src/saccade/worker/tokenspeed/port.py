@@ -10,7 +10,7 @@ from saccade.whole_numbers import read_port
 
 @dataclass(frozen=True)
 class TokenSpeedPort:
-    """The address of the wire, *bind* as `host:port`, and its permissions.
+    """Where TokenSpeed's wire is served (*bind*, as `host:port`), and what its callers may do.
 
     *is_open* allows an address that other machines can reach, although the wire cannot authenticate callers.
     *kv_events* shows callers the token ids of blocks, which are the prompts. *tracing* applies to callers' requests.

@@ -1,4 +1,4 @@
-"""Converts a GenerateRequest from TokenSpeed's wire to an EngineRequest. Unsupported fields are refused by name."""
+"""Converts a GenerateRequest from TokenSpeed's wire to an EngineRequest, and refuses unsupported fields by name."""
 
 import re
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def engine_request(message: pb.GenerateRequest, model: WireModel, request_id: st
 
 
 def text_rules(message: pb.GenerateRequest) -> TextRules | None:
-    """Return the strings that end an answer, or None if there are none. Raises InvalidValue for an empty one."""
+    """Return rules with the strings that end an answer; None without any. Raises InvalidValue for an empty string."""
     sampling = message.sampling_params
     if not sampling.stop:
         return None
@@ -82,7 +82,7 @@ def _media(message: pb.GenerateRequest, model: WireModel, token_ids: list[int]) 
 
 
 def _sampling(message: pb.GenerateRequest, defaults: GenerationDefaults, room: int) -> SamplingParams:
-    """Return how to draw the answer, with the model's defaults for fields that the message does not set.
+    """Return the sampling parameters, with the model's defaults for fields that the message does not set.
 
     The answer has at most *room* tokens if the message sets no limit.
     """

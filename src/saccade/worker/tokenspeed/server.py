@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class TokenSpeedServer:
-    """Serves TokenSpeed's wire for the engine of *front*; *described* returns its description or raises Refused."""
+    """Serves TokenSpeed's wire for *front*. *described* returns the engine's description, or raises Refused."""
 
     def __init__(self, front: Front, described: Callable[[], Description], port: TokenSpeedPort) -> None:
         self._config = port
@@ -53,7 +53,7 @@ class TokenSpeedServer:
         logger.warning(self._config.remark(self.address))
 
     async def stop(self) -> None:
-        """Stop listening and cancel the open calls."""
+        """Stop listening, and cancel the calls that are still open after half a second."""
         await self._server.stop(grace=0.5)
         await self._client.close()
         if self._tracer is not None:

@@ -84,7 +84,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def _begun(self, message: pb.GenerateRequest) -> tuple[EngineRequest, ResponseBuilder]:
         """Return the engine's request, with its images, and the builder of its responses.
 
-        Remove the message's files.
+        Remove the files that the message hands over.
         """
         try:
             model = await self._served()
@@ -112,7 +112,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
             return self._model
 
     async def Abort(self, message: pb.AbortRequest, context: Any) -> pb.AbortResponse:
-        """Stop a request; its call ends with an error unless its client has ended it."""
+        """Stop a request. Its call ends with an error, unless the client has already ended the call."""
         request_id = self._ids.get(message.request_id)
         if request_id is None:
             return pb.AbortResponse(success=False, message="There is no such request.")
@@ -122,9 +122,8 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def HealthCheck(self, message: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
         """Report that an engine is ready; otherwise end with UNAVAILABLE.
 
-        The worker itself watches whether steps go on.
-
-        An answer with `healthy` false would not do: SMG would register the worker for good, as one of an unknown model.
+        The worker itself checks that the engine makes progress. It never answers with `healthy` false, because SMG
+        would then register the worker permanently, with an unknown model.
         """
         self._client.description()
         self._client.connect()
@@ -222,7 +221,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
     ) -> AsyncIterator[common_pb2.KvEventBatch]:
         """Send the cached blocks of this wire's requests, then every change.
 
-        No history is kept: a subscriber that asks for a number other than 0 must begin again.
+        No history is kept, so a call that asks to start from a number other than 0 is refused.
         """
         described = (await self._served()).description
         if not self._kv_events:

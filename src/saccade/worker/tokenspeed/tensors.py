@@ -25,9 +25,10 @@ NUMPY_DTYPES = {"bfloat16": "<u2", "float32": "<f4", "int64": "<i8", "uint32": "
 
 
 def read_tensor(tensor: pb.TensorData, field: str) -> npt.NDArray[Any]:
-    """Return the values of *tensor*, the message's *field*; bfloat16 as uint16. Raises InvalidValue.
+    """Return the values of *tensor*, which is the message's *field*; bfloat16 values come as uint16.
 
-    Raises UnsupportedParameter for dtypes and transports that are not served, and ImageTooLarge for a large file.
+    Raises InvalidValue if the tensor is malformed or its file cannot be read. Raises UnsupportedParameter for dtypes
+    and transports that are not served, and ImageTooLarge for a large file.
     """
     if tensor.dtype not in NUMPY_DTYPES:
         served = ", ".join(NUMPY_DTYPES)
@@ -76,7 +77,10 @@ def remove_files(message: pb.GenerateRequest) -> None:
 
 
 def _read_file(handle: common_pb2.ShmHandle, field: str) -> npt.NDArray[np.uint8]:
-    """Return a copy of handle.nbytes bytes from handle.offset on. A mapped file that shrinks would end the process."""
+    """Return a copy of handle.nbytes bytes from handle.offset on.
+
+    The file is not mapped, because a mapped file that shrinks would end the process.
+    """
     name = file_name(handle)
     if name is None:
         raise InvalidValue(f"{field}.shm.name must have the form smg-tokenspeed-PID-TIME-NUMBER.", field)

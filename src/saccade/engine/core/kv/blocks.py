@@ -152,7 +152,7 @@ class PagedBlocks:
             self._evict()
 
     def _store(self, sequence: Sequence, index: int, key: bytes) -> None:
-        """Record the content of block *index* of *sequence* under the new *key*."""
+        """Record under the new *key* what block *index* of *sequence* contains."""
         content = self._content(sequence, index)
         self._key_of[sequence.tables[self.group].blocks[index]] = key
         self._contents[key] = content

@@ -102,9 +102,10 @@ class BlockManager:
         return len(keys)
 
     def num_sample_blocks(self, num_tokens: int) -> int:
-        """Return the most blocks that another sample of a prompt takes while the first one holds its blocks.
+        """Return the largest number of blocks that a further sample of a prompt with *num_tokens* takes.
 
-        The prompt has *num_tokens*. Samples share the full blocks, unless they may have to compute the prompt again.
+        This holds while the first sample keeps its blocks. Samples share the full blocks, unless they may have to
+        compute the prompt again.
         That happens without a prefix cache, or if the state checkpoint to resume from is gone.
         """
         shares = self.enable_prefix_caching and self.checkpoints is None

@@ -21,7 +21,7 @@ Saves = Mapping[Sequence, tuple[StateSave, ...]]
 
 
 class StateCheckpoints:
-    """Checkpoints 0 to num_checkpoints - 1, by block key.
+    """Manages checkpoints 0 to num_checkpoints - 1, keyed by block key.
 
     A state is kept at boundaries: every *interval_blocks* blocks, and at the prompt's resume points. A chunk may have
     several boundaries. An admitted sequence's checkpoint stays until a step has restored it. A checkpoint that a step
@@ -42,7 +42,7 @@ class StateCheckpoints:
 
     @property
     def num_held(self) -> int:
-        """The number of checkpoints that sequences wait for, or that steps in flight save."""
+        """The number of checkpoints that admitted sequences have yet to restore, or that steps in flight save."""
         return len(set(self._resume_keys.values())) + len(self._saving)
 
     def reusable(self, keys: Ordered[bytes], num_blocks: int) -> int:
@@ -54,7 +54,7 @@ class StateCheckpoints:
         return num_blocks - num_blocks % (self._interval // self._block_size)
 
     def admit(self, sequence: Sequence, keys: Ordered[bytes], num_cached: int) -> None:
-        """Choose the resume points of *sequence*, and keep the checkpoint after *keys* until its first step.
+        """Choose the resume points of *sequence*, and keep the checkpoint after *keys* until the sequence's first step.
 
         *num_cached* blocks are cached, with or without a state after them.
         """
@@ -92,7 +92,7 @@ class StateCheckpoints:
         return restore, saves
 
     def commit(self, sequence: Sequence, key: bytes) -> None:
-        """Make the checkpoint that a step of *sequence* saved under *key*, if any, reusable."""
+        """If a step of *sequence* saved a checkpoint under *key*, make the checkpoint reusable."""
         owner, checkpoint = self._saving.get(key, (None, 0))
         if owner is sequence:
             del self._saving[key]

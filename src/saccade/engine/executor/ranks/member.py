@@ -16,7 +16,7 @@ from saccade.nn.parallel import join, leave
 
 
 class RankMember:
-    """One rank. A failure of a step is not handled: the other ranks may be in the middle of a collective."""
+    """One rank. It does not handle a failed step, since the other ranks may be in the middle of a collective."""
 
     def __init__(self, rank: int, link: messages.Link, arena: PixelArena, rendezvous: str) -> None:
         self._rank = rank

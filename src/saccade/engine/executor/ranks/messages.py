@@ -65,9 +65,9 @@ Command = LoadWeights | Join | Measure | Allocate | Renew | Launch | Leave
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """The rank has done a command, and *num_blocks* fit on its device if it measured them.
+    """The rank has carried out a command, and *num_blocks* fit on its device if it measured them.
 
-    With *failure*, a sentence for the operator, it cannot start.
+    If *failure* is not empty, the rank cannot start, and *failure* is a sentence for the operator.
     """
 
     num_blocks: int = 0

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: reads request bodies."""
+"""Reads the request bodies of POST /v1/chat/completions."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ _CHAT: Final = ParameterReader(ChatRequest)
 
 
 def parse_chat(body: Body, strict: bool = False) -> tuple[ChatRequest, str]:
-    """Parse *body*; return the chat request, and a warning about ignored parameters, "" if there is none.
+    """Parse *body*; return the chat request, and a warning about ignored parameters, or "" if there are none.
 
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
     """
@@ -27,7 +27,7 @@ def parse_chat(body: Body, strict: bool = False) -> tuple[ChatRequest, str]:
 
 
 def read_chat_completion(strict: bool, body: Body, tenant: bytes) -> ReadBody:
-    """Read the body of POST /v1/chat/completions. With *strict* bound, this function is a ReadApi."""
+    """Read the body of POST /v1/chat/completions. Once `partial` has bound *strict*, this function is a ReadApi."""
     request, warning = parse_chat(body, strict)
     writer = ChatCompletionEvents if request.stream else ChatCompletionObject
     return ReadBody(request, warning, [Format(FieldNames(), writer, error_event)])

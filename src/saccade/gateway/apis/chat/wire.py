@@ -18,7 +18,7 @@ class ToolCall(Struct, frozen=True):
 
 
 class FunctionDelta(Struct, frozen=True, kw_only=True):
-    """More of a function's *arguments*; the first delta of a call also has the function's *name*."""
+    """The next piece of a function's *arguments*; the first delta of a call also has the function's *name*."""
 
     name: str | UnsetType = UNSET
     arguments: str
@@ -75,7 +75,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
 
 
 class Delta(Struct, frozen=True):
-    """What a chunk adds: to the content, to the reasoning before it (under both names), or to the calls."""
+    """What a chunk adds to the content, to the reasoning before it (under both names), or to the calls."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: writes answers."""
+"""Writes the answers to POST /v1/chat/completions."""
 
 import asyncio
 from io import StringIO
@@ -36,7 +36,7 @@ class ChatCompletionObject:
         self.num_kept_bytes = 0
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
-        """Keep *chunk*; a whole answer has no events."""
+        """Keep *chunk*, and return no events, because the answer is sent whole."""
         grown = self._choices[chunk.choice.index]
         num_before = grown.num_bytes
         grown.add(chunk)
@@ -67,7 +67,7 @@ class ChatCompletionObject:
 
 
 class ChatCompletionEvents:
-    """Writes `chat.completion.chunk` events: roles, texts and finish reasons, then the usage if requested."""
+    """Writes `chat.completion.chunk` events: roles, text, tool calls and finish reasons, then any requested usage."""
 
     num_kept_bytes = 0
 
@@ -85,7 +85,7 @@ class ChatCompletionEvents:
         self._has_begun = False
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
-        """Return the events for *chunk*. The events for the roles come before the first of them."""
+        """Return the events for *chunk*. Before the first ones come the events that set the roles."""
         template = self._template
         if self._with_each_usage:
             template = msgspec.structs.replace(template, usage=self._answer.usage)
@@ -106,7 +106,7 @@ class ChatCompletionEvents:
 
 
 class _GrowingChoice:
-    """A choice of a whole answer.
+    """Collects one choice of an answer that is sent whole.
 
     Log probabilities are encoded as they arrive, since encoding all of them at the end would take too long.
     """
@@ -165,7 +165,7 @@ class _GrowingChoice:
 
 
 def _roles(template: ChatCompletionChunk, answer: Answer) -> bytes:
-    """Return an event that begins each choice; the first has the prompt's token ids if they are requested."""
+    """Return an opening event for each choice; the first has the prompt's token ids if they are requested."""
     delta = Delta(role="assistant", content="")
     first, *others = (
         msgspec.structs.replace(template, choices=[ChunkChoice(delta, index=choice.index)]) for choice in answer.choices
@@ -234,7 +234,7 @@ def _is_text(chunk: AnswerChunk) -> bool:
 
 
 def _with_record(choice: GeneratedChoice, delta: Delta, finish_reason: str | None = None) -> ChunkChoice:
-    """Return *delta* with the token ids and logprobs that are requested."""
+    """Return a choice for a chunk, with *delta* and the requested token ids and logprobs."""
     if choice.record is None:
         return ChunkChoice(delta, finish_reason, choice.index)
     return ChunkChoice(delta, finish_reason, choice.index, *choice.record.flush())

@@ -1,4 +1,4 @@
-"""The prompts of one body, answered together."""
+"""A batch: the prompts of one request body, which are answered together."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""POST /v1/completions: reads request bodies."""
+"""Reads the request bodies of POST /v1/completions."""
 
 from functools import partial
 from typing import Annotated, Any, Final
@@ -131,7 +131,7 @@ _READER: Final = ParameterReader(CompletionRequest, later=NOT_SERVED)
 
 
 def read_completion(strict: bool, body: Body, tenant: bytes) -> ReadBody:
-    """Read the body of POST /v1/completions. With *strict* bound, this function is a ReadApi."""
+    """Read the body of POST /v1/completions. Once `partial` has bound *strict*, this function is a ReadApi."""
     batch, warning = parse_completion(body, strict)
     joined = JoinedAnswers(batch)
     kind = CompletionEvents if batch.request.stream else CompletionObject

@@ -1,4 +1,4 @@
-"""POST /v1/completions: writes answers."""
+"""Writes the answers to POST /v1/completions."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ _COLUMNS: Final = tuple(b'"%b":[]' % name.encode() for name in CompletionLogprob
 
 
 class JoinedAnswers:
-    """The answers to all prompts of one request, as one object or one stream."""
+    """Joins the answers to all prompts of one request into one object or one stream."""
 
     def __init__(self, batch: CompletionBatch) -> None:
         self.batch = batch
@@ -48,9 +48,9 @@ class JoinedAnswers:
         self._ends_with_usage, self._has_each_usage = StreamOptions.usages(batch.request.stream_options)
 
     def whole(self, answer: Answer, first_index: int, choices: list[list[Part]]) -> list[Part]:
-        """Add the *choices* of one answer. Return the object with all answers after the last one, else nothing.
+        """Add the *choices* of one answer, the first of which has the index *first_index*.
 
-        The first of *choices* has the index *first_index*.
+        If this was the last answer, return the object with all of them; else return nothing.
         """
         self._choices[first_index] = choices
         if not self._end(answer):
@@ -70,7 +70,7 @@ class JoinedAnswers:
     def end_answer(self, answer: Answer, events: bytes) -> list[Part]:
         """End one *answer* with its last *events*.
 
-        Return the last events of all answers if this was the last, else nothing.
+        If this was the last answer to end, return the last events of all answers; else return nothing.
         """
         self._last_events += events
         if not self._end(answer):
@@ -79,7 +79,7 @@ class JoinedAnswers:
         return [self._last_events, event(msgspec.json.encode(usage)) if self._ends_with_usage else b"", DONE]
 
     def _piece(self, answer: Answer) -> Completion:
-        """Return the fields of an event besides its choice."""
+        """Return an event without its choice."""
         template = self._common(answer)
         if not self._ends_with_usage:
             return template
@@ -157,7 +157,7 @@ class CompletionObject(_CompletionWriter):
         self.num_kept_bytes = 0
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
-        """Keep *chunk*; a whole answer has no events."""
+        """Keep *chunk*, and return no events, because the answer is sent whole."""
         grown = self._choices[chunk.choice.index]
         num_before = grown.num_bytes
         grown.add(chunk)
@@ -173,7 +173,7 @@ class CompletionObject(_CompletionWriter):
 
 
 class CompletionEvents(_CompletionWriter):
-    """Writes events. After the last prompt's events come the usage, if requested, and [DONE].
+    """Writes the events of a stream. After the last prompt's events come the usage, if requested, and [DONE].
 
     The first event of a choice shows the prompt, if requested. A thread writes the prompt's log probabilities, and
     events wait for them.
@@ -189,9 +189,10 @@ class CompletionEvents(_CompletionWriter):
         self.num_kept_bytes = 0
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
-        """Return the event for *chunk*, after any that waited. An event with the prompt comes before a choice's first.
+        """Return the events that waited, then the event for *chunk*.
 
-        Return nothing while the prompt's log probabilities are not ready.
+        If the prompt was requested, an event with the prompt precedes each choice's first event. Return nothing until
+        the prompt's log probabilities are ready.
         """
         choice = chunk.choice
         if not chunk.content and choice.record is None and choice.finish_reason is None:
@@ -215,7 +216,7 @@ class CompletionEvents(_CompletionWriter):
         return self._joined.end_answer(self._answer, events)
 
     def _begin(self) -> bytes:
-        """Return the events that show the prompt, then the waiting ones; nothing until the former are ready."""
+        """Return the waiting events, after those that show the prompt. Return nothing until the prompt is ready."""
         if self._prompt_part is None:
             loop = asyncio.get_running_loop()
             if not self._echoes_logprobs:
@@ -231,7 +232,7 @@ class CompletionEvents(_CompletionWriter):
     def _with_prompt(self, prompt: "_Echoed") -> bytes:
         """Return the waiting events.
 
-        An event with the prompt as text, ids, or both precedes each choice's first one.
+        An event with the prompt's text, ids, or both precedes each choice's first event.
         """
         waiting, self._waiting, self.num_kept_bytes = self._waiting, [], 0
         events = list[bytes]()
@@ -256,7 +257,7 @@ class CompletionEvents(_CompletionWriter):
 
 
 class _Columns:
-    """The columns of a growing text's log probabilities. Each entry is encoded as it arrives."""
+    """The log probabilities of a growing text, column by column. Each entry is encoded as it arrives."""
 
     def __init__(self, num_top: int) -> None:
         self._num_top = num_top
@@ -284,7 +285,7 @@ class _Columns:
             column.drop(num_tokens)
 
     def parts(self, num_characters: int = 0) -> tuple[Part, ...]:
-        """Return the columns as JSON, for a text that *num_characters* characters precede."""
+        """Return the columns as JSON, for a text that begins after *num_characters* characters."""
         return msgspec.json.encode([num_characters + place for place in self._places])[1:-1], *self._columns
 
     def _add(self, place: int, logprob: float | None, token: str, likeliest: dict[str, float] | None) -> None:
@@ -294,7 +295,7 @@ class _Columns:
 
 
 class _GrowingChoice:
-    """One choice of a whole answer; *places* are the offsets of its tokens in its own text."""
+    """Collects one choice of an answer that is sent whole; *places* gives the offset of each token in its own text."""
 
     def __init__(self, choice: GeneratedChoice, places: "TextPlaces", num_top: int, with_ids: bool) -> None:
         self._choice = choice
@@ -346,10 +347,10 @@ class _GrowingChoice:
 
 @dataclass(frozen=True)
 class _Echoed:
-    """The prompt as JSON, which all choices of an echoed prompt share.
+    """The parts of the prompt that each of its choices repeats, as JSON.
 
-    *text* stands for *num_characters* characters. *columns* holds its log probabilities in OpenAI's format, *ranked* in
-    vLLM's.
+    *text* encodes *num_characters* characters. *columns* holds the prompt's log probabilities in OpenAI's format, and
+    *ranked* holds them in vLLM's.
     """
 
     text: bytes
@@ -376,9 +377,9 @@ class _Echoed:
 
 
 class TextPlaces:
-    """The offsets of tokens in their text, in characters; the first token begins at *num_characters*.
+    """Computes the offset of each token in the text, in characters; the first token begins at *num_characters*.
 
-    A hidden token, or one that ends within a character, adds nothing.
+    A token that is hidden, or that ends within a character, adds no characters.
     """
 
     def __init__(
@@ -409,7 +410,7 @@ def _in_text(entries: Sequence[TokenLogprobs], places: list[int], num_top: int) 
 
 
 def _likeliest(entry: TokenLogprobs, num_top: int) -> dict[str, float]:
-    """Return the log probabilities of the likeliest tokens and of the chosen one, by their text.
+    """Return the log probabilities of the likeliest tokens and of the chosen one, keyed by token text.
 
     If several tokens have the same text, the likeliest one counts.
     """

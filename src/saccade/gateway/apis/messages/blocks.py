@@ -19,13 +19,13 @@ Named = tuple[str, Block]
 
 
 def named_blocks(blocks: Sequence[Block], field: str) -> list[Named]:
-    """Return *blocks*, the value of *field*, without the blocks that are skipped."""
+    """Return the *blocks* that are not skipped, each after its own field. *field* is the field of the list."""
     named = ((f"{field}[{index}]", block) for index, block in enumerate(blocks))
     return [(name, block) for name, block in named if block.type not in SKIPPED_TYPES]
 
 
 def skipped_blocks(request: CountRequest) -> list[str]:
-    """Return the field and type of each block of *request* that is skipped."""
+    """Return the field and type of each skipped block in *request*."""
     contents = [(request.system, "system")]
     contents += [(message.content, f"messages[{at}].content") for at, message in enumerate(request.messages)]
     return [f"{field} ({kind})" for content, name in contents for field, kind in _skipped(content, name)]
@@ -42,7 +42,7 @@ def _skipped(content: Content | None, field: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """The state of reading a request: the client's *names* for the chat's fields, and its text *files*."""
+    """State for reading one request: the client's *names* for the chat's fields, and *files* to read text files."""
 
     names: dict[str, str]
     files: TextFiles = field(default_factory=TextFiles)
@@ -100,7 +100,7 @@ def _document_blocks(content: str | Sequence[Block] | None, field: str) -> Itera
 
 
 def _text_document(block: Block, name: str, files: TextFiles) -> str | None:
-    """Return the title, context and text of *block*, None if it is not a text document.
+    """Return the title, context and text of *block*, or None if it is not a text document.
 
     Raises a RequestError that names the field.
     """
@@ -164,7 +164,7 @@ def _search_result(block: Block, field: str) -> str:
 
 
 def _url(source: Source, field: str) -> tuple[str, str]:
-    """Return the field that holds an image, and its URL."""
+    """Return the field that holds an image, and the image's URL."""
     match source:
         case Source(type="base64", data=str(data), media_type=media_type):
             if media_type is not None and not MEDIA_TYPE.fullmatch(media_type):

@@ -22,7 +22,7 @@ def ignored_edits(edits: Sequence[Edit], messages: Sequence[Message]) -> list[st
 def _may_apply(edit: Edit, messages: Sequence[Message]) -> bool:
     """Return whether *edit* could remove something.
 
-    Its trigger is a number of tokens, which are not counted yet, so it is assumed to be reached.
+    The edit's trigger is a number of tokens. Tokens are not counted yet, so the trigger is assumed to be reached.
     """
     if edit.type.startswith("clear_thinking"):
         turns = (set(_types(message)) for message in messages)

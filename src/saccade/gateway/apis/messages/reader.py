@@ -1,7 +1,7 @@
 """Translates Anthropic's messages into a chat.
 
 Turns are translated block by block: base64 images become data: URLs, tool calls join the assistant's message, and each
-tool result becomes a message. FieldNames map the chat's fields back to the client's.
+tool result becomes a message. A FieldNames maps the chat's fields back to the client's.
 """
 
 import re
@@ -88,13 +88,13 @@ _IMAGE: Final = re.compile(rb'"data(?::|"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}")')
 
 
 def find_image(body: bytes | bytearray, start: int, end: int) -> int:
-    """Find images in Anthropic's format: `data` in base64, or data: URLs. This function is a FindImage."""
+    """Find the next image in Anthropic's format: base64 in `data`, or a data: URL. This function is a FindImage."""
     match = _IMAGE.search(body, start, end)
     return -1 if match is None else match.end()
 
 
 class MessagesChat(ChatRequest, frozen=True, kw_only=True):
-    """A chat that comes through this API.
+    """A chat that arrives through this API.
 
     *max_tokens* may exceed the context: agents ask for as many tokens as Anthropic's models allow.
     """
@@ -103,7 +103,9 @@ class MessagesChat(ChatRequest, frozen=True, kw_only=True):
 
 
 def parse_messages(body: Body, strict: bool = False) -> tuple[ChatRequest, str, FieldNames]:
-    """Parse the *body* of POST /v1/messages; return the chat, a warning about ignored fields, and the fields' names.
+    """Parse the *body* of POST /v1/messages.
+
+    Return the chat, a warning about ignored fields, and the client's names for the chat's fields.
 
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
     """
@@ -114,7 +116,7 @@ def parse_messages(body: Body, strict: bool = False) -> tuple[ChatRequest, str, 
 
 
 def parse_count(body: Body, strict: bool = False) -> tuple[ChatRequest, str, FieldNames]:
-    """Parse the *body* of POST /v1/messages/count_tokens into a chat. Raises the same errors as parse_messages()."""
+    """Parse the *body* of POST /v1/messages/count_tokens. Returns and raises the same as parse_messages()."""
     request, warning = _COUNT.read_parameters(body, strict)
     chat, names = _chat(request, {})
     return chat, _with_omissions(warning, request), names
@@ -136,7 +138,7 @@ def _with_omissions(warning: str, request: CountRequest) -> str:
 
 
 def _chat(request: CountRequest, sampling: dict[str, Any]) -> tuple[ChatRequest, FieldNames]:
-    """Return the chat in *request* with the fields *sampling*, and the fields' names."""
+    """Return *request* as a chat that also has the fields *sampling*, and the client's names for the chat's fields."""
     messages: list[ChatMessage] = []
     reading = Reading(dict(NAMES))
     names = reading.names
@@ -165,7 +167,7 @@ def _system(system: Content, reading: Reading) -> str | list[ContentPart]:
 
 
 def _turns(message: Message, field: str, position: int, reading: Reading) -> Iterator[tuple[str, ChatMessage]]:
-    """Yield (field, chat message) for each part of *message*; the first chat message is number *position*."""
+    """Yield (field, chat message) for each part of *message*; the first becomes number *position* in the chat."""
     if message.role not in ("user", "assistant", "system"):
         raise InvalidValue(f"`{field}.role` must be user, assistant or system.", f"{field}.role")
     if isinstance(message.content, str):
@@ -288,7 +290,7 @@ _COUNT: Final = ParameterReader(CountRequest, (MessagesRequest,), **_PARAMETERS)
 
 
 def read_messages(strict: bool, body: Body, tenant: bytes) -> ReadBody:
-    """Read the body of POST /v1/messages. With *strict* bound, this function is a ReadApi."""
+    """Read the body of POST /v1/messages. Once `partial` has bound *strict*, this function is a ReadApi."""
     request, warning, names = parse_messages(body, strict)
     writer = MessageEvents if request.stream else MessageObject
     return ReadBody(request, warning, [Format(names, writer, write_failure)])
@@ -297,7 +299,7 @@ def read_messages(strict: bool, body: Body, tenant: bytes) -> ReadBody:
 def read_count(strict: bool, body: Body, tenant: bytes) -> ReadBody:
     """Read the body of POST /v1/messages/count_tokens.
 
-    With *strict* bound, this function is a ReadApi; no answer uses its format.
+    Once `partial` has bound *strict*, this function is a ReadApi. No answer uses the format that it returns.
     """
     request, warning, names = parse_count(body, strict)
     return ReadBody(request, warning, [Format(names, MessageObject, write_failure)])

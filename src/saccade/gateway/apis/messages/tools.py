@@ -1,7 +1,7 @@
-"""Translates a request's tools and its tool choice into a chat's.
+"""Translates a request's tools and tool choice into a chat's.
 
-Anthropic's own tools are left out. Requests give only their types, because Anthropic's servers run some of them and its
-models know the schemas of the others. No model here knows these schemas.
+Anthropic's own tools are left out. Requests give only the types of these tools: Anthropic's servers run some of them,
+and Anthropic's models know the schemas of the others. No model here knows these schemas.
 """
 
 from typing import Any

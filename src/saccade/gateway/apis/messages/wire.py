@@ -125,7 +125,7 @@ class Tool(Struct, frozen=True):
 
 
 class ToolChoice(Struct, frozen=True):
-    """Whether the answer calls tools. If the type is "tool", *name* is the tool to call."""
+    """Says whether the answer may or must call tools. If the type is "tool", *name* is the tool to call."""
 
     type: ChoiceType
     name: str | None = None
@@ -133,7 +133,7 @@ class ToolChoice(Struct, frozen=True):
 
 
 class Thinking(Struct, frozen=True):
-    """Whether the answer reasons first; *display* "omitted" leaves the reasoning out of the answer."""
+    """Says whether the model reasons first; *display* "omitted" leaves the reasoning out of the answer."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Count | None = None
@@ -162,7 +162,7 @@ class Keep(Struct, frozen=True):
 
 
 class Edit(Struct, frozen=True):
-    """What Anthropic's servers would remove from a long conversation; with *keep* "all", nothing is removed."""
+    """Says what Anthropic's servers would remove from a long conversation; with *keep* "all", they remove nothing."""
 
     type: str
     keep: Keep | str | None = None
@@ -170,7 +170,7 @@ class Edit(Struct, frozen=True):
 
 
 class ContextManagement(Struct, frozen=True):
-    """Edits of the conversation; this server makes none of them."""
+    """Edits to the conversation; this server makes none of them."""
 
     edits: Annotated[list[Edit], Meta(max_length=MAX_EDITS)] | None = None
 
@@ -213,7 +213,7 @@ class CountAnswer(Struct, frozen=True):
 
 
 class MessageUsage(Struct, frozen=True):
-    """A request's tokens. *input_tokens* counts the prompt tokens that were not in the prefix cache.
+    """A request's token counts. *input_tokens* counts the prompt tokens that were not in the prefix cache.
 
     *input_tokens_details* is not in Anthropic's API; only prompts with images have it.
     """

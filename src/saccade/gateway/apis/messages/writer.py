@@ -1,4 +1,4 @@
-"""POST /v1/messages, Anthropic's API: writes answers."""
+"""Writes the answers to POST /v1/messages, Anthropic's API."""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -37,7 +37,7 @@ class MessageObject:
         self.num_kept_bytes = 0
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
-        """Keep *chunk*; a whole answer has no events."""
+        """Keep *chunk*, and return no events, because the answer is sent whole."""
         self._pieces += _pieces(chunk)
         self.num_kept_bytes += chunk.num_bytes
         return b""
@@ -51,7 +51,7 @@ class MessageObject:
 class MessageEvents:
     """Writes events: the message's start, each block from start to stop, and the stop reason.
 
-    One block is open at a time.
+    Only one block is open at a time.
     """
 
     num_kept_bytes = 0
@@ -63,7 +63,7 @@ class MessageEvents:
         self._open: type[AnswerBlock] | None = None
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
-        """Return the events for *chunk*, none if it has neither text nor calls."""
+        """Return the events for *chunk*; there are none if it has neither text nor calls."""
         if self._beginning is None:
             # Not earlier: only the first delta says how much of the prompt was in the cache.
             self._beginning = typed_event("message_start", message=_message(self._answer, [], None, None))
@@ -104,14 +104,14 @@ class MessageEvents:
         return typed_event("content_block_delta", index=self._index, delta={"type": f"{kind}_delta", **increment})
 
     def _stop_block(self) -> bytes:
-        """Return the event that ends the open block, none if no block is open."""
+        """Return the event that ends the open block, or b"" if no block is open."""
         if self._open is None:
             return b""
         self._open = None
         return typed_event("content_block_stop", index=self._index)
 
     def _in(self, block: AnswerBlock) -> bytes:
-        """End the open block and begin *block*; return the events, none if a block of its type is already open."""
+        """End the open block and begin *block*; return the events. If a block of its type is open, do nothing."""
         if self._open is type(block):
             return b""
         end = self._stop_block()

@@ -1,4 +1,4 @@
-"""The pages for browsers. Each is sent as one file, with a policy that lets it load and call nothing but its server."""
+"""The HTML pages. The server sends each as one file, with a policy that lets it contact no other server."""
 
 import base64
 import hashlib

@@ -15,7 +15,7 @@ Event = tuple[str, dict[str, Any]]
 
 
 class CallEvents:
-    """Makes the events for calls of *tools*, one call after another."""
+    """Makes the events for calls to *tools*, one call after another."""
 
     def __init__(self, tools: DeclaredTools) -> None:
         self._tools = tools
@@ -28,8 +28,8 @@ class CallEvents:
     ) -> tuple[list[Event], tuple[CallItem, GeneratedCall] | None]:
         """Return the events for *call* or a piece of it.
 
-        Once the call is complete, also return its item, number *index*, and the whole call. The item's id ends in
-        *suffix*.
+        Once the call is complete, also return its item and the whole call. *index* is the item's position in the
+        output, and the item's id ends in *suffix*.
         """
         item = self._tools.call_item(call, suffix)
         events = [self._begin(item, index)] if call.begins else []

@@ -1,4 +1,6 @@
-"""Translates Responses into chats: items become messages, and FieldNames map the chat's fields back to the client's.
+"""Translates requests of the Responses API into chats: items become messages.
+
+A FieldNames maps the chat's fields back to the client's.
 
 An assistant's reasoning, text and calls are separate items in Responses, but a single message in a chat.
 """
@@ -80,7 +82,7 @@ SPELLING: Final = 'send {"type": "json_schema", "name": "answer", "schema": {...
 class Conversation:
     """Builds a chat's messages from items, and keeps the client's names for their fields.
 
-    Calls in earlier turns refer to *tools*. *skipped* holds the types of the items that become no message.
+    Calls in earlier turns refer to *tools*. *skipped* holds the types of the items that are left out.
     """
 
     tools: DeclaredTools
@@ -106,8 +108,8 @@ class ReadResponse:
 
     - names: the client's names for the chat's fields.
     - tools: the tools that the chat declares.
-    - warning: for the client; "" for none.
-    - num_known: how many of the chat's messages are not new.
+    - warning: a warning for the client; "" if there is none.
+    - num_known: how many of the chat's messages precede the request's input.
     """
 
     chat: ChatRequest
@@ -171,7 +173,7 @@ def _named_tools(request: ResponseRequest) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _warning(request: ResponseRequest, chat: Conversation) -> str:
-    """Return a warning about the parts of *request* that have no effect, "" if there are none."""
+    """Return a warning about the parts of *request* that have no effect; "" if there are none."""
     remarks = [
         f"{what} are left out: {listed([printable(kind) for kind in kinds], len(kinds))}"
         for what, kinds in (
@@ -225,7 +227,7 @@ def _may_follow(turn: Sequence[str], item: str) -> bool:
 
 
 def _input_message(item: Item, name: str, chat: Conversation) -> ChatMessage:
-    """Return a user's message, or the result of a call."""
+    """Return a user, system or developer message, or the result of a call."""
     if item.type in RESULT_TYPES:
         # OpenAI's local_shell_call_output names its call in `id`.
         call_id = item.id if item.call_id is None and item.type == "local_shell_call_output" else item.call_id
@@ -282,7 +284,7 @@ def _missing_of_call(item: Item, name: str) -> InvalidValue:
 
 
 def _content(content: Content | None, name: str, chat: Conversation, num_before: int = 0) -> str | list[ContentPart]:
-    """Return *content* in a chat's form; *num_before* parts precede it in its message."""
+    """Return *content* in the chat's format; *num_before* parts precede it in its message."""
     if content is None:
         raise InvalidValue(f"`{name}` is missing.", name)
     if isinstance(content, str):
@@ -334,7 +336,7 @@ def _check_one_source(part: Part, name: str) -> None:
 
 
 def _source(part: Part, name: str) -> tuple[str, str]:
-    """Return the field of *part* that holds its image or file, and the URL in it."""
+    """Return the field of *part* that holds its image or file, and the URL of that image or file."""
     key, url = next((key, url) for key in SOURCES[part.type] if (url := getattr(part, key)) is not None)
     return f"{name}.{key}", url_of_file(url) if key == "file_id" else url
 

@@ -1,4 +1,4 @@
-"""POST /v1/responses: reads request bodies."""
+"""Reads the request bodies of POST /v1/responses."""
 
 import secrets
 import time
@@ -83,7 +83,7 @@ def parse_response(body: Body, strict: bool = False) -> tuple[ResponseRequest, s
 
 @dataclass(frozen=True)
 class ResponseReader:
-    """Reads bodies of POST /v1/responses. Without a *store* no response is stored."""
+    """Reads bodies of POST /v1/responses. If *store* is None, no response is stored."""
 
     strict_parameters: bool
     store: ResponseStore | None
@@ -121,7 +121,7 @@ def _format(
 
 
 def _unfinished(original: ResponseRequest, response_id: str, is_stored: bool) -> Response:
-    """Return the response to *original*, still without an answer. The request's input is not in it."""
+    """Return the response to *original*, still without an answer. It does not repeat the request's input."""
     reasoning, form = original.reasoning, None if original.text is None else original.text.format
     return Response(
         id=response_id,

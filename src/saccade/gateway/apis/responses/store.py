@@ -44,14 +44,17 @@ def num_message_bytes(messages: Iterable[ChatMessage]) -> int:
 
 
 class ResponseStore:
-    """Conversations that later requests can continue: the responses of all tenants by id, in at most *budget_bytes*."""
+    """Keeps the responses of all tenants, so that later requests can continue them. Holds at most *budget_bytes*."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._responses: TenantLru[str, StoredResponse] = TenantLru(budget_bytes)
         self.memory_part = MemoryPart("responses", budget_bytes, lambda: self._responses.num_bytes)
 
     def takes(self, num_bytes: int) -> bool:
-        """Return whether messages of *num_bytes* are small enough to be stored, even before the answer is known."""
+        """Return whether a response with *num_bytes* of messages and JSON is small enough to store.
+
+        Called with the size of the messages alone, it finds responses that will be too large, before they exist.
+        """
         return num_bytes + ENTRY_BYTES <= self._responses.budget_bytes // LARGEST_PART
 
     def put(self, tenant: bytes, response_id: str, response: StoredResponse) -> bool:
@@ -76,9 +79,9 @@ class ResponseStore:
         self._responses.pop(tenant, response_id)
 
     def conversation(self, tenant: bytes, response_id: str) -> list[ChatMessage]:
-        """Return all messages up to a response.
+        """Return all messages of a conversation, up to and including those of a response.
 
-        Raises PreviousResponseNotFound, and InvalidValue for too many messages.
+        Raises PreviousResponseNotFound, and InvalidValue if there are too many messages.
         """
         param = "previous_response_id"
         parts: list[tuple[ChatMessage, ...]] = []

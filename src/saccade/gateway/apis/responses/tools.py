@@ -1,7 +1,7 @@
 """Translates the tools of Responses into a chat's functions, and calls of those functions into the client's items.
 
 A tool in a namespace becomes the function `NAMESPACE__NAME`. A custom tool becomes a function with one text argument,
-and the local shell becomes one with a command. Tools that only a server can run are left out. Source: the types of
+and the local shell becomes one with a command. Tools that only a server can run are left out. Source: the types in
 OpenAI's SDK.
 """
 
@@ -76,7 +76,7 @@ _SHELL_ARGUMENTS: Final = msgspec.json.Decoder(ShellArguments)
 
 @dataclass(frozen=True)
 class DeclaredTool:
-    """A *function* of the chat, and the client's tool that it stands for, which came from *field*."""
+    """A *function* that the chat declares in place of a client's tool; the client sent the tool in *field*."""
 
     function: Mapping[str, Any]
     field: str
@@ -119,7 +119,7 @@ class DeclaredTools:
         return {tool.function["name"]: tool for tool in reversed(self.tools)}
 
     def function_name(self, name: str, namespace: str | None) -> str:
-        """Return the name of the function for the client's tool *name* in *namespace*, declared or not."""
+        """Return the name of the function for the client's tool *name* in *namespace*, even if it is not declared."""
         tool = self._by_name.get((name, namespace))
         if tool is not None:
             return str(tool.function["name"])
@@ -183,7 +183,7 @@ def _declared(tool: Tool, field: str) -> DeclaredTool:
 
 
 def _grammar_text(tool: Tool, field: str) -> str:
-    """Return a sentence about the grammar that a custom tool's input follows, "" if there is none."""
+    """Return a sentence about the grammar that a custom tool's input must follow, or "" if there is no grammar."""
     match tool.get("format"):
         case None | {"type": "text"}:
             return ""
@@ -246,7 +246,7 @@ def choose_tools(
 
 
 def _tool_of(choice: object, field: str) -> tuple[str, str | None]:
-    """Return the name and the namespace of a tool in a *choice*; a tool without a name is named by its type."""
+    """Return the name and the namespace of a tool in a *choice*; a tool without a name goes by its type."""
     match choice:
         case {"type": "function" | "custom", "name": str(name), **others}:
             namespace = others.get("namespace")
@@ -310,7 +310,7 @@ def shell_arguments(action: Mapping[str, Any], field: str) -> str:
 
 
 def _shell_action(arguments: str) -> LocalShellAction:
-    """Return the action that a call of the local shell asks for. If the command is a single text, a shell runs it."""
+    """Return the action that a call to the local shell asks for. If the command is a single text, a shell runs it."""
     fields = _decoded(arguments)
     command = fields.get("command") if isinstance(fields, dict) else fields
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command):

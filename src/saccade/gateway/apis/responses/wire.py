@@ -1,4 +1,4 @@
-"""The wire format of OpenAI's Responses. Sources: OpenAI's API reference and the types of its SDK."""
+"""The wire format of OpenAI's Responses. Sources: OpenAI's API reference and the types in its SDK."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -91,7 +91,7 @@ Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class ToolFields(Struct, frozen=True):
-    """The fields of tools that apis.responses.tools reads."""
+    """The tool fields that apis.responses.tools reads."""
 
     type: str
     name: str
@@ -115,7 +115,7 @@ Tools = list[Annotated[dict[str, Any], Meta(extra_json_schema=ToolSchema, extra=
 class Part(ImageLimits, frozen=True):
     """A piece of an item: text under several names, an image, or a file; its *type* determines its fields.
 
-    *filename* applies to texts; it has no effect for images and PDFs.
+    *filename* matters only for text files; it has no effect for images and PDFs.
     """
 
     type: PartType
@@ -149,7 +149,7 @@ class Item(Struct, frozen=True):
     """A turn of a conversation, or a part of one; its *type* determines its fields.
 
     *status* and *encrypted_content* are accepted but have no effect. *id* matters only in a `local_shell_call_output`
-    without a *call_id*, which it replaces.
+    that has no *call_id*; it then serves as the *call_id*.
     """
 
     type: ItemType = "message"
@@ -173,7 +173,7 @@ class Item(Struct, frozen=True):
 class Format(Struct, frozen=True):
     """The format of the answer: text, any JSON object, or JSON that matches *schema*.
 
-    A *strict* schema is refused rather than stripped of a keyword.
+    A keyword that cannot be enforced is dropped, unless the schema is *strict*; then the request is refused.
     """
 
     type: FormatType
@@ -193,7 +193,7 @@ class TextConfig(Struct, frozen=True):
 
 
 class Reasoning(Struct, frozen=True):
-    """Whether the answer reasons first. Answers contain the reasoning itself, never a summary."""
+    """Says whether the model reasons first. Answers contain the reasoning itself, never a summary."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
@@ -202,8 +202,8 @@ class Reasoning(Struct, frozen=True):
 class ResponseRequest(Struct, frozen=True, kw_only=True):
     """The body of POST /v1/responses. Names and meanings are OpenAI's; the bounds are the same as for chats.
 
-    *include* has no effect, since it concerns tools that the server runs; log probabilities are refused. *priority*
-    means the same as in chats, as in vLLM.
+    *include* has no effect, since it concerns tools that the server runs; log probabilities are refused. *priority*,
+    which vLLM accepts too, means the same as in chats.
     """
 
     model: str | None = None
@@ -310,7 +310,7 @@ class OutputTokensDetails(Struct, frozen=True):
 
 
 class ResponseUsage(Struct, frozen=True):
-    """A request's tokens; *input_tokens* includes image tokens."""
+    """A request's token counts; *input_tokens* includes image tokens."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails

@@ -1,4 +1,4 @@
-"""POST /v1/responses: writes answers."""
+"""Writes the answers to POST /v1/responses."""
 
 from typing import Any
 
@@ -34,9 +34,9 @@ from saccade.protocol.output import FinishReason
 
 
 class ResponseWriter:
-    """Writes the complete response or, if the answer streams, the events that end with it.
+    """Writes the complete response or, if the answer streams, events.
 
-    The events before it report the response's start, and each item from start to end.
+    The events report the response's start, and each item from start to end. The last one has the complete response.
     """
 
     def __init__(self, output: "ResponseOutput", answer: Answer) -> None:
@@ -52,7 +52,7 @@ class ResponseWriter:
 
     @property
     def num_kept_bytes(self) -> int:
-        """Size in bytes of the texts so far; the last event or the whole response repeats them."""
+        """Size of the texts so far, in bytes; the last event or the whole response repeats them."""
         return self._num_kept_bytes
 
     async def end_answer(self) -> list[Part]:
@@ -66,7 +66,7 @@ class ResponseWriter:
 
 
 class ResponseOutput:
-    """The growing items of one answer, and the events that report them. One item is open at a time.
+    """Collects the items of one answer, and makes the events that report them. Only one item is open at a time.
 
     *response* is the object without its answer. Calls refer to *tools*. Only an answer that *streams* has events.
     """
@@ -134,7 +134,7 @@ class ResponseOutput:
         return typed_event(kind, sequence_number=number, **fields)
 
     def take_chunk(self, chunk: AnswerChunk) -> bytes:
-        """Return the events for *chunk*, none if it has neither text nor calls."""
+        """Return the events for *chunk*; there are none if it has neither text nor calls."""
         events = self._grow(ReasoningItem, "response.reasoning_text.delta", chunk.reasoning)
         for part in chunk.parts():
             if isinstance(part, str):
@@ -144,7 +144,7 @@ class ResponseOutput:
         return events
 
     def end_answer(self, status: Status) -> bytes:
-        """Return the events that end the open item, none if no item is open."""
+        """End the open item, if there is one, and return the events that report it."""
         if self._open is None:
             return b""
         text, place = "".join(self._texts), self._place()

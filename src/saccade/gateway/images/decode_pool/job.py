@@ -55,7 +55,7 @@ class DrawingJob(msgspec.Struct, frozen=True, array_like=True, tag="drawing"):
 
     @property
     def num_pixel_bytes(self) -> int:
-        """The size in bytes of the answer's pixels, which every job states."""
+        """The size of the answer's pixels, in bytes."""
         return self.page.height * self.page.width * RGB_BYTES
 
 
@@ -84,7 +84,7 @@ class PixelJob(msgspec.Struct, frozen=True, array_like=True, tag="pixels"):
 
     @property
     def num_pixel_bytes(self) -> int:
-        """The size in bytes of the patches."""
+        """The size of the patches, in bytes."""
         return self.layout.num_pixel_bytes
 
     @property
@@ -128,7 +128,7 @@ class ImageAnswer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
 
 
 class Confinement(msgspec.Struct, frozen=True, array_like=True):
-    """A decode process's first message: which of confinement.MEASURES confine it."""
+    """A decode process's first message, which says which of confinement.MEASURES are in force."""
 
     holds: tuple[str, ...]
 

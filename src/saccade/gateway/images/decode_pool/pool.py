@@ -1,13 +1,13 @@
-"""The gateway's pool of decode processes, which turn encoded bytes into a filled slot.
+"""The gateway's pool of decode processes, which turn encoded images into patches in shared memory.
 
 The pool uses no torch and touches no pixels. Each job waits in a DecodeQueue for a process that works on nothing else.
 An image usually takes milliseconds, so it is decoded to the end even if its request is gone, and the process stays. A
-video or a PDF may take half a minute. If its request is gone, the process is ended and replaced. The same happens if an
-image is not done SLOW_SECONDS after its request is gone.
+video or a PDF may take half a minute. If its request is gone, the pool ends the process and replaces it. It does the
+same if an image is not done SLOW_SECONDS after its request is gone.
 
-No header tells which images are slow. If an image has run for SLOW_SECONDS while jobs of other clients wait, its
-process is ended. The image then starts again among the slow jobs, which leave one process to others if there are
-several.
+No header tells which images are slow. If an image has taken SLOW_SECONDS while jobs of other clients wait, the pool
+ends its process. The image then starts again as a slow job. If there are several processes, slow jobs leave one free
+for other jobs.
 
 A process that takes too long fails only the request that it works on, and is replaced. A process that dies is replaced
 as well. The image may not be the cause, so it gets a second process, and is refused if that dies too.
@@ -81,7 +81,7 @@ class ProcessDied(Exception):
 
 
 class ProcessYielded(Exception):
-    """The pool ended a decode process because it worked long on one image while others waited."""
+    """The pool ended a decode process that had worked long on one image while jobs of other clients waited."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ class DecodePool:
     ) -> PreparedImage:
         """Return the patches of *encoded*: an image, a video with the header *video*, or a *page* of a PDF.
 
-        *layout* and *settings* come from *family*'s Layout. The job waits for a process in *client*'s turn, and takes
-        its time from *file_time*, which all pages of a file share. The caller holds the slot until release(). Raises
+        *layout* and *settings* come from *family*'s Layout. The job waits for a process in *client*'s turn. Its time
+        counts against *file_time*, which all pages of a file share. The caller holds the slot until release(). Raises
         RequestError for a bad image, DeadlineExceeded if it takes too long, and Draining after close(). For a video it
         also raises the errors of video_header().
         """

@@ -2,8 +2,8 @@
 
 `python -m saccade.gateway.images.decode_pool.process --fd N --memory-bytes M` is the fork server. It imports
 everything, reads the fonts for PDFs once, and stays single-threaded. For each socket that it gets over descriptor N, it
-forks a decode process and answers with that process's id and pidfd. It ends, with all its children, when the gateway
-closes its end.
+forks a decode process and answers with that process's id and pidfd. The fork server ends, with all its children, when
+the gateway closes the other end of the connection.
 
 A decode process confines itself before its first job. If every measure is in force, it can then open no file or socket,
 and reaches a slot only through the job's descriptor. So the fork server imports everything that a job needs, and uses
@@ -83,8 +83,8 @@ Writer = Callable[[npt.NDArray[Any]], None]
 def fork_server(control: socket.socket) -> socket.socket | None:
     """Fork a process for every socket that arrives.
 
-    Return the socket in each child, and None in the server when it ends. Raises ConnectionError if the gateway ends in
-    the middle of a message.
+    Return the socket in each child, and None in the server once the gateway is gone. Raises ConnectionError if the
+    gateway ends in the middle of a message.
     """
     # The kernel reaps children by itself; the gateway watches them by pidfd.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -153,7 +153,7 @@ def answer(job: Job, slot: int | None, pdf: Renderer) -> ImageAnswer:
 
 
 def _writer(job: PixelJob, pdf: Renderer) -> tuple[Writer, bool]:
-    """Return a function that writes the patches, and whether a page is drawn completely.
+    """Return a function that writes the patches, and False if a PDF's page lacks letters, else True.
 
     An image is decoded before that function is called; video frames are decoded during the call.
     """
@@ -247,7 +247,7 @@ def _preload(pdf_font_folder: str | None) -> Renderer:
 
 
 def _sample_video() -> bytes:
-    """Return a video of one frame."""
+    """Return a video with one frame."""
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as container:
         stream = container.add_stream("mpeg4", rate=1)
@@ -274,7 +274,7 @@ def _send(connection: socket.socket, message: ImageAnswer | Confinement) -> None
 
 
 def _receive_with_slot(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Return a job's length prefix, shorter if the gateway is gone, and its slot's descriptor."""
+    """Return a job's length prefix, which is empty if the gateway is gone, and any descriptor of a slot."""
     prefix, descriptors, _, _ = socket.recv_fds(connection, framing.PREFIX_BYTES, 1)
     if 0 < len(prefix) < framing.PREFIX_BYTES:
         prefix += framing.receive(connection, framing.PREFIX_BYTES - len(prefix))

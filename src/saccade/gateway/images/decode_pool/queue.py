@@ -1,4 +1,4 @@
-"""The order in which decode processes take jobs."""
+"""Decides the order in which decode processes take jobs."""
 
 import contextlib
 from collections.abc import Callable, Hashable

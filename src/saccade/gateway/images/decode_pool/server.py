@@ -37,7 +37,7 @@ ENVIRONMENT = {
 class DecodeProcess:
     """A decode process, which takes one job at a time.
 
-    *life* counts the fork server's starts up to the one that this process comes from. *measures* are the
+    *life* says which of the fork server's starts, counted from 1, this process comes from. *measures* are the
     confinement.MEASURES in force.
     """
 
