@@ -183,6 +183,7 @@ async def test_a_level_that_changes_within_a_feed_is_logged_once(caplog: pytest.
     for worker in workers:
         worker_pool.add(worker)  # type: ignore[arg-type]
     worker_pool.changed(worker_pool.clients[0])
+    await asyncio.sleep(0)
     await until(lambda: caplog.text.count("are DEGRADED") == 2)
     await asyncio.sleep(0.01)
     await listener.close()
@@ -207,6 +208,7 @@ async def test_flood_of_events_leaves_the_loop_to_requests(tmp_path: Path, monke
     for number in range(4):
         worker_pool.add(Flooding(f"w{number}", 5 * EVENTS_PER_TURN // 2))  # type: ignore[arg-type]
     worker_pool.changed(worker_pool.clients[0])
+    await asyncio.sleep(0)
     while len(learnt) < 40:
         await asyncio.sleep(0)
         turn = next(turns)
@@ -280,6 +282,7 @@ async def following(
     for worker in workers:
         worker_pool.add(worker)  # type: ignore[arg-type]
     worker_pool.changed(worker_pool.clients[0])
+    await asyncio.sleep(0)
     try:
         yield worker_pool, listener
     finally:

@@ -1,5 +1,6 @@
 """Which workers of one name serve the same release."""
 
+import asyncio
 import json
 import logging
 from typing import Any
@@ -101,7 +102,7 @@ def test_weights_are_compared_if_both_report_them() -> None:  # F9
     assert Compatibility().difference(native(), older) == "weights"
 
 
-def test_worker_of_another_release_gets_work_only_if_assumed_compatible(
+async def test_worker_of_another_release_gets_work_only_if_assumed_compatible(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # F9
     caplog.set_level(logging.WARNING)
@@ -114,6 +115,7 @@ def test_worker_of_another_release_gets_work_only_if_assumed_compatible(
         for worker in (first, like, other):
             worker_pool.add(worker)
             worker_pool.changed(worker)  # type: ignore[arg-type]
+            await asyncio.sleep(0)
         served = worker_pool.model(DESCRIPTION.model).workers
         assert [worker.url for worker in served] == [w.url for w in (first, like, *((other,) if assumed else ()))]
         reason = "" if assumed else "it serves another release of its model than the first worker: tokenizer.json"
@@ -122,6 +124,7 @@ def test_worker_of_another_release_gets_work_only_if_assumed_compatible(
         first.ready = False
         worker_pool.changed(first)  # type: ignore[arg-type]
         worker_pool.changed(like)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
         assert len(announced) == 1
         first.ready = True
     said = [record.getMessage() for record in caplog.records]
@@ -131,7 +134,7 @@ def test_worker_of_another_release_gets_work_only_if_assumed_compatible(
     ]
 
 
-def test_release_whose_workers_take_over_is_announced() -> None:  # F9
+async def test_release_whose_workers_take_over_is_announced() -> None:  # F9
     other_files = {"tokenizer.json": {"model": "b"}}
     old, new = Described("unix:/old", native()), Described("unix:/new", native(other_files))
     other_weights = Described("unix:/weights", native(other_files, weights=b"v" * 32))
@@ -141,18 +144,22 @@ def test_release_whose_workers_take_over_is_announced() -> None:  # F9
     for worker in (old, new, other_weights):
         worker_pool.add(worker)
         worker_pool.changed(worker)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
     assert announced == [old.description]
     worker_pool.remove(old)
     assert announced == [old.description, new.description]
     # The same files serve other weights.
     new.ready = False
     worker_pool.changed(new)  # type: ignore[arg-type]
+    await asyncio.sleep(0)
     assert worker_pool.model(DESCRIPTION.model).workers == (other_weights,)
     assert len(announced) == 2
     other_weights.ready = False
     worker_pool.changed(other_weights)  # type: ignore[arg-type]
+    await asyncio.sleep(0)
     assert len(announced) == 2
     # It begins again with a shorter context.
     other_weights.ready, other_weights.description = True, native(other_files, weights=b"v" * 32, max_model_len=100)
     worker_pool.changed(other_weights)  # type: ignore[arg-type]
+    await asyncio.sleep(0)
     assert announced[2:] == [other_weights.description]

@@ -1,5 +1,6 @@
 """A request that one kind of worker cannot serve goes to one that can; it is refused only where none can."""
 
+import asyncio
 from random import Random
 
 import msgspec
@@ -71,6 +72,7 @@ async def test_request_is_refused_if_no_ready_worker_can_serve_it() -> None:  # 
     assert failure.value.param == "n"
     able.ready = True
     worker_pool.changed(able)
+    await asyncio.sleep(0)
     with pytest.raises(UnsupportedParameter):
         async with over.place(MODEL, SEVERAL, {"unix:/b"}):
             pass

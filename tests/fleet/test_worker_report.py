@@ -1,5 +1,6 @@
 """What an operator is told of a worker."""
 
+import asyncio
 import logging
 from random import Random
 
@@ -47,6 +48,7 @@ async def test_a_worker_is_never_called_more_exact_than_its_kind(caplog: pytest.
     for worker in (text, exact):
         worker_pool.add(worker)
     worker_pool.changed(text)
+    await asyncio.sleep(0)
     try:
         await until(lambda: all(not listener.feed(worker).reason for worker in worker_pool.clients))
         registry = CollectorRegistry()

@@ -59,6 +59,7 @@ class WorkerPool:
         self._load_listeners: list[Callable[[Worker], None]] = []
         # What models() and model() return until a worker changes.
         self._models: dict[str, Model] | None = None
+        self._changed: list[Worker] = []
         self._names: dict[str, str] = {}
         self._credentials = credentials
         self._known_files = KnownFiles()
@@ -136,11 +137,22 @@ class WorkerPool:
             listener(client)
 
     def changed(self, client: Worker) -> None:
-        """Handle a change of *client*'s readiness or description."""
+        """Note a change of *client*'s readiness or description.
+
+        Watchers hear of it, with all other changes of this turn of the event loop, before the next turn: to look at a
+        thousand workers for each of a thousand changes would take seconds.
+        """
         self._models = None
         logger.info("worker %s is %s", client.url, "ready" if client.ready else "not ready")
-        if client.description is not None and client.ready and client in self._clients:
-            self._log_difference(client, client.description)
+        if not self._changed:
+            asyncio.get_running_loop().call_soon(self._handle_changes)
+        self._changed.append(client)
+
+    def _handle_changes(self) -> None:
+        changed, self._changed = self._changed, []
+        for client in changed:
+            if client.description is not None and client.ready and client in self._clients:
+                self._log_difference(client, client.description)
         self._notify()
 
     def _notify(self) -> None:

@@ -58,6 +58,7 @@ async def built(*workers: Described) -> tuple[ModelRegistry, WorkerPool]:
         worker_pool.add(worker)  # type: ignore[arg-type]
     for worker in workers:
         worker_pool.changed(worker)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
     await tried()
     return registry, worker_pool
 
@@ -76,6 +77,7 @@ async def test_a_model_is_served_while_one_of_another_length_is_built(sound: Des
     registry, worker_pool = await built(worker := Described(sound))
     worker.description = msgspec.structs.replace(sound, max_model_len=sound.max_model_len // 2)
     worker_pool.changed(worker)  # type: ignore[arg-type]
+    await asyncio.sleep(0)
     assert registry.get(sound.model).max_model_len == sound.max_model_len
     await tried()
     assert registry.get(sound.model).max_model_len == sound.max_model_len // 2
@@ -87,6 +89,7 @@ async def test_a_model_of_another_release_is_not_served_before_it_is_built(sound
     files = {**sound.files.files, "config.json": json.dumps({**config, "rope_theta": 7}).encode()}
     worker.description = msgspec.structs.replace(sound, fingerprint=b"c" * 32, files=ModelFiles(files=files))
     worker_pool.changed(worker)  # type: ignore[arg-type]
+    await asyncio.sleep(0)
     with pytest.raises(WorkerUnavailable, match="is not ready yet"):
         registry.get(sound.model)
     await tried()
@@ -98,6 +101,7 @@ async def test_a_model_that_can_be_served_keeps_the_gateway(broken: Description,
     assert registry.unservable.cancelled()
     served.description = msgspec.structs.replace(broken, model=sound.model)
     worker_pool.changed(served)  # type: ignore[arg-type]
+    await asyncio.sleep(0)
     await tried()
     assert registry.models() == []
 
@@ -118,6 +122,7 @@ async def test_a_worker_that_has_described_nothing_may_have_another_model(broken
     assert not registry.unservable.done()
     late.description, late.ready = broken, True
     worker_pool.changed(late)  # type: ignore[arg-type]
+    await asyncio.sleep(0)
     assert registry.unservable.done()
 
 
