@@ -1,4 +1,4 @@
-"""Generates images and videos from a seed: distinct, and about as large as photos."""
+"""Generates distinct images and videos from a seed; image files are about as large as photos."""
 
 import io
 

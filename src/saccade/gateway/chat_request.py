@@ -128,8 +128,8 @@ class ContentPart(OtherMedia, frozen=True):
     """A piece of a message: `text`, an `image_url` or `video_url`, or an image, PDF or text file as a `file`.
 
     A URL may be a string, or an object that contains it. Parts of type `image` or `video` have the URL in the field of
-    the same name. A `refusal` is text from a model. An image's *detail* is either here or in its object. *uuid* is
-    accepted but has no effect, because an image is identified by its bytes.
+    the same name. A `refusal` part holds the text of a model's refusal. An image's *detail* is either here or
+    in its object. *uuid* is accepted but has no effect, because an image is identified by its bytes.
     """
 
     type: PartType
@@ -299,13 +299,14 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True):
     """The body of POST /v1/chat/completions. `known_parameters` lists other parameters that clients send.
 
     *chat_template* replaces the model's template if the operator allows it. *chat_template_kwargs* are the template's
-    switches, *mm_processor_kwargs* are limits for all images, and *media_io_kwargs* choose the frames of videos. If
-    *include_reasoning* is false, the answer leaves out the reasoning; its tokens still count. *enable_thinking* and
-    *reasoning_effort* set the template's switch for reasoning (see messages.py). *thinking_token_budget* limits the
-    reasoning tokens; at the limit, the reasoning ends. No template obeys *verbosity*. With *continue_final_message*,
-    the answer continues the text of the last message. If *add_generation_prompt* is false, the prompt ends after the
-    messages. The answer may call *tools* unless *tool_choice* is "none". If *parallel_tool_calls* is false, it makes at
-    most one call. With --scheduling-policy priority, requests with a lower *priority* begin first.
+    switches, *mm_processor_kwargs* limit all images and videos and may choose frames, and *media_io_kwargs* choose the
+    frames of videos. If *include_reasoning* is false, the answer leaves out the reasoning; its tokens still count.
+    *enable_thinking* and *reasoning_effort* set the template's switch for reasoning (see messages.py).
+    *thinking_token_budget* limits the reasoning tokens; at the limit, the reasoning ends. No template obeys
+    *verbosity*. With *continue_final_message*, the answer continues the text of the last message. If
+    *add_generation_prompt* is false, the prompt ends after the messages. The answer may call *tools* unless
+    *tool_choice* is "none". If *parallel_tool_calls* is false, it makes at most one call. With --scheduling-policy
+    priority, requests with a lower *priority* begin first.
     """
 
     model: str | None = None

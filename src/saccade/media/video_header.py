@@ -1,6 +1,7 @@
 """The supported kinds of videos, and their limits, for the gateway, which runs no decoder.
 
-A container can be as hostile as an image, and only a C library reads it. So media.video reads it in decode processes.
+A container can be as hostile as an image, and the library that parses it is written in C. So media.video reads it in
+decode processes.
 """
 
 import re

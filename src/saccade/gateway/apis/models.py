@@ -69,7 +69,7 @@ class ModelInfo(Struct, frozen=True, tag="model"):
 
 
 class ModelPage(Struct, frozen=True):
-    """All served models, as one page in Anthropic's form."""
+    """All served models, as one page in Anthropic's format."""
 
     data: list[ModelInfo]
     first_id: str | None

@@ -170,7 +170,7 @@ class AccessLog:
 
 
 class LogMetrics(Collector):
-    """Collects how many log lines were dropped, and how many each level has, not counting request lines."""
+    """Reports how many log lines were dropped, and how many each level from INFO on has, but for request lines."""
 
     def __init__(self, output: LogOutput) -> None:
         self._output = output

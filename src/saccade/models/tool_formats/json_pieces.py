@@ -1,4 +1,7 @@
-"""Reads JSON in pieces, and returns each part as soon as it is certain, written as json.dumps writes it."""
+"""Reads JSON in pieces, and returns each part as soon as it is final.
+
+Parts are written as json.dumps with ensure_ascii=False writes them.
+"""
 
 import json
 import re

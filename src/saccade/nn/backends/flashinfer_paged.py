@@ -68,7 +68,7 @@ class Pages:
 
 
 class _AllWrappers(NamedTuple):
-    """All wrappers: for decodes, for prefill chunks, and for latent layers, whose wrapper takes both."""
+    """The wrappers for decodes, prefill chunks and latent layers; that of latent layers takes decodes and chunks."""
 
     decoders: Wrappers[_Kind, Pages]
     prefillers: Wrappers[_Kind, Pages]

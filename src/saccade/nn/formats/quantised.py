@@ -67,7 +67,7 @@ class WeightField(NamedTuple):
 
 
 class DerivedValues(NamedTuple):
-    """A tensor of whole numbers that follows from a weight's shape: *words* say how, and *of* returns it for [O, I].
+    """An integer tensor that a weight's shape determines: *words* describe the rule, and *of* computes it for [O, I].
 
     A checkpoint may lack it unless it *is_needed*.
     """

@@ -1,4 +1,4 @@
-"""Turns an error in one of TokenSpeed's calls into a status and a sentence.
+"""Turns an error in a TokenSpeed call into a gRPC status and a message.
 
 Without this, gRPC would send the class and the text of any exception to the caller.
 """
