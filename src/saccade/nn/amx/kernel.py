@@ -206,10 +206,7 @@ def scale_by_power(builder: Any, factor: Any, x: Any) -> Any:
 
 
 def _tile_instruction(name: str, tiles: tuple[Any, ...], num_addresses: int) -> Any:
-    """Return an intrinsic's signature and generator.
-
-    Its operands are literal *tiles*, and then *num_addresses* numbers: an address and a stride, or none.
-    """
+    """Return an intrinsic's signature and generator; it takes literal *tiles*, and an address and stride or none."""
     numbers = [ir.Constant(BYTE, tile.literal_value) for tile in tiles]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -242,10 +239,7 @@ def tile_zero(_: Any, tile: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def tile_dot(_: Any, total: Any, left: Any, right: Any) -> Any:
-    """Add left [16, 32] times right [32, 16] to total [16, 16].
-
-    The total is float32, and the factors are bfloat16. Rows 2 i and 2 i + 1 of right are interleaved.
-    """
+    """Add left [16, 32] times right [32, 16], bfloat16, to total, float32. Rows 2 i and 2 i + 1 of right interleave."""
     return _tile_instruction("tdpbf16ps", (total, left, right), 0)
 
 
@@ -499,10 +493,7 @@ def _attention(data):
 
 @cache
 def attention() -> Any:
-    """Return the C function void (int64_t *), which takes ARGUMENTS. Its attribute `address` is a pointer to it.
-
-    Numba caches the code, if there is a folder that it can write to.
-    """
+    """Return the C function void (int64_t *), which takes ARGUMENTS and has an `address`. Numba caches the code."""
     try:
         return cfunc(types.void(types.voidptr), cache=True, **OPTIONS)(_attention)
     except RuntimeError:  # Numba finds no folder that it can write to.
