@@ -25,6 +25,7 @@ class Candidate(NamedTuple):
     foreign_running: int = 0
     foreign_decode_blocks: int = 0
     recompute_weight: float = 1.5
+    weight: float = 1.0
 
 
 TERMS = (
@@ -40,6 +41,7 @@ def choose(chooser: Chooser, each: Sequence[Candidate], affinity: bytes = b"", *
         names=[one.name for one in each],
         work=work,
         overlap_tokens=column["held_tokens"],
+        weights=np.array([one.weight for one in each]),
         recompute_weight=each[0].recompute_weight,
         **column,
     )
@@ -150,3 +152,51 @@ def test_consistent_hash_moves_only_prompts_of_a_worker_that_goes() -> None:
     after = {key: choose(chooser, workers[1:], bytes([key])) for key in range(200)}
     assert min(Counter(before.values()).values()) > 20
     assert all(after[key] == name for key, name in before.items() if name != "a")
+
+
+HEAVY, LIGHT = Candidate("heavy", weight=2.0), Candidate("light")
+
+
+@table(
+    ("heavy", "light", "least"),
+    [
+        (WorkInFlight(2, 1), WorkInFlight(1, 1), "heavy"),  # 3 / 2 against 2, with this request
+        (WorkInFlight(3, 1), WorkInFlight(1, 1), "light"),  # equal with this request, but 3 / 2 against 1 without it
+        (WorkInFlight(4, 1), WorkInFlight(1, 1), "light"),
+        (IDLE, IDLE, "heavy"),
+    ],
+)
+@table("policy", ["least_load", "power_of_two"])
+def test_load_counts_for_less_at_a_worker_of_more_weight(
+    policy: Policy, heavy: WorkInFlight, light: WorkInFlight, least: str
+) -> None:
+    assert set(chosen(policy, HEAVY._replace(work=heavy), LIGHT._replace(work=light))) == {least}
+
+
+@table(("heavy_tokens", "cheaper"), [(199, "heavy"), (201, "light")])
+def test_cost_counts_for_less_at_a_worker_of_more_weight(heavy_tokens: int, cheaper: str) -> None:
+    light = LIGHT._replace(prompt_tokens=100)
+    assert set(chosen("cost", HEAVY._replace(prompt_tokens=heavy_tokens), light)) == {cheaper}
+
+
+def test_round_robin_gives_turns_by_weight() -> None:
+    assert chosen("round_robin", HEAVY, LIGHT, Candidate("half", weight=0.5)) == {"heavy": 34, "light": 17, "half": 9}
+    chooser = Chooser("round_robin", Random(0))
+    # The turns of a worker are spread, not in a row.
+    assert [choose(chooser, [HEAVY, LIGHT]) for _ in range(6)] == ["heavy", "light", "heavy"] * 2
+
+
+def test_round_robin_owes_a_worker_nothing_for_the_time_that_it_was_away() -> None:
+    chooser = Chooser("round_robin", Random(0))
+    for _ in range(50):
+        choose(chooser, [A, B])
+    assert [choose(chooser, [A, B, Candidate("c")]) for _ in range(6)].count("c") == 2
+
+
+def test_consistent_hash_follows_weights_and_more_weight_takes_prompts_only_to_its_worker() -> None:
+    chooser = Chooser("consistent_hash", Random(0))
+    keys = [number.to_bytes(2, "little") for number in range(3000)]
+    weighted = {key: choose(chooser, [HEAVY, LIGHT], key) for key in keys}
+    assert Counter(weighted.values())["heavy"] == pytest.approx(2000, abs=100)
+    equal = {key: choose(chooser, [HEAVY._replace(weight=1.0), LIGHT], key) for key in keys}
+    assert all(weighted[key] == "heavy" for key, name in equal.items() if name == "heavy")

@@ -1,6 +1,7 @@
 """Chooses one of the workers that serve a model, by the prompt's work there and the work in flight."""
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -43,6 +44,9 @@ class WorkInFlight(NamedTuple):
 NUM_REQUESTS, PREFILL_TOKENS, DECODE_BLOCKS, NUM_SAMPLES, NUM_ROWS = 0, 2, 3, 4, 5
 """Places of fields of WorkInFlight."""
 
+HASH_BYTES = 6
+"""A float has room for all of them."""
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -52,8 +56,9 @@ class Candidates:
     workers have reported *overlap_tokens* of the prompt; *held_tokens* adds those that they are expected to hold soon.
     *prompt_tokens* follow these; *image_tokens* belong to images that must be encoded. By the workers' reports,
     *foreign_requests* wait and *foreign_running* run that this gateway process cannot have sent.
-    *foreign_decode_blocks* are the blocks of the running ones if each has as many as this prompt. A token that must be
-    computed weighs as much as *recompute_weight* tokens that wait.
+    *foreign_decode_blocks* are the blocks of the running ones if each has as many as this prompt. A worker of weight 2
+    in *weights* is taken to be twice as fast as one of weight 1. A token that must be computed weighs as much as
+    *recompute_weight* tokens that wait.
     """
 
     names: Sequence[str]
@@ -65,6 +70,7 @@ class Candidates:
     foreign_requests: IntArray
     foreign_running: IntArray
     foreign_decode_blocks: IntArray
+    weights: FloatArray
     recompute_weight: float = RECOMPUTE_WEIGHT
 
     def __len__(self) -> int:
@@ -81,7 +87,7 @@ class Candidates:
 
     @property
     def costs(self) -> FloatArray:
-        """The work that the prompt makes, weighted, plus the work that it waits for, in prompt tokens.
+        """The work that the prompt makes, weighted, plus what it waits for, in prompt tokens of a worker of weight 1.
 
         The sum has the terms of Dynamo's router (ai-dynamo 1.6.1): prefill to do, and blocks in decode. There, a block
         in decode counts as much as a block of prefill. So a busy worker loses prompts that it holds to an idle one,
@@ -89,13 +95,17 @@ class Candidates:
         """
         waiting = self.work[PREFILL_TOKENS] + self.work[DECODE_BLOCKS] + self.foreign_decode_blocks
         costs: FloatArray = self.recompute_weight * self.left_tokens + waiting + self.foreign_tokens
-        return costs
+        return costs / self.weights
 
     @property
-    def loads(self) -> Iterable[IntArray]:
-        """Yield the keys of least_load and power_of_two: requests of all senders, then this gateway's work."""
-        yield self.work[0] + self.foreign_requests + self.foreign_running
-        yield from self.work
+    def loads(self) -> Iterable[FloatArray]:
+        """Yield the keys of least_load and power_of_two: requests of all senders, then this gateway's work.
+
+        The request to place counts among the former, as in Envoy's least-request policy. Else a slow worker without
+        requests would equal a fast one.
+        """
+        yield (self.work[NUM_REQUESTS] + self.foreign_requests + self.foreign_running + 1) / self.weights
+        yield from self.work / self.weights
 
 
 class Chooser:
@@ -108,8 +118,8 @@ class Chooser:
         self.policy = policy
         self._temperature = temperature
         self._random = random
-        # Each worker's last turn, because prefill and decode workers are chosen separately.
-        self._turns: dict[str, int] = {}
+        # What each worker is owed, by name: prefill and decode workers are chosen separately.
+        self._credits: dict[str, float] = {}
 
     def copy(self) -> "Chooser":
         """Return a chooser that makes the next choice as this one will."""
@@ -129,12 +139,12 @@ class Chooser:
             case "cost":
                 return self._by_cost(candidates.costs)
             case "round_robin":
-                return self._next(candidates.names)
+                return self._next(candidates)
             case "power_of_two":
                 return self._least(candidates, np.array(self._random.sample(range(len(candidates)), 2), np.int64))
             case "consistent_hash":
-                names = candidates.names
-                return max(range(len(names)), key=lambda place: _rank(affinity, names[place]))
+                names, weights = candidates.names, candidates.weights.tolist()
+                return min(range(len(names)), key=lambda place: _distance(affinity, names[place], weights[place]))
             case _:
                 return self._least(candidates, np.arange(len(candidates), dtype=np.int64))
 
@@ -144,9 +154,16 @@ class Chooser:
         (chosen,) = self._random.choices(range(len(costs)), _weights(costs, self._temperature).tolist())
         return chosen
 
-    def _next(self, names: Sequence[str]) -> int:
-        chosen = min(range(len(names)), key=lambda place: (self._turns.get(names[place], 0), names[place]))
-        self._turns[names[chosen]] = max(self._turns.values(), default=0) + 1
+    def _next(self, candidates: Candidates) -> int:
+        """Return the place of the worker that is owed most; each gains its weight, and the chosen one pays for all.
+
+        Smooth weighted round robin (nginx, ngx_http_upstream_round_robin.c): with equal weights the workers take turns.
+        """
+        names, weights, credits = candidates.names, candidates.weights.tolist(), self._credits
+        for name, weight in zip(names, weights, strict=True):
+            credits[name] = credits.get(name, 0.0) + weight
+        chosen = min(range(len(names)), key=lambda place: (-credits[names[place]], names[place]))
+        credits[names[chosen]] -= sum(weights)
         return chosen
 
     def _least(self, candidates: Candidates, places: IntArray) -> int:
@@ -173,9 +190,11 @@ def _weights(costs: FloatArray, temperature: float) -> FloatArray:
     return np.exp(-(costs - least) / (spread * temperature)) if spread else np.ones_like(costs)
 
 
-def _rank(affinity: bytes, name: str) -> bytes:
-    """Return the rank of a worker for *affinity*: a worker that comes or goes moves only its own prompts.
+def _distance(affinity: bytes, name: str, weight: float) -> float:
+    """Return how far a worker is from *affinity*, over 0; the nearest one gets the prompt.
 
-    Rendezvous hashing (Thaler and Ravishankar, 1998).
+    A worker that comes or goes moves only its own prompts, and a worker gets as much as its weight among all. Weighted
+    rendezvous hashing by logarithms (Schindelhauer and Schomaker, Weighted Distributed Hash Tables, 2005).
     """
-    return blake3(len(affinity).to_bytes(8, "little") + affinity + name.encode()).digest()
+    digest = blake3(len(affinity).to_bytes(8, "little") + affinity + name.encode()).digest(HASH_BYTES)
+    return -math.log((int.from_bytes(digest, "big") + 0.5) / (1 << 8 * HASH_BYTES)) / weight

@@ -74,7 +74,8 @@ class Option(NamedTuple):
     """What a choice must know about a worker.
 
     If it *reports* the contents of its caches, nothing is assumed about them. By its own report, *num_waiting* samples
-    waited there and *num_running* ran at some time between the two of *load_times*.
+    waited there and *num_running* ran at some time between the two of *load_times*. A worker of *weight* 2 is taken to
+    be twice as fast as one of weight 1.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Option(NamedTuple):
     num_waiting: int = 0
     num_running: int = 0
     load_times: tuple[float, float] = (0.0, 0.0)
+    weight: float = 1.0
 
 
 class Candidate(NamedTuple):
@@ -101,6 +103,7 @@ class Candidate(NamedTuple):
     foreign_tokens: int
     recompute_weight: float
     cost: float
+    weight: float = 1.0
 
 
 class RoutingChoice(NamedTuple):
@@ -183,6 +186,7 @@ class Router:
         self._options: list[Option | None] = [None] * FIRST_ROWS
         self._samples: list[OwnSamples] = [OwnSamples() for _ in range(FIRST_ROWS)]
         self._block_sizes = np.ones(FIRST_ROWS, np.int64)
+        self._weights = np.ones(FIRST_ROWS, np.float64)
         self._partitions: dict[Partition, int] = {}
         self._partition_numbers = np.zeros(FIRST_ROWS, np.int64)
         self._foreign = np.zeros((2, FIRST_ROWS), np.int64)
@@ -208,6 +212,7 @@ class Router:
             return row
         self._options[row] = option
         self._block_sizes[row] = option.partition.block_size
+        self._weights[row] = option.weight
         self._partition_numbers[row] = self._partitions.setdefault(option.partition, len(self._partitions))
         own = self._samples[row].most(*option.load_times)
         waiting = max(0, option.num_waiting - own)
@@ -300,6 +305,7 @@ class Router:
         self.work = np.pad(self.work, ((0, 0), (0, num_more)))
         self._foreign = np.pad(self._foreign, ((0, 0), (0, num_more)))
         self._block_sizes = np.pad(self._block_sizes, (0, num_more), constant_values=1)
+        self._weights = np.pad(self._weights, (0, num_more), constant_values=1)
         self._partition_numbers = np.pad(self._partition_numbers, (0, num_more))
 
     def _option(self, row: int) -> Option:
@@ -344,6 +350,7 @@ class Router:
             foreign_requests=foreign[0],
             foreign_running=foreign[1],
             foreign_decode_blocks=foreign[1] * -(-prompt.num_tokens // block_sizes),
+            weights=self._weights[rows],
             recompute_weight=self._recompute_weight,
         )
 
@@ -427,10 +434,14 @@ def _each(candidates: Candidates) -> list[Candidate]:
         candidates.foreign_decode_blocks.tolist(),
         candidates.foreign_tokens.tolist(),
         candidates.costs.tolist(),
+        candidates.weights.tolist(),
         strict=True,
     )
-    weight = candidates.recompute_weight
-    return [Candidate._make((name, WorkInFlight(*work), *terms, weight, cost)) for name, work, *terms, cost in columns]
+    recompute_weight = candidates.recompute_weight
+    return [
+        Candidate._make((name, WorkInFlight(*work), *terms, recompute_weight, cost, weight))
+        for name, work, *terms, cost, weight in columns
+    ]
 
 
 def _expected(option: Option, prompt: RoutedPrompt, num_reported: int) -> list[bytes]:
