@@ -35,7 +35,7 @@ from saccade.errors import StartupError
 from saccade.fleet.feed import CacheListener
 from saccade.fleet.index import BlockIndex
 from saccade.fleet.pool import WorkerPool
-from saccade.fleet.report import WorkerReport, worker_report
+from saccade.fleet.report import CORDONED, WorkerReport, worker_report
 from saccade.fleet.router import Router
 from saccade.gateway import app
 from saccade.gateway.confinement import MEASURES
@@ -139,6 +139,12 @@ async def test_fleet() -> None:
     assert findings["unix:/a", "warning"].startswith("what it holds is known to the level NONE: ")
     assert findings["m", "warning"] == "its workers have versions 0, 1"
     assert await found() == {("workers", "failed"): "there are none"}
+
+
+async def test_a_cordoned_worker_is_a_warning() -> None:
+    (report,) = reports(Described("unix:/a", DESCRIPTION))
+    first = await anext(check_fleet([msgspec.structs.replace(report, excluded=CORDONED)]))
+    assert (first.name, first.state, first.detail) == ("unix:/a", "warning", "it is cordoned")
 
 
 async def test_half_of_a_split_cannot_answer() -> None:

@@ -157,6 +157,19 @@ def test_a_route_of_an_earlier_gateway_has_no_weight(tmp_path: Path, capsys: pyt
     assert "cost 22 = 1 x (20 prompt tokens + 0 image tokens) + 2 decode blocks" in capsys.readouterr().out
 
 
+def test_a_workers_weight_and_share_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    worker = {"worker": "unix:/w", "chosen": True, "exactness": "EXACT", "exactness_reason": "", "overlap_blocks": 0}
+    worker |= {"num_blocks": 1, "cost": {"prompt_tokens": 20, "image_tokens": 0, "decode_blocks": 2, "total": 16}}
+    worker |= {"recompute_weight": 1.5, "weight": 2.0, "share": 0.1}
+    route = {"worker": "unix:/w", "reason": "the least cost", "model": "m", "prompt_tokens": 20, "images": []}
+    route |= {"policy": "cost", "candidates": [worker], "excluded": [{"worker": "unix:/b", "reason": "it is cordoned"}]}
+    assert inspect_by_gateway_that_answers(tmp_path, 200, json.dumps(route).encode()) == 0
+    shown = capsys.readouterr().out
+    assert "unix:/w, chosen, a canary with 10 % of the conversations" in shown
+    assert "cost 16 = (1.5 x (20 prompt tokens + 0 image tokens) + 2 decode blocks) / weight 2" in shown
+    assert "unix:/b, not a candidate: it is cordoned" in shown
+
+
 def inspect_by_gateway_that_answers(folder: Path, status: int, body: bytes) -> int:
     class Answering(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

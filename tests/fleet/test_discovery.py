@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -29,6 +29,7 @@ from saccade.fleet.report import why_excluded
 from saccade.fleet.router import Router
 from saccade.fleet.shared import exactness
 from saccade.fleet.sources import Discovery
+from saccade.fleet.traffic import ORDINARY, WorkerTraffic
 from saccade.protocol.request import EngineRequest
 from saccade.transport import lasting_task
 
@@ -54,6 +55,10 @@ class Gateway:
             async for _ in stream(self.dispatcher, placement, request):
                 pass
             return placement.worker.url
+
+    async def list_workers(self, urls: Sequence[str]) -> None:
+        """Have the source "file" list *urls*."""
+        await self.discovery.replace("file", dict.fromkeys(urls, ORDINARY))
 
     def metrics(self) -> str:
         return generate_latest(self.registry).decode()
@@ -120,14 +125,14 @@ async def test_a_removed_worker_finishes_its_requests_and_is_forgotten(tmp_path:
     a, b = folder(tmp_path, "a"), folder(tmp_path, "b")
     async with serving(a) as worker, serving(b), gateway() as running:
         worker_pool, router = running.worker_pool, running.router
-        await running.discovery.replace("file", [url(a), url(b)])
+        await running.list_workers([url(a), url(b)])
         await until(lambda: all(client.ready for client in worker_pool.clients))
         await until(lambda: all(not running.listener.feed(client).reason for client in worker_pool.clients))
         first = worker_pool.clients[0]
         stalled = ask("r", [STALL])
         requests = [asyncio.create_task(running.answer(stalled))]
         await until(lambda: first.load and first.load.num_running)
-        await running.discovery.replace("file", [url(b)])
+        await running.list_workers([url(b)])
         assert [client.url for client in worker_pool.leaving] == [url(a)]
         assert why_excluded(first, worker_pool) == "it was removed, and finishes its requests"
         assert [await running.answer(ask(f"n{number}", [1])) for number in range(4)] == [url(b)] * 4
@@ -167,12 +172,12 @@ async def test_holdings_of_a_removed_worker_are_forgotten() -> None:  # E5
 async def test_requests_that_outlive_the_deadline_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     a, b = folder(tmp_path, "a"), folder(tmp_path, "b")
     async with serving(a), serving(b), gateway(drain_seconds=0.1) as running:
-        await running.discovery.replace("file", [url(a)])
+        await running.list_workers([url(a)])
         await until(lambda: running.worker_pool.ready)
         first = running.worker_pool.clients[0]
         request = asyncio.create_task(running.answer(ask("r", [STALL])))
         await until(lambda: first.load and first.load.num_running)
-        await running.discovery.replace("file", [])
+        await running.list_workers([])
         with pytest.raises(WorkerFailed):
             await request
         await until(lambda: not running.worker_pool.leaving)
@@ -183,14 +188,14 @@ async def test_requests_that_outlive_the_deadline_fail(tmp_path: Path, caplog: p
 async def test_draining_worker_that_returns_keeps_its_requests(tmp_path: Path) -> None:
     a = folder(tmp_path, "a")
     async with serving(a), gateway() as running:
-        await running.discovery.replace("file", [url(a)])
+        await running.list_workers([url(a)])
         await until(lambda: running.worker_pool.ready)
         (first,) = running.worker_pool.clients
         request = asyncio.create_task(running.answer(ask("r", [STALL])))
         await until(lambda: first.load and first.load.num_running)
-        await running.discovery.replace("file", [])
+        await running.list_workers([])
         assert running.urls == set()
-        await running.discovery.replace("file", [url(a)])
+        await running.list_workers([url(a)])
         assert running.worker_pool.clients == (first,)
         assert running.worker_pool.leaving == ()
         assert not request.done()
@@ -203,11 +208,11 @@ async def test_removed_worker_that_returns_serves_again(tmp_path: Path) -> None:
     a = folder(tmp_path, "a")
     async with serving(a), gateway() as running:
         for _ in range(2):
-            await running.discovery.replace("file", [url(a)])
+            await running.list_workers([url(a)])
             # The second time the old connection may still be closing; the worker is added when that is over.
             await until(lambda: running.worker_pool.ready)
             assert await running.answer(ask("r", [1])) == url(a)
-            await running.discovery.replace("file", [])
+            await running.list_workers([])
             await asyncio.sleep(0)
         await until(lambda: not running.worker_pool.leaving)
 
@@ -225,36 +230,51 @@ async def test_an_unforeseen_error_does_not_keep_a_worker_from_leaving(
 
     async with serving(a), gateway() as running:
         running.worker_pool.on_forget(forget)
-        await running.discovery.replace("file", [url(a)])
+        await running.list_workers([url(a)])
         await until(lambda: running.worker_pool.ready)
-        await running.discovery.replace("file", [])
+        await running.list_workers([])
         await until(lambda: not running.worker_pool.leaving)
         assert [record.levelno for record in caplog.records if record.exc_info] == [logging.CRITICAL]
-        await running.discovery.replace("file", [url(a)])
+        await running.list_workers([url(a)])
         await until(lambda: running.worker_pool.ready)
 
 
 async def test_worker_of_two_sources_stays_until_both_remove_it() -> None:
     async with gateway() as running:
         discovery = running.discovery
-        await discovery.replace("file", ["grpc://127.0.0.1:1"])
+        await running.list_workers(["grpc://127.0.0.1:1"])
         await discovery.want("admin", "grpc://127.0.0.1:1")
         await discovery.want("admin", "grpc://127.0.0.1:2")
         assert discovery.sources_of("grpc://127.0.0.1:1") == ("file", "admin")
         assert len(running.worker_pool.clients) == 2
         await discovery.drop("admin", "grpc://127.0.0.1:1")
         assert running.urls == {"grpc://127.0.0.1:1", "grpc://127.0.0.1:2"}
-        await discovery.replace("file", [])
+        await running.list_workers([])
         assert running.urls == {"grpc://127.0.0.1:2"}
 
 
 async def test_half_of_a_pair_waits_for_the_other(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     async with gateway() as running:
-        await running.discovery.replace("file", ["sglang://127.0.0.1:1?role=prefill", "grpc://127.0.0.1:2"])
+        await running.list_workers(["sglang://127.0.0.1:1?role=prefill", "grpc://127.0.0.1:2"])
         assert running.urls == {"grpc://127.0.0.1:2"}
         assert "used when both are known" in caplog.text
         await running.discovery.want("admin", "sglang://127.0.0.1:3?role=decode")
         assert len(running.urls) == 2
         await running.discovery.drop("admin", "sglang://127.0.0.1:3?role=decode")
         assert running.urls == {"grpc://127.0.0.1:2"}
+
+
+async def test_the_traffic_of_a_line_is_that_of_its_workers() -> None:
+    async with gateway() as running:
+        slow, canary = WorkerTraffic(weight=0.5), WorkerTraffic(share=0.1)
+        await running.discovery.replace("file", {"grpc://127.0.0.1:1": slow, "vllm://127.0.0.1:2?ranks=2": canary})
+        await running.discovery.want("admin", "grpc://127.0.0.1:1")
+        traffic = running.worker_pool.traffic
+        assert {url: traffic.of(url) for url in running.urls} == {
+            "grpc://127.0.0.1:1": slow,
+            "vllm://127.0.0.1:2?rank=0": WorkerTraffic(share=0.05),
+            "vllm://127.0.0.1:2?rank=1": WorkerTraffic(share=0.05),
+        }
+        await running.list_workers(["grpc://127.0.0.1:1"])
+        assert running.worker_pool.traffic.of("grpc://127.0.0.1:1") == ORDINARY

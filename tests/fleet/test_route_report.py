@@ -14,9 +14,10 @@ from saccade.fleet.feed import CacheListener
 from saccade.fleet.index import BlockIndex, Partition
 from saccade.fleet.pool import WorkerPool
 from saccade.fleet.prompt import Prompt
-from saccade.fleet.report import NO_ROOM, RouteReport, route_report
+from saccade.fleet.report import CANARY, CORDONED, NO_CANARY, NO_ROOM, RouteReport, route_report
 from saccade.fleet.router import Router
 from saccade.fleet.settings import DispatchLimits
+from saccade.fleet.traffic import FleetTraffic, WorkerTraffic
 from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.kv_events import BlockStored, KvEvents
 
@@ -121,6 +122,32 @@ async def test_workers_that_are_no_candidates_are_named() -> None:
         await held.enter_async_context(full.dispatcher.place("m", PROMPT))
         report = await full.report()
         assert (len(report.candidates), report.excluded) == (2, [])
+
+
+async def test_the_traffic_of_workers_is_shown_and_why_it_excludes_them() -> None:
+    shown = Shown("cost", A, B)
+    shown.worker_pool.direct(
+        FleetTraffic({"unix:/a": WorkerTraffic(weight=2.0), "unix:/b": WorkerTraffic(cordoned=True)})
+    )
+    report = await shown.report()
+    (a,) = report.candidates
+    assert (a.weight, a.share, a.cost["total"]) == (2.0, None, 1.5 * 100 / 2)
+    assert [(one.worker, one.reason) for one in report.excluded] == [("unix:/b", CORDONED)]
+
+
+@pytest.mark.parametrize(
+    ("share", "chosen", "other", "reason"),
+    [(0.0, "unix:/b", "unix:/a", CANARY), (1.0, "unix:/a", "unix:/b", NO_CANARY)],
+)
+async def test_a_conversation_of_the_other_side_is_the_reason(
+    share: float, chosen: str, other: str, reason: str
+) -> None:
+    shown = Shown("cost", A, B)
+    shown.worker_pool.direct(FleetTraffic({"unix:/a": WorkerTraffic(share=share)}))
+    report = await shown.report()
+    assert report.worker == chosen
+    assert [one.worker for one in report.candidates] == [chosen]
+    assert [(one.worker, one.reason) for one in report.excluded] == [(other, reason)]
 
 
 async def test_unknown_overlap_has_its_reason() -> None:

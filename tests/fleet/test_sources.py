@@ -16,6 +16,7 @@ from saccade.errors import StartupError
 from saccade.fleet.metrics import SourceCollector
 from saccade.fleet.pool import WorkerPool
 from saccade.fleet.sources import MAX_FILE_BYTES, Discovery, Source, WorkersDns, WorkersFile
+from saccade.fleet.traffic import WorkerTraffic
 
 ONE, TWO, THREE = (f"grpc://10.0.0.{number}:9000" for number in (1, 2, 3))
 
@@ -34,7 +35,7 @@ async def following(source: Source) -> AsyncIterator[Seen]:
 
     async def follow() -> None:
         async for urls in source.urls():
-            seen.urls, seen.count = urls, seen.count + 1
+            seen.urls, seen.count = tuple(urls), seen.count + 1
 
     task = asyncio.create_task(follow())
     try:
@@ -63,6 +64,21 @@ async def test_a_file_is_watched(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         await until(lambda: seen.urls == (TWO,))
         write(path, "# none\n\n")
         await until(lambda: seen.urls == ())
+
+
+async def test_a_line_has_its_workers_options(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "workers"
+    lines = (f"{ONE} cordoned  weight=0.5 # slow", f"{TWO} share=10%", f"{THREE} weight=fast", f"{THREE} wait=2")
+    write(path, "\n".join((*lines, "sglang://10.0.0.4:1?role=decode weight=2")))
+    async for urls in WorkersFile(path, 0.01).urls():
+        assert urls == {ONE: WorkerTraffic(cordoned=True, weight=0.5), TWO: WorkerTraffic(share=0.1)}
+        break
+    for reason in (
+        "line 3 is left out: 'weight=fast' is no option of a worker",
+        "line 4 is left out: 'wait=2' is no option of a worker",
+        "line 5 is left out: One side of pairs has no options",
+    ):
+        assert reason in caplog.text
 
 
 async def test_a_file_without_a_worker_keeps_its_workers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from saccade.fleet.metrics import RoutingCollector
 from saccade.fleet.pool import WorkerPool
 from saccade.fleet.report import why_excluded, worker_report
 from saccade.fleet.router import Router
+from saccade.fleet.traffic import FleetTraffic, WorkerTraffic
 
 
 def test_every_reason_has_its_words() -> None:
@@ -25,6 +26,7 @@ def test_every_reason_has_its_words() -> None:
     expected = {
         Described("unix:/first", DESCRIPTION): "",
         Described("unix:/equal", DESCRIPTION): "",
+        Described("unix:/cordoned", DESCRIPTION): "it is cordoned",
         Described("unix:/away", DESCRIPTION, ready=False): "it is not ready",
         Described("unix:/new", None): "it is not ready",
         Described("unix:/wrong", None, loss="the token is wrong"): "it is not ready: the token is wrong",
@@ -35,6 +37,7 @@ def test_every_reason_has_its_words() -> None:
     worker_pool = WorkerPool((), lambda _: None)
     for worker in expected:
         worker_pool.add(worker)
+    worker_pool.direct(FleetTraffic({"unix:/cordoned": WorkerTraffic(cordoned=True)}))
     assert {worker.url: why_excluded(worker, worker_pool) for worker in worker_pool.clients} == {
         worker.url: reason for worker, reason in expected.items()
     }

@@ -13,7 +13,7 @@ from saccade.cli.machine_checks import Finding, State
 from saccade.fleet.feed import ALONE, CacheListener
 from saccade.fleet.index import BlockIndex
 from saccade.fleet.pool import WorkerPool
-from saccade.fleet.report import WorkerReport, worker_report
+from saccade.fleet.report import CORDONED, WorkerReport, worker_report
 from saccade.fleet.router import Router
 from saccade.fleet.settings import RoutingSettings
 from saccade.fleet.shared import exactness
@@ -99,6 +99,8 @@ async def check_fleet(reports: Sequence[WorkerReport]) -> AsyncIterator[Finding]
 def _of_worker(report: WorkerReport) -> Finding:
     if report.draining:
         return Finding(report.url, "warning", "it drains", "Start it again when its requests have ended.")
+    if report.excluded == CORDONED:
+        return Finding(report.url, "warning", CORDONED, "Clear that when it may get requests again: PATCH /workers.")
     if report.excluded:
         fix = "Look at its log, and compare its address, token and files with those of the others."
         return Finding(report.url, "failed", report.excluded, fix)

@@ -238,10 +238,13 @@ def _lines(route: dict[str, Any]) -> Iterator[str]:
         cost, weight = one["cost"], one.get("recompute_weight", 1.0)  # gateways of earlier releases have none
         total = cost.pop("total")
         prompt, image, *others = (f"{value:g} {name.replace('_', ' ')}" for name, value in cost.items())
+        work = " + ".join([f"{weight:g} x ({prompt} + {image})", *others])
+        speed, share = one.get("weight", 1.0), one.get("share")
         yield ""
-        yield f"{one['worker']}{', chosen' if one['chosen'] else ''}"
+        canary = "" if share is None else f", a canary with {100 * share:g} % of the conversations"
+        yield f"{one['worker']}{', chosen' if one['chosen'] else ''}{canary}"
         yield f"  {one['exactness']}{why}: holds {one['overlap_blocks']} of {one['num_blocks']} blocks"
-        yield f"  cost {total:g} = {' + '.join([f'{weight:g} x ({prompt} + {image})', *others])}"
+        yield f"  cost {total:g} = {work if speed == 1 else f'({work}) / weight {speed:g}'}"
     for one in route["excluded"]:
         yield ""
         yield f"{one['worker']}, not a candidate: {one['reason']}"

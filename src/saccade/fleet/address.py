@@ -42,9 +42,14 @@ def clients(
         reader = FileReader(context.model_files, context.read_files, _placeholder_id)
         return tuple(
             VllmClient(one, context.on_released, context.on_change, credentials, reader, context.on_load)
-            for one in vllm_http.rank_urls(url)
+            for one in worker_urls(url)
         )
     return (WorkerClient(url, context.on_released, context.on_change, credentials, context.on_load, known_files),)
+
+
+def worker_urls(url: str) -> tuple[str, ...]:
+    """Return the url of each client that clients() makes for *url*. Raises StartupError."""
+    return vllm_http.rank_urls(url) if url.startswith(vllm_http.SCHEMES) else (url,)
 
 
 def targets(urls: Iterable[str]) -> tuple[str, ...]:

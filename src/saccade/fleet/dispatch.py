@@ -284,7 +284,7 @@ class Dispatcher:
             self._router.describe(option_of(worker, self._served[description.model].model))
 
     def _obstacle_to(self, need: object) -> Hashable:
-        """Return what keeps a request from a worker: the key of the workers that could serve it, if all are full.
+        """Return what keeps a request from a worker, if all are full: the key and side of those that could serve it.
 
         Raises ModelNotFound, WorkerUnavailable, and the prompt's own error if no worker can take it.
         """
@@ -295,7 +295,7 @@ class Dispatcher:
         # Some requests have their turn but are not booked yet.
         if serving.num_free(places).sum() > self._queues[name].weight - self._num_booked[name]:
             return None
-        return need.key, need.excluded
+        return need.key, need.excluded, serving.are_canaries(places)
 
     def _with_room(self, serving: Serving, prompt: Prompt, excluded: Set[str]) -> NDArray[np.intp]:
         """Return the places of the workers that may get *prompt* and have room, or of all that may if none has."""
@@ -348,7 +348,7 @@ class Dispatcher:
             return None
         now = time.monotonic()
         allowed = [worker for worker in decoders if self._router.breakers.allows(worker.url, now)] or decoders
-        places = np.array([serving.place_of(worker.url) for worker in allowed], np.intp)
+        places = serving.on_side(np.array([serving.place_of(worker.url) for worker in allowed], np.intp), prompt)
         second, booking = self._book(await self._look_up(serving, places, prompt, prompt.num_samples), booked)
 
         def end_prefill() -> None:
@@ -402,8 +402,10 @@ class Dispatcher:
             routed = self._routed(prompt, serving, num_rows)
         with self._metrics.stage("lookup"):
             overlaps = await self._lookup.overlaps(serving.targets, routed.keys)
-        if self._worker_pool.model(serving.model.name) is not serving.model:
-            places = np.array([place for place in places.tolist() if serving.model.workers[place].ready], np.intp)
+        now = self._worker_pool.model(serving.model.name)
+        if now is not serving.model:
+            workers, urls = serving.model.workers, {worker.url for worker in now.workers}
+            places = np.array([place for place in places.tolist() if workers[place].url in urls], np.intp)
         if not len(places):
             raise WorkerUnavailable(f"No worker of the model {serving.model.name!r} is ready; try again shortly.")
         return _Query(serving, places, routed, overlaps.at(places))

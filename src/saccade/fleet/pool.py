@@ -11,6 +11,7 @@ from saccade.connectors.smg.session import ClientContext
 from saccade.errors import ModelNotFound, WorkerUnavailable
 from saccade.fleet.address import clients, targets, traits_of
 from saccade.fleet.release import Compatibility
+from saccade.fleet.traffic import EVERYONE_ORDINARY, FleetTraffic
 from saccade.fleet.worker import Worker
 from saccade.models.files import read_model_files
 from saccade.protocol.description import Description, ModelFiles
@@ -24,11 +25,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Model:
-    """A served model: its name, its first ready worker's description, and its workers that are ready now."""
+    """A served model: its name, its first ready worker's description, and its workers that may get requests now.
+
+    *traffic* is that of all workers.
+    """
 
     name: str
     description: Description
     workers: tuple[Worker, ...]
+    traffic: FleetTraffic = EVERYONE_ORDINARY
 
 
 class WorkerPool:
@@ -50,6 +55,7 @@ class WorkerPool:
     ) -> None:
         self.releases = Compatibility(assumed_releases)
         self.release = on_released
+        self.traffic = EVERYONE_ORDINARY
         self._clients: list[Worker] = []
         self._listeners: list[Callable[[Model], None]] = []
         self._watchers: list[Callable[[], None]] = []
@@ -119,6 +125,15 @@ class WorkerPool:
         self._leaving.append(client)
         logger.info("worker %s is removed: it gets no more requests", client.url)
         self._notify()
+
+    def direct(self, traffic: FleetTraffic) -> None:
+        """Replace the traffic of the workers. One that is cordoned finishes its requests."""
+        before, self.traffic = self.traffic, traffic
+        for client in self._clients:
+            if (now := traffic.of(client.url)) != before.of(client.url):
+                logger.info("worker %s has the traffic %s", client.url, now)
+        if traffic != before:
+            self._notify()
 
     async def forget(self, client: Worker) -> None:
         """Drop all state about *client*, which has left and has no requests."""
@@ -209,7 +224,7 @@ class WorkerPool:
         return list(self._known_models().values())
 
     def model(self, name: str) -> Model:
-        """Return the model that requests call *name*, with at least one ready worker.
+        """Return the model that requests call *name*, with at least one ready worker that is not cordoned.
 
         The same object is returned until a worker changes. Raises ModelNotFound and WorkerUnavailable.
         """
@@ -247,14 +262,14 @@ class WorkerPool:
         return names
 
     def _model(self, name: str) -> Model:
-        """Return the model *name*, without workers whose release differs from the first ready worker's."""
+        """Return the model *name*, without cordoned workers, and those whose release differs from the first one's."""
         described = [(client, client.description) for client in self._clients if client.description]
         serving = [(client, description) for client, description in described if description.model == name]
-        ready = [(client, description) for client, description in serving if client.ready]
+        ready = [one for one in serving if one[0].ready and not self.traffic.of(one[0].url).cordoned]
         first = (ready or serving)[0][1]
         workers = tuple(
             client
             for client, description in ready
             if description.fingerprint == first.fingerprint or not self.releases.difference(description, first)
         )
-        return Model(name=name, description=first, workers=workers)
+        return Model(name=name, description=first, workers=workers, traffic=self.traffic)

@@ -21,7 +21,8 @@ class Prompt:
     worker must compute the whole prompt, whatever it holds. *sampling* draws *num_samples* answers. *needs_token_ids*
     is the error if only workers that take chats are left, or None if those can serve it. *needs_grammars* is the same
     for workers that cannot enforce grammars. The request waits among those of *tenant*, by *priority*. A tenant with
-    *tenant_priority* 2 gets twice the share of one with 1.
+    *tenant_priority* 2 gets twice the share of one with 1. *conversation* is the same for all turns of a chat, and ""
+    for a prompt that is no chat.
     """
 
     token_ids: list[int]
@@ -36,6 +37,7 @@ class Prompt:
     tenant: bytes = b""
     tenant_priority: int = 1
     priority: int = 0
+    conversation: bytes = b""
 
     @property
     def num_tokens(self) -> int:

@@ -12,6 +12,7 @@ from saccade.fleet.pool import WorkerPool
 from saccade.fleet.prompt import Prompt, refusal
 from saccade.fleet.router import Candidate, RoutingChoice
 from saccade.fleet.shared import CacheView, exactness
+from saccade.fleet.traffic import ORDINARY, WorkerTraffic
 from saccade.fleet.worker import Worker
 from saccade.protocol.description import Role
 from saccade.protocol.engine_load import Load
@@ -20,6 +21,9 @@ from saccade.protocol.gateway_calls import Booked
 
 NO_ROOM = "it has all the requests that it may have"
 GOES_ON = "it is a decode worker, which continues after a prefill worker"
+CORDONED = "it is cordoned"
+NO_CANARY = "the conversation belongs to the share of a canary"
+CANARY = "it is a canary, and the conversation does not belong to its share"
 
 
 class Holdings(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +37,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """One worker. *exactness* says how much is known about its caches now, and *reason* why not everything is.
 
     *excluded* says why it gets no requests, or is "" if it gets them; *breaker* says whether requests to it have
-    failed. *load* is the engine's last report, or None if it reports nothing or is away.
+    failed. *load* is the engine's last report, or None if it reports nothing or is away. *traffic* is what its operator
+    lets it have.
     """
 
     url: str
@@ -52,6 +57,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     holdings: Holdings
     booked: Booked
     load: Load | None
+    traffic: WorkerTraffic = ORDINARY
 
 
 def worker_report(worker: Worker, worker_pool: WorkerPool, cache_view: CacheView) -> WorkerReport:
@@ -77,6 +83,7 @@ def worker_report(worker: Worker, worker_pool: WorkerPool, cache_view: CacheView
         holdings=Holdings(blocks=feed.num_blocks, states=feed.num_states),
         booked=booked(work),
         load=worker.load,
+        traffic=worker_pool.traffic.of(worker.url),
     )
 
 
@@ -98,6 +105,8 @@ def why_excluded(worker: Worker, worker_pool: WorkerPool) -> str:
         return "it drains"
     if not worker.ready or worker.description is None:
         return f"it is not ready: {worker.loss}" if worker.loss else "it is not ready"
+    if worker_pool.traffic.of(worker.url).cordoned:
+        return CORDONED
     model = worker_pool.model(worker.description.model)
     if worker not in model.workers:
         difference = worker_pool.releases.difference(worker.description, model.description)
@@ -121,7 +130,8 @@ class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
 
     The prompt has *num_blocks* reusable blocks. The worker has reported *overlap_blocks* of them, *overlap_tokens*
     long; with pending requests it will hold *held_tokens*. *cost* has the terms and their *total*, in tokens; in it the
-    prompt's and its images' tokens count *recompute_weight* times.
+    prompt's and its images' tokens count *recompute_weight* times, and all is divided by the worker's *weight*. *share*
+    is that of a canary.
     """
 
     worker: str
@@ -135,6 +145,8 @@ class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
     held_tokens: int
     cost: Mapping[str, float]
     recompute_weight: float
+    weight: float
+    share: float | None
 
 
 class ExcludedWorker(msgspec.Struct, frozen=True):
@@ -174,13 +186,20 @@ def route_report(preview: Preview, worker_pool: WorkerPool, cache_view: CacheVie
 def _excluded(preview: Preview, worker_pool: WorkerPool, cache_view: CacheView) -> list[ExcludedWorker]:
     """Return the workers of the model that are not candidates, and why."""
     candidates = {candidate.name for candidate in preview.choice.candidates}
+    traffic = preview.model.traffic
+    is_drawn = traffic.of(preview.choice.chosen.name).is_canary
     others = [worker for worker in worker_pool.clients if worker.url not in candidates]
     reports = [(worker, worker_report(worker, worker_pool, cache_view)) for worker in others]
+
+    def reason(worker: Worker, report: WorkerReport) -> str:
+        if report.excluded or report.role == "decode":
+            return report.excluded or GOES_ON
+        is_canary = traffic.of(worker.url).is_canary
+        side = "" if is_canary == is_drawn else CANARY if is_canary else NO_CANARY
+        return _refused(worker, preview.prompt) or side or NO_ROOM
+
     return [
-        ExcludedWorker(
-            report.url,
-            report.excluded or (GOES_ON if report.role == "decode" else _refused(worker, preview.prompt) or NO_ROOM),
-        )
+        ExcludedWorker(report.url, reason(worker, report))
         for worker, report in reports
         if report.model in (None, preview.model.name)
     ]
@@ -207,6 +226,8 @@ def _candidate(candidate: Candidate, preview: Preview, cache_view: CacheView) ->
         held_tokens=candidate.held_tokens,
         cost=_terms(candidate),
         recompute_weight=candidate.recompute_weight,
+        weight=candidate.weight,
+        share=preview.model.traffic.of(worker.url).share,
     )
 
 

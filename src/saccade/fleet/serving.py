@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from saccade.errors import SaccadeError, WorkerUnavailable
+from saccade.fleet.canaries import draw
 from saccade.fleet.cost import NUM_ROWS, IntArray
 from saccade.fleet.index import Partition
 from saccade.fleet.legs import first_workers
@@ -62,6 +63,10 @@ class Serving:
         lengths = [(worker.description or model.description).max_model_len for worker in workers]
         self._lengths = sorted(set(lengths))
         self._tells_salts = any(serves_one_salt(worker) for worker in workers)
+        traffic = [model.traffic.of(worker.url) for worker in workers]
+        self._are_canaries = np.array([one.is_canary for one in traffic], np.bool_)
+        self._shares = np.array([one.share or 0.0 for one in traffic], np.float64)
+        self._has_canaries = bool(self._are_canaries.any())
         self._masks: dict[MaskKey, NDArray[np.bool_]] = {}
 
     def key_of(self, prompt: Prompt) -> MaskKey:
@@ -73,8 +78,9 @@ class Serving:
     def takers_of(self, prompt: Prompt, excluded: Set[str], now: float) -> NDArray[np.intp]:
         """Return the places of the workers that may get *prompt*.
 
-        Breakers never exclude the last worker. A request goes to prefill workers first. Raises WorkerUnavailable if all
-        are *excluded*, and the first worker's refusal if none can take the prompt.
+        Breakers never exclude the last worker. A request goes to prefill workers first, and a conversation to its side
+        of the canaries. Raises WorkerUnavailable if all are *excluded*, and the first worker's refusal if none can take
+        the prompt.
         """
         mask = self._without(self._mask_of(prompt), excluded)
         if not np.count_nonzero(mask):
@@ -84,7 +90,23 @@ class Serving:
             mask = allowed if np.count_nonzero(allowed) else mask
             first = mask & self._are_first
             mask = first if np.count_nonzero(first) else mask
-        return mask.nonzero()[0]
+        return self.on_side(mask.nonzero()[0], prompt)
+
+    def on_side(self, places: NDArray[np.intp], prompt: Prompt) -> NDArray[np.intp]:
+        """Return those of *places* at which the conversation of *prompt* goes on: canaries, or all others.
+
+        The conversation's hash decides, so it stays on its side, at any gateway. If that side has no place, return the
+        other one.
+        """
+        if not self._has_canaries or len(places) < 2:
+            return places
+        is_drawn = draw(self.model.name, prompt) < self._shares[places].sum()
+        side = places[self._are_canaries[places] == is_drawn]
+        return side if len(side) else places
+
+    def are_canaries(self, places: NDArray[np.intp]) -> bool:
+        """Whether *places*, all of one side, are canaries."""
+        return bool(self._are_canaries[places[0]])
 
     def decoders_of(self, prompt: Prompt, excluded: Set[str], now: float) -> NDArray[np.intp]:
         """Return the places of the decode workers that could serve *prompt* alone now, and have room for it."""
@@ -153,6 +175,7 @@ def option_of(worker: Worker, model: Model) -> Option:
         num_waiting=load.num_waiting,
         num_running=load.num_running,
         load_times=worker.load_times,
+        weight=model.traffic.of(worker.url).weight,
     )
 
 

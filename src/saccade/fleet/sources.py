@@ -4,9 +4,10 @@ The sources that may change while a gateway runs are a file, the DNS name of a h
 """
 
 import asyncio
+import dataclasses
 import ipaddress
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import Context
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from saccade.errors import StartupError
-from saccade.fleet.address import check_url, is_half, targets
+from saccade.fleet.address import check_url, is_half, targets, worker_urls
 from saccade.fleet.pool import WorkerPool
 from saccade.fleet.settings import SourceConfig
+from saccade.fleet.traffic import ORDINARY, WorkerTraffic, read_traffic
 from saccade.fleet.worker import Worker
 from saccade.media.resolver import DnsResolver
 from saccade.transport import lasting_task
@@ -47,9 +49,10 @@ logger = logging.getLogger(__name__)
 class WorkersFile:
     """The urls in the file at *path*, one on each line; empty lines and comments after # are ignored.
 
-    The file is read whenever its modification time, size or inode changes. A malformed line is logged by its number and
-    left out. If the file cannot be read or has no url, its last urls stay in use: it may be half written. A file with
-    only comments means no workers.
+    A url may be followed by its worker's options, such as `weight=0.5 share=10% cordoned`. The file is read whenever
+    its modification time, size or inode changes. A malformed line is logged by its number and left out. If the file
+    cannot be read or has no url, its last urls stay in use: it may be half written. A file with only comments means no
+    workers.
     """
 
     def __init__(self, path: Path, every_seconds: float = FILE_SECONDS) -> None:
@@ -58,8 +61,8 @@ class WorkersFile:
         self._path = path
         self._every_seconds = every_seconds
 
-    async def urls(self) -> AsyncGenerator[tuple[str, ...], None]:
-        """Yield the urls, and again whenever the file has changed."""
+    async def urls(self) -> AsyncGenerator[Mapping[str, WorkerTraffic], None]:
+        """Yield the urls with their workers' traffic, and again whenever the file has changed."""
         # A generator that starts again after an unforeseen error must read the file again.
         file, content_fault = WatchedFile(self._path, MAX_FILE_BYTES), ""
         while True:
@@ -81,26 +84,39 @@ class WorkersFile:
         self.fault = fault
 
 
-def _urls(content: bytes) -> tuple[tuple[str, ...] | None, str]:
-    """Return the urls in *content*, or None and why it cannot be used; log the numbers of malformed lines."""
+def _urls(content: bytes) -> tuple[Mapping[str, WorkerTraffic] | None, str]:
+    """Return the urls in *content* with their workers' traffic, or None and why it cannot be used.
+
+    The numbers of malformed lines are logged.
+    """
     try:
         lines = [line.partition("#") for line in content.decode().splitlines()]
     except UnicodeDecodeError:
         return None, "it is not text in UTF-8"
-    urls = []
+    urls: dict[str, WorkerTraffic] = {}
     for number, (before, _, _) in enumerate(lines, 1):
-        if not (url := before.strip()):
+        if not before.strip():
             continue
         try:
-            check_url(url)
+            url, traffic = _read_line(before)
         except StartupError as error:
             logger.error("--workers-file: line %d is left out: %s", number, error.message)
         else:
-            urls.append(url)
+            urls[url] = traffic
     is_meant = any(hash_sign for _, hash_sign, _ in lines) and not any(before.strip() for before, _, _ in lines)
     if not urls and not is_meant:
         return None, "it has no worker's URL; a file with a comment alone, such as `# none`, means no worker"
-    return tuple(urls), ""
+    return urls, ""
+
+
+def _read_line(line: str) -> tuple[str, WorkerTraffic]:
+    """Return the url in *line* and its worker's traffic. Raises StartupError."""
+    url, *options = line.split()
+    check_url(url)
+    traffic = read_traffic(options)
+    if options and is_half(url):
+        raise StartupError("One side of pairs has no options: give the pair as one URL, with ?prefill=HOST:PORT.")
+    return url, traffic
 
 
 class WorkersDns:
@@ -117,14 +133,14 @@ class WorkersDns:
         self._resolver = resolver or DnsResolver()
         self.fault = ""
 
-    async def urls(self) -> AsyncGenerator[tuple[str, ...], None]:
-        """Yield the urls, and again whenever the addresses have changed."""
+    async def urls(self) -> AsyncGenerator[Mapping[str, WorkerTraffic], None]:
+        """Yield the urls, with ordinary traffic, and again whenever the addresses have changed."""
         last: tuple[str, ...] = ()
         while True:
             urls, wait_seconds = await self.look_up()
             if urls and urls != last:
                 last = urls
-                yield urls
+                yield dict.fromkeys(urls, ORDINARY)
             await asyncio.sleep(wait_seconds)
 
     async def look_up(self) -> tuple[tuple[str, ...], float]:
@@ -188,7 +204,7 @@ class Discovery:
         self.worker_pool = worker_pool
         self._num_requests = num_requests
         self._drain_seconds = drain_seconds
-        self._urls: dict[str, tuple[str, ...]] = {}
+        self._urls: dict[str, Mapping[str, WorkerTraffic]] = {}
         self._clients: dict[str, tuple[Worker, ...]] = {}
         self._leaving: dict[str, _Leaving] = {}
         self.sources: list[Source] = []
@@ -206,15 +222,20 @@ class Discovery:
 
     async def want(self, source: str, url: str) -> None:
         """Add *url*, which is well formed, to the urls of *source*."""
-        await self.replace(source, (*self._urls.get(source, ()), url))
+        await self.replace(source, {**self._urls.get(source, {}), url: ORDINARY})
 
     async def drop(self, source: str, url: str) -> None:
         """Remove *url* from the urls of *source*."""
-        await self.replace(source, tuple(one for one in self._urls.get(source, ()) if one != url))
+        await self.replace(source, {one: traffic for one, traffic in self._urls.get(source, {}).items() if one != url})
 
-    async def replace(self, source: str, urls: Sequence[str]) -> None:
-        """Replace the urls of *source* with *urls*. A url for which no client can be made is logged."""
-        self._urls[source] = tuple(dict.fromkeys(urls))
+    async def replace(self, source: str, urls: Mapping[str, WorkerTraffic]) -> None:
+        """Replace the urls of *source*, and their workers' traffic, with *urls*.
+
+        A url for which no client can be made is logged.
+        """
+        self._urls[source] = urls
+        # Before its worker is added: a canary gets none of the others' conversations.
+        self.worker_pool.direct(dataclasses.replace(self.worker_pool.traffic, lists=self._traffic()))
         # The tasks of a worker outlive the request that adds it, so their log lines must not have the request's id.
         await asyncio.create_task(self._apply(), name=f"workers of {source}", context=Context())
 
@@ -236,6 +257,19 @@ class Discovery:
             for target in goal:
                 if target not in self._clients:
                     await self._add(target)
+
+    def _traffic(self) -> dict[str, WorkerTraffic]:
+        """Return the traffic of the workers whose traffic a source lists, by their urls.
+
+        The workers of one url, which are data-parallel ranks, divide its share.
+        """
+        traffic: dict[str, WorkerTraffic] = {}
+        for urls in self._urls.values():
+            for url, listed in urls.items():
+                if listed != ORDINARY:
+                    workers = worker_urls(url)
+                    traffic |= dict.fromkeys(workers, listed.part(len(workers)))
+        return traffic
 
     def _targets(self) -> tuple[str, ...]:
         """Return the targets of all urls, without workers that lack their other half."""
@@ -302,7 +336,7 @@ async def find_workers(discovery: Discovery, urls: Sequence[str], sources: Sourc
     """Connect to the workers at *urls*, and follow *sources*. Raises StartupError if *urls* has half of a pair."""
     if not sources:
         targets(urls)
-    await discovery.replace(FLAGS, urls)
+    await discovery.replace(FLAGS, dict.fromkeys(urls, ORDINARY))
     if sources.file is not None:
         discovery.follow(WorkersFile(sources.file))
     for url in sources.dns:

@@ -25,6 +25,7 @@ from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.sampling import TokenRules, sampling_params, token_rules
 from saccade.gateway.parameters import MAX_NAMES
 from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat
+from saccade.gateway.prompt.conversation import conversation_of
 from saccade.gateway.prompt.prompt_builder import PromptBuilder, is_long
 from saccade.gateway.request import Request
 from saccade.gateway.served_models.model_registry import ModelRegistry
@@ -234,6 +235,7 @@ class Pipeline:
             tenant=request.tenant.id,
             tenant_priority=request.tenant.priority,
             priority=part.priority,
+            conversation=conversation_of(chat, [image.content_hash for image in images]),
         )
 
     async def _attempt(self, resources: AsyncExitStack, work: "_Work", failed: frozenset[str]) -> Attempt:
