@@ -29,7 +29,7 @@ JUDGED = {
     "engine/core/scheduler.py": {"num_requests"},
     "engine/installed.py": {"needed_by"},
     "fair_queue.py": {"num_own - 1", "self._wait_seconds", "self._what"},
-    "gateway/admin.py": {"', '.join(missed)"},
+    "gateway/admin.py": {"', '.join(missed)", "error.message"},
     "gateway/admission.py": {"num_own", "self._max_requests"},
     "gateway/byte_budget.py": {"nbytes", "needed", "self.capacity_bytes"},
     "gateway/images/decode_pool/pool.py": {"job.medium", "limit"},

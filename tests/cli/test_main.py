@@ -443,11 +443,13 @@ def test_nested_settings_have_flags() -> None:
         "grpc://a:1",
         "--worker-drain-timeout",
         "1",
+        "--traffic-file",
+        "/t",
     ]
     _, bound, _ = make_app(None).parse_args(["gateway", *urls, *arguments], exit_on_error=False, print_error=False)
     given = bound.arguments
     assert (given["routing"], given["media"], given["server"]) == (routing, media, server)
-    assert given["workers"].sources == SourceConfig(Path("/w"), ("grpc://a:1",), 1.0)
+    assert given["workers"].sources == SourceConfig(Path("/w"), ("grpc://a:1",), 1.0, Path("/t"))
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,12 @@ from tables import table
 from waiting import wait_until
 
 from saccade.errors import StartupError
+from saccade.fleet.settings import SourceConfig
 from saccade.gateway import app
 from saccade.gateway.admin import HOST, MAX_BODY_BYTES, Admin
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.server.access_log import AccessLog
+from saccade.gateway.siblings import Siblings
 from saccade.transport import lasting_task
 
 RESETS = {"/reset_prefix_cache": (True, False), "/reset_mm_cache": (False, True)}
@@ -116,7 +118,7 @@ def test_encoded_bodies_are_read(admin: Port, coding: str, encode: Callable[[byt
         ("/", "GET, HEAD"),
         ("/board", "GET, HEAD"),
         ("/metrics", "GET, HEAD"),
-        ("/workers", "DELETE, GET, HEAD, POST"),
+        ("/workers", "DELETE, GET, HEAD, PATCH, POST"),
         ("/route", "POST"),
         ("/usage", "GET, HEAD"),
         ("/reset_prefix_cache", "POST"),
@@ -295,6 +297,77 @@ def test_a_worker_is_added_and_removed_while_the_gateway_runs(admin: Port) -> No
     wait_until(lambda: shown(admin) == {"grpc://scripted:1"})
     status, told = change(admin, "DELETE", {"url": OTHER})
     assert (status, told["error"]["param"], told["error"]["code"]) == (400, "url", "invalid_value")
+
+
+SCRIPTED = "grpc://scripted:1"
+
+
+def traffic(admin: Port) -> dict[str, Any]:
+    """The traffic and the reason to get no requests of the scripted worker."""
+    _, body = admin.ask("GET", "/workers", Authorization="Bearer admin")
+    (worker,) = [one for one in json.loads(body)["workers"] if one["url"] == SCRIPTED]
+    return {**worker["traffic"], "excluded": worker["excluded"]}
+
+
+def test_a_workers_traffic_is_changed_and_cleared(admin: Port) -> None:
+    ordinary = {"cordoned": False, "weight": 1.0, "share": None}
+    status, told = change(admin, "PATCH", {"url": SCRIPTED, "cordoned": True, "weight": 2})
+    assert (status, told) == (
+        200,
+        {"url": SCRIPTED, "traffic": {**ordinary, "cordoned": True, "weight": 2.0}, "until": "the gateway ends"},
+    )
+    assert traffic(admin) == {**told["traffic"], "excluded": "it is cordoned"}
+    assert route(admin)[0] == 503
+    assert change(admin, "PATCH", {"url": SCRIPTED, "cordoned": None, "share": 0.1})[0] == 200
+    assert traffic(admin) == {"cordoned": False, "weight": 2.0, "share": 0.1, "excluded": ""}
+    _, told = route(admin)
+    assert [(one["weight"], one["share"]) for one in told["candidates"]] == [(2.0, 0.1)]
+    assert change(admin, "PATCH", {"url": SCRIPTED, "weight": None, "share": None})[1]["traffic"] == ordinary
+
+
+@table(
+    ("body", "param"),
+    [
+        ({}, "url"),
+        ([], "url"),
+        ({"url": OTHER, "cordoned": True}, "url"),
+        ({"url": SCRIPTED, "cordoned": 1}, "url"),
+        ({"url": SCRIPTED, "weights": 1}, "url"),
+        ({"url": SCRIPTED, "weight": 0}, "weight"),
+        ({"url": SCRIPTED, "weight": 1001}, "weight"),
+        ({"url": SCRIPTED, "share": 10}, "share"),
+        ({"url": SCRIPTED, "share": -0.1}, "share"),
+    ],
+)
+def test_invalid_traffic_is_refused(admin: Port, body: object, param: str) -> None:
+    status, told = change(admin, "PATCH", body)
+    assert (status, told["error"]["param"]) == (400, param)
+    assert traffic(admin) == {"cordoned": False, "weight": 1.0, "share": None, "excluded": ""}
+    assert change(admin, "PATCH", body, Authorization="Bearer tenant")[0] == 401
+
+
+def test_a_cordon_survives_a_restart_of_the_gateway(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    sources = SourceConfig(traffic_file=tmp_path / "traffic.json")
+    config = GatewayConfig(api_keys=("tenant",), worker_sources=sources)
+    with scripted.running(tiny_qwen3_vl, config) as gateway, opened(gateway) as port:
+        assert route(port)[0] == 200
+        status, told = change(port, "PATCH", {"url": SCRIPTED, "cordoned": True})
+        assert (status, told["until"]) == (200, "it is cleared")
+        assert route(port)[0] == 503
+    # A gateway whose worker says nothing is not expected to become ready.
+    with scripted.running(tiny_qwen3_vl, config, described=False) as gateway, opened(gateway) as port:
+        assert traffic(port)["cordoned"]
+        sources.traffic_file.unlink()  # type: ignore[union-attr]
+        status, told = change(port, "PATCH", {"url": SCRIPTED, "cordoned": None})
+        assert (status, told["error"]["code"]) == (500, "internal_error")
+        assert "Nothing was changed. --traffic-file" in told["error"]["message"]
+
+
+def test_several_processes_need_a_traffic_file(admin: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Siblings, "are_several", True)
+    status, told = change(admin, "PATCH", {"url": SCRIPTED, "cordoned": True})
+    assert (status, told["error"]["param"]) == (400, "url")
+    assert "--traffic-file" in told["error"]["message"]
 
 
 @table("body", [{}, {"url": 3}, {"url": "grpc://nowhere"}, {"url": "unix:/a b"}, {"url": OTHER, "key": 1}, []])

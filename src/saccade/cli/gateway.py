@@ -25,6 +25,7 @@ from saccade.fleet.address import check_url
 from saccade.fleet.pool import WorkerPool
 from saccade.fleet.settings import NO_SOURCES, RoutingSettings, SourceConfig
 from saccade.fleet.sources import check_dns_url
+from saccade.fleet.traffic_file import TrafficFile
 from saccade.gateway import app, siblings
 from saccade.gateway.admin import HOST
 from saccade.gateway.app import reserve
@@ -128,6 +129,8 @@ def gateway(
         raise StartupError("--gateway-processes over 1 needs a --worker-url, or --workers-file or --worker-dns.")
     for url in worker_url:
         check_url(url)
+    if sources.traffic_file is not None:
+        TrafficFile(sources.traffic_file).create()
     check_server_files(server)
     credentials = workers.credentials(worker_url)
     logs = configure_logging(logging.getLevelNamesMapping()[log_level], serves_clients=True)

@@ -60,7 +60,7 @@ class RoutingSettings:
 @FLAT
 @dataclass(frozen=True)
 class SourceConfig:
-    """Where workers come from in addition to --worker-url."""
+    """Where workers come from in addition to --worker-url, and how they are changed while the gateway runs."""
 
     file: Annotated[LocalPath | None, Parameter(name="--workers-file")] = None
     "A file of further workers, one URL a line, # for comments; it is watched while the gateway runs."
@@ -68,6 +68,8 @@ class SourceConfig:
     "A worker at every address of a name, such as grpc://workers.internal:9000; may be given many times."
     drain_seconds: Annotated[Seconds, Parameter(name="--worker-drain-timeout")] = 300.0
     "Seconds that the requests of a worker that is removed get to finish."
+    traffic_file: Annotated[LocalPath | None, Parameter(name="--traffic-file")] = None
+    "A JSON file that keeps what PATCH /workers sets, and that all processes of the gateway follow."
 
     def __bool__(self) -> bool:
         return self.file is not None or bool(self.dns)

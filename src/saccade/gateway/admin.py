@@ -5,14 +5,16 @@ import time
 from collections.abc import Collection, Sequence
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
-from saccade.errors import InvalidValue, StartupError, WorkerUnavailable
+from saccade.errors import InternalError, InvalidValue, StartupError, WorkerUnavailable
 from saccade.fleet.address import check_url
 from saccade.fleet.report import WorkerReport, worker_report
+from saccade.fleet.traffic import MAX_WEIGHT, MIN_WEIGHT, TrafficChange
 from saccade.gateway.apis.pages import page
 from saccade.gateway.apis.routes import route
 from saccade.gateway.application import Application
@@ -43,8 +45,17 @@ class _WorkerUrl(msgspec.Struct, forbid_unknown_fields=True):
     url: str
 
 
+class _TrafficBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request that changes a worker's traffic; null clears a field, and a missing one stays."""
+
+    url: str
+    cordoned: bool | UnsetType | None = UNSET
+    weight: float | UnsetType | None = UNSET
+    share: float | UnsetType | None = UNSET
+
+
 class Admin:
-    """An ASGI application that shows, adds and removes workers, previews routes, reports usage, and empties caches.
+    """An ASGI application that shows, adds and removes workers, changes their traffic, previews routes, and more.
 
     Every path except PAGE requires one of *keys*. Raises StartupError if *keys* is empty.
     """
@@ -54,6 +65,7 @@ class Admin:
             raise StartupError("--admin-port needs an --admin-key.")
         self._app = app
         self._discovery, self._worker_pool = app.routing.discovery, app.routing.discovery.worker_pool
+        self._traffic = app.routing.traffic
         router = Router(
             [
                 route("GET", PAGE, page("board.html")),
@@ -62,6 +74,7 @@ class Admin:
                 route("GET", "/workers", self.workers),
                 route("POST", "/workers", self.add_worker, takes_json=True),
                 route("DELETE", "/workers", self.remove_worker, takes_json=True),
+                route("PATCH", "/workers", self.change_traffic, takes_json=True),
                 route("POST", "/route", self.route, takes_json=True),
                 route("GET", "/usage", self.usage),
                 route("POST", "/reset_prefix_cache", self.reset_prefix_cache),
@@ -122,6 +135,36 @@ class Admin:
             raise InvalidValue(f"No worker at this url was added by {SOURCE}: {origin}.", "url")
         await self._discovery.drop(SOURCE, url)
         return self._sources_of(url)
+
+    async def change_traffic(self, request: Request) -> Response:
+        """PATCH /workers: change whether the worker at the body's url is cordoned, its weight, or its canary share.
+
+        The body is a JSON merge patch (RFC 7396). Raises as read_short(), and InvalidValue.
+        """
+        if self._app.siblings.are_several and self._traffic.path is None:
+            raise InvalidValue("With --gateway-processes over 1 this needs a --traffic-file, which all follow.", "url")
+        body = await self._app.bodies.read_short(request.scope, request.receive, MAX_BODY_BYTES)
+        try:
+            patch = msgspec.json.decode(body, type=_TrafficBody)
+        except UNREADABLE as error:
+            form = '{"url": "grpc://HOST:PORT", "cordoned": true, "weight": 0.5, "share": 0.1}'
+            raise InvalidValue(
+                f"The body must be JSON with `url` and what to change, such as {form}.", "url"
+            ) from error
+        if isinstance(patch.weight, float) and not MIN_WEIGHT <= patch.weight <= MAX_WEIGHT:
+            raise InvalidValue(f"`weight` must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}; null clears it.", "weight")
+        if isinstance(patch.share, float) and not 0 <= patch.share <= 1:
+            raise InvalidValue("`share` must be from 0 to 1; null clears it.", "share")
+        url, changes = patch.url, {name: getattr(patch, name) for name in TrafficChange.__struct_fields__}
+        is_known = url in {worker.url for worker in self._worker_pool.clients}
+        if not is_known and url not in self._worker_pool.traffic.changes:
+            raise InvalidValue("There is no worker at this url; GET /workers lists them.", "url")
+        try:
+            await self._traffic.change(url, {name: value for name, value in changes.items() if value is not UNSET})
+        except StartupError as error:
+            raise InternalError(f"Nothing was changed. {error.message}") from error
+        lasts = "the gateway ends" if self._traffic.path is None else "it is cleared"
+        return _json({"url": url, "traffic": self._worker_pool.traffic.of(url), "until": lasts})
 
     async def _url(self, request: Request) -> str:
         """Return the url in a request's body.

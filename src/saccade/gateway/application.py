@@ -108,11 +108,14 @@ class Application:
         self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the fetcher, follow the keys file, and connect to siblings and their indexer. Raises OSError."""
+        """Start the fetcher, follow the keys file and the traffic file, and connect to siblings and their indexer.
+
+        Raises OSError and StartupError.
+        """
         await self.media.start()
         self._following = lasting_task.begin(self._api_keys.follow, "keys file")
         await self.siblings.start()
-        self.routing.start()
+        await self.routing.start()
 
     async def close(self) -> None:
         """Stop looking for workers and listening to them, close connections and drop cached images."""

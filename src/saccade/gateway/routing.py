@@ -16,6 +16,7 @@ from saccade.fleet.report import booked
 from saccade.fleet.router import Router
 from saccade.fleet.shared import CacheView, SharedIndex, exactness
 from saccade.fleet.sources import Discovery
+from saccade.fleet.traffic_control import TrafficControl
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.memory_parts import MemoryPart
 from saccade.protocol.gateway_calls import Booked
@@ -24,9 +25,9 @@ from saccade.protocol.gateway_calls import Booked
 class Routing:
     """*dispatcher* sends requests to the workers of *worker_pool*; *discovery* adds and removes workers.
 
-    *cache_view* knows what the workers' caches hold; with several gateway processes, it asks their indexer. Metrics go
-    to *registry*, except those of the engines, which go to *of_engines*. *memory_parts* measure this process's cache
-    index and prompt keys.
+    *traffic* changes which requests the workers get. *cache_view* knows what their caches hold; with several gateway
+    processes, it asks their indexer. Metrics go to *registry*, except those of the engines, which go to *of_engines*.
+    *memory_parts* measure this process's cache index and prompt keys.
     """
 
     def __init__(
@@ -51,19 +52,22 @@ class Routing:
             MemoryPart("prompt_keys", MAX_BYTES, lambda: keys.num_bytes),
         )
         self.discovery = Discovery(worker_pool, self.dispatcher.num_requests_at, config.worker_sources.drain_seconds)
+        self.traffic = TrafficControl(worker_pool, config.worker_sources.traffic_file)
         registry.register(RoutingCollector(worker_pool, self.cache_view))
         registry.register(DispatchCollector(self.dispatcher))
         registry.register(SourceCollector(self.discovery))
         of_engines.register(FleetCollector(worker_pool))
 
-    def start(self) -> None:
-        """Connect to the indexer, if there is one."""
+    async def start(self) -> None:
+        """Read the traffic file; connect to the indexer, if there is one. Raises StartupError."""
+        await self.traffic.start()
         if self._index is not None:
             self._index.start()
 
     async def close(self) -> None:
         """Stop discovery and the cache event feeds."""
         await self.discovery.close()
+        await self.traffic.close()
         await self.cache_view.close()
 
     def booked(self) -> dict[str, Booked]:
