@@ -34,7 +34,7 @@ def clients(
     Saccade's workers share *known_files*.
     """
     if url.startswith(tokenspeed.SCHEME):
-        return tuple(tokenspeed.TokenSpeedClient(one, context) for one in tokenspeed.rank_urls(url))
+        return tuple(tokenspeed.TokenSpeedClient(one, context) for one in worker_urls(url))
     if url.startswith(sglang_address.SCHEME):
         is_pair = bool(sglang_address.SglangAddress.read(url).prefill)
         return (SglangPair(url, context) if is_pair else sglang.SglangClient(url, context),)
@@ -49,7 +49,9 @@ def clients(
 
 def worker_urls(url: str) -> tuple[str, ...]:
     """Return the url of each client that clients() makes for *url*. Raises StartupError."""
-    return vllm_http.rank_urls(url) if url.startswith(vllm_http.SCHEMES) else (url,)
+    if url.startswith(vllm_http.SCHEMES):
+        return vllm_http.rank_urls(url)
+    return tokenspeed.rank_urls(url) if url.startswith(tokenspeed.SCHEME) else (url,)
 
 
 def targets(urls: Iterable[str]) -> tuple[str, ...]:

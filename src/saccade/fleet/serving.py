@@ -111,7 +111,8 @@ class Serving:
     def decoders_of(self, prompt: Prompt, excluded: Set[str], now: float) -> NDArray[np.intp]:
         """Return the places of the decode workers that could serve *prompt* alone now, and have room for it."""
         refusing = self._router.breakers.refusing(now)
-        places = (self._without(self._mask_of(prompt), {*excluded, *refusing}) & ~self._are_first).nonzero()[0]
+        mask = self._without(self._mask_of(prompt), {*excluded, *refusing})
+        places = self.on_side((mask & ~self._are_first).nonzero()[0], prompt)
         return places[self.num_free(places) > 0]
 
     def num_free(self, places: NDArray[np.intp]) -> IntArray:
