@@ -31,6 +31,45 @@ def read(path: Path) -> Tensors:
         return {name: checkpoint.read(name).clone() for name in checkpoint.tensors}
 
 
+def test_the_file_that_the_configuration_names_counts_alone(tmp_path: Path) -> None:
+    ones, twos = {"a": torch.ones(1)}, {"a": torch.full((1,), 2.0)}
+    files = {"model.safetensors": ones, "tuned.safetensors": twos, A: ones}
+    folder = folder_of(tmp_path, files, {"a": A})
+    (folder / "config.json").write_text('{"transformers_weights": "tuned.safetensors"}')
+    assert torch.equal(read(folder)["a"], twos["a"])
+
+
+def test_the_index_that_the_configuration_names_counts_alone(tmp_path: Path) -> None:
+    ones, twos = {"a": torch.ones(1)}, {"a": torch.full((1,), 2.0)}
+    folder = folder_of(tmp_path, {A: ones, B: twos}, {"a": A})
+    (folder / "tuned.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": B}}))
+    (folder / "config.json").write_text('{"transformers_weights": "tuned.safetensors.index.json"}')
+    assert torch.equal(read(folder)["a"], twos["a"])
+
+
+@table("name", ["gone.safetensors", "../tuned.safetensors", "pytorch_model.bin", 1])
+def test_weights_that_the_configuration_names_must_be_in_the_folder(tmp_path: Path, name: object) -> None:
+    folder = folder_of(tmp_path, {"model.safetensors": {"a": torch.ones(1)}}, None)
+    (folder / "config.json").write_text(json.dumps({"transformers_weights": name}))
+    with pytest.raises(StartupError, match=r"transformers_weights|gone\.safetensors"):
+        read(folder)
+
+
+@pytest.mark.ci
+def test_transformers_reads_the_same_named_weights(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    folder = shutil.copytree(tiny_qwen3_vl, tmp_path / "named")
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("layers.0.mlp.up_proj.weight"))
+    save_file({**tensors, name: tensors[name] + 1}, folder / "tuned.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": "tuned.safetensors"}))
+    theirs = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).state_dict()
+    assert torch.equal(theirs[name], read(folder)[name].float())
+    assert not torch.equal(theirs[name], tensors[name].float())
+
+
 @table("index", [{"a": A, "b": B, "x": A}, {"a": A, "b": B, "x": B}, {"a": A, "b": B, "c": C, "x": C}, None])
 def test_a_tensor_may_stand_in_several_files(tmp_path: Path, index: dict[str, str] | None) -> None:
     """With the same dtype, shape and bytes, also those of NaN."""
