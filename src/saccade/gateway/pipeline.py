@@ -23,7 +23,6 @@ from saccade.gateway.images.pixels import PixelPreparer
 from saccade.gateway.images.prompt_images import PromptImages
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.sampling import TokenRules, sampling_params, token_rules
-from saccade.gateway.parameters import MAX_NAMES
 from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat
 from saccade.gateway.prompt.conversation import conversation_of
 from saccade.gateway.prompt.prompt_builder import PromptBuilder, is_long
@@ -221,7 +220,7 @@ class Pipeline:
         if some_take_chats:
             settings = [image.settings for image in images]
             limits = [field for image in images for field in image.limits]
-            refusal = why_not_as_chat(served, chat, settings, limits[:MAX_NAMES])
+            refusal = why_not_as_chat(served, chat, settings, limits)
         return Prompt(
             token_ids=built.token_ids,
             runs=media_runs(zip((image.content_hash for image in images), built.spans, strict=True)),

@@ -5,6 +5,7 @@ from typing import Any
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.chat import Chat
+from saccade.gateway.parameters import MAX_NAMES
 from saccade.gateway.prompt.rendering import texts_of
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.chat import ChatPrompt
@@ -59,7 +60,7 @@ def why_not_as_chat(
             "messages",
         )
     if any(settings != served.layout.settings for settings in image_settings):
-        named = ", ".join(f"`{field}`" for field in (*limits, "mm_processor_kwargs"))
+        named = ", ".join(f"`{field}`" for field in (*limits[:MAX_NAMES], "mm_processor_kwargs"))
         return UnsupportedParameter(
             f"This model's workers process all images alike: leave out {named} and `detail`.",
             limits[0] if limits else "messages",
