@@ -61,7 +61,8 @@ async def calls_of_placing(num_workers: int) -> int:
     await place()
     # A first use of a worker counts for nothing.
     dispatcher.num_placed.update({f"unix:/{number}": 1 for number in range(num_workers)})
-    return await calls_of(place)
+    # What time brings, such as an expectation that ends, comes in one of several runs at most.
+    return min([await calls_of(place) for _ in range(3)])
 
 
 async def test_placing_takes_as_many_calls_for_a_thousand_workers_as_for_two() -> None:

@@ -51,11 +51,13 @@ def top(
     if once or not console.is_terminal:
         console.print(frame(board, board))
         return
-    with contextlib.suppress(KeyboardInterrupt), Live(frame(board, board), console=console, screen=True) as live:
+    # A thread that draws by itself could hold a lock that Ctrl-C needs.
+    live = Live(frame(board, board), console=console, screen=True, auto_refresh=False)
+    with contextlib.suppress(KeyboardInterrupt), live:
         while True:
             time.sleep(SECONDS)
             before, board = board, now()
-            live.update(frame(board, before))
+            live.update(frame(board, before), refresh=True)
 
 
 def frame(board: Board, before: Board) -> Group:
