@@ -173,6 +173,13 @@ def test_prompts_and_images_share_what_is_allowed() -> None:
     assert lengths(steps[1])[2] == 20
 
 
+def test_text_of_a_prompt_gets_what_its_own_image_leaves() -> None:
+    subject = with_decode(patches=4096)
+    subject.add_sequence(sequence(2, 60, ((40, 12),), max_tokens=1))
+    step = run(subject, allowance=Allowance(tokens=60, patch_layers=192, least_tokens=4))
+    assert (planned(step), lengths(step)[2]) == ([4], 4)
+
+
 def test_without_decodes_all_is_allowed() -> None:
     subject = scheduler(tokens=1000)
     subject.add_sequence(sequence(1, 200, max_tokens=1))

@@ -117,9 +117,11 @@ def run(
 
     *begin* is told the plan, and *compute* each chunk of it.
     """
+    # An answer that is admitted again in this step has waited already: the step is not cut for it.
+    decoding = [one for one in subject.running if one.num_generated_tokens and one.num_pending_tokens == 1]
     step = schedule_step(subject, allowance)
     check_budgets(subject, step)
-    if allowance is not None:
+    if allowance is not None and any(owner in step.chunks for owner in decoding):
         check_allowance(subject, step, allowance)
     begin(step)
     cache = subject.encoder_scheduler.encoder_cache
@@ -153,8 +155,6 @@ def check_budgets(subject: Scheduler, step: Schedule) -> None:
 
 def check_allowance(subject: Scheduler, step: Schedule, allowance: Allowance) -> None:
     """Beside decodes, prompts and images have their parts of what is allowed, or the least: some tokens, one layer."""
-    if not any(owner.num_generated_tokens and owner.num_pending_tokens == 1 for owner in step.chunks):
-        return
     tokens = sum(count for owner, count in step.chunks.items() if owner.num_pending_tokens > 1)
     costs = subject.encoder_scheduler.costs
     layers = {key: part.num_layers for key, part in step.slices.items()}

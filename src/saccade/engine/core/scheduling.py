@@ -174,6 +174,8 @@ class _StepScheduler:
             return
         if sequence.images and num_tokens > num_planned:
             num_tokens = scheduler.encoder_scheduler.schedule_images(sequence, num_tokens, builder)
+            # Next to decodes, the images leave fewer tokens.
+            num_tokens = min(num_tokens, num_planned + builder.room(sequence))
             if scheduler.budgets.whole_images:
                 num_tokens = _with_whole_images(sequence, num_tokens)
         if num_tokens > num_planned and scheduler.block_manager.window_blocks is not None:
