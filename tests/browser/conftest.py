@@ -1,6 +1,7 @@
 """A real browser without a window, and servers of the bundled model for it. `make browser` runs these tests."""
 
 import contextlib
+import json
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -77,3 +78,20 @@ def opened(browser: "Browser") -> Opened:
         assert may_fail or faults == []
 
     return open_page
+
+
+def answer_chats(page: "Page", *answers: str | dict[str, Any]) -> None:
+    """Answer the chats of *page* in turn: a text as a stream of one delta, a dict as a refusal with status 429."""
+    rest = iter(answers)
+
+    def fulfill(route: Any) -> None:
+        answer = next(rest)
+        if isinstance(answer, dict):
+            route.fulfill(status=429, json=answer)
+            return
+        chunk = {"choices": [{"delta": {"content": answer}, "finish_reason": "stop"}]}
+        usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
+        stream = f"data: {json.dumps(chunk)}\n\ndata: {json.dumps(usage)}\n\ndata: [DONE]\n\n"
+        route.fulfill(body=stream, content_type="text/event-stream")
+
+    page.route("**/v1/chat/completions", fulfill)

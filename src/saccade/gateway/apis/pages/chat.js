@@ -1,66 +1,111 @@
 "use strict";
-// One request and its answer.
+// The conversation. It stays in memory: sessionStorage holds a few megabytes, which one or two photos fill.
+let turns = [];  // {question, images, answer, reasoning, view}, and what showFacts reads
 let running = null;
 
-const headers = () => (
-  { "Content-Type": "application/json", ...($("key").value && { Authorization: `Bearer ${$("key").value}` }) });
 const fail = (text) => show($("error"), text);
 
-function body(urlOf = (image) => image.url) {
-  const content = images.map((image) => ({ type: "image_url", image_url: { url: urlOf(image) } }));
-  if ($("question").value) content.push({ type: "text", text: $("question").value });
-  const system = $("system").value ? [{ role: "system", content: $("system").value }] : [];
-  return { model: $("model").value || undefined, messages: [...system, { role: "user", content }] };
-}
-
-async function ask(event) {
+function ask(event) {
   event.preventDefault();
   if (running) return;
+  const turn = { question: $("question").value, images };
+  if (!turn.question && !images.length) return fail("Write a question, or add an image.");
+  images = [];
+  $("question").value = "";
+  drawImages();
+  answer(turn, () => takeBack(turn));
+}
+
+function askAgain() {
+  if (running) return;
+  const last = turns.pop();
+  last.view.remove();
+  answer(last, () => { turns.push(last); $("turns").append(last.view); });
+}
+
+// What was refused goes back into the form, before what was written there in the meantime.
+function takeBack(turn) {
+  images = [...turn.images, ...images];
+  $("question").value = [turn.question, $("question").value].filter(Boolean).join("\n");
+  drawImages();
+}
+
+function beginAnew() {
+  running?.abort();
+  turns = [];
+  $("turns").replaceChildren();
   fail("");
-  $("answer").textContent = $("reasoning").textContent = "";
-  $("thoughts").hidden = $("facts").hidden = true;
-  setRunning(new AbortController());
-  const sent = { images: [...images], start: performance.now(), first: 0, last: 0, usage: null, reason: "" };
+  showSeen([], []);
+  setRunning(running);
+  writeCode();
+  $("question").focus();
+}
+
+// Adds a turn and streams its answer. A turn whose request is refused is dropped, then *giveBack* is called.
+async function answer({ question, images }, giveBack) {
+  fail("");
+  const view = turnView(question, images);
+  const turn = { question, images, answer: "", reasoning: "", start: performance.now(), first: 0, last: 0, view };
+  turns.push(turn);
+  $("turns").append(view);
+  $("conversation").hidden = false;
+  view.scrollIntoView({ block: "nearest" });
+  const controller = new AbortController();
+  setRunning(controller);
+  writeCode();
+  const sentImages = counted(turns).flatMap((one) => one.images);
+  const refuse = (text) => {
+    if (!turns.includes(turn)) return;  // a new conversation has begun
+    fail(text);
+    showSeen([], []);
+    if (turn.answer) return;
+    turns = turns.filter((one) => one !== turn);
+    view.remove();
+    giveBack();
+  };
   try {
     const response = await fetch("v1/chat/completions", {
-      method: "POST", headers: headers(), signal: running.signal,
-      body: JSON.stringify({ ...body(), stream: true, stream_options: { include_usage: true } }),
+      method: "POST", headers: headers(), signal: controller.signal,
+      body: JSON.stringify({ ...body(turns), stream: true, stream_options: { include_usage: true } }),
     });
-    if (!response.ok) return refuse(response.status, await sentence(response));
-    sent.warning = response.headers.get("x-saccade-warning");
-    for await (const chunk of events(response.body)) take(chunk, sent);
-    showFacts(sent);
+    if (!response.ok) {
+      refuse(await sentence(response));
+      if (response.status === 401) { $("more").open = true; $("key").focus(); }
+      return;
+    }
+    turn.warning = response.headers.get("x-saccade-warning");
+    for await (const chunk of events(response.body)) take(chunk, turn);
+    if (turns.includes(turn)) showSeen(sentImages, turn.usage?.prompt_tokens_details?.images ?? []);
   } catch (error) {
-    if (error.name === "AbortError") showFacts({ ...sent, reason: "stopped" });
-    else refuse(0, error.isServers ? error.message : UNREACHED);
+    if (error.name === "AbortError") turn.reason = "stopped";
+    else refuse(error.isServers ? error.message : UNREACHED);
   } finally {
+    showFacts(turn);
     setRunning(null);
   }
 }
 
-function refuse(status, text) {
-  fail(text);
-  showSeen([], []);
-  if (status === 401) { $("more").open = true; $("key").focus(); }
-}
-
 function setRunning(controller) {
-  const hadFocus = document.activeElement === $("stop");
+  const [from, to] = controller ? [["ask", "again"], "stop"] : [["stop"], "ask"];
+  const hadFocus = from.includes(document.activeElement.id);
   running = controller;
   $("ask").disabled = controller !== null;
   $("stop").disabled = controller === null;
-  $("answer").setAttribute("aria-busy", controller !== null);
-  if (hadFocus && !controller) $("ask").focus();
+  $("again").disabled = controller !== null || !turns.length;
+  $("conversation").hidden = !turns.length;
+  turns.at(-1)?.view.querySelector(".answer").setAttribute("aria-busy", controller !== null);
+  if (hadFocus) $(to).focus();
 }
 
-function take(chunk, sent) {
+function take(chunk, turn) {
   if (chunk.error) throw Object.assign(new Error(chunk.error.message), { isServers: true });
-  sent.usage = chunk.usage ?? sent.usage;
+  turn.usage = chunk.usage ?? turn.usage;
   const choice = chunk.choices?.[0];
   if (!choice) return;
-  sent.reason = choice.finish_reason ?? sent.reason;
+  turn.reason = choice.finish_reason ?? turn.reason;
   const { content, reasoning_content: reasoning } = choice.delta;
-  if (content || reasoning) { sent.last = performance.now(); sent.first ||= sent.last; }
-  if (reasoning) { $("thoughts").hidden = false; $("reasoning").append(reasoning); }
-  if (content) $("answer").append(content);
+  if (content || reasoning) { turn.last = performance.now(); turn.first ||= turn.last; }
+  turn.reasoning += reasoning ?? "";
+  turn.answer += content ?? "";
+  drawAnswer(turn);
 }

@@ -5,35 +5,50 @@ let language = "curl";
 const quoted = (text) => `'${text.replaceAll("'", `'"'"'`)}'`;
 const API = new URL("v1", location.href).href;
 
+// The turns of the next request, or of the last one if no further question is begun.
+function turnsToSend() {
+  const next = { question: $("question").value, images, answer: "" };
+  if (next.question || images.length || !turns.length) return [...turns, next];
+  return [...turns.slice(0, -1), { ...turns.at(-1), answer: "" }];
+}
+
+// The request as JSON with a mark in place of each file's bytes: [what is around the marks], [the files].
+function marked(body) {
+  const mark = `file-${Math.random().toString(36).slice(2)}`;
+  const files = [];
+  const json = body((image) => {
+    if (!isFile(image)) return image.url;
+    files.push(image);
+    return `data:${image.type};base64,${mark}`;
+  });
+  return [json.split(mark), files];
+}
+
 function curl() {
   const key = $("key").value ? ' -H "Authorization: Bearer $SACCADE_API_KEY"' : "";
   const call = `curl ${quoted(`${API}/chat/completions`)} -H 'Content-Type: application/json'${key} -d `;
-  const mark = `file-${Math.random().toString(36).slice(2)}`;
-  const json = JSON.stringify(body((image) => isFile(image) ? `data:${image.type};base64,${mark}` : image.url));
-  const [first, ...rest] = json.split(mark).map(quoted);
+  const [pieces, files] = marked((urlOf) => JSON.stringify(body(turnsToSend(), urlOf)));
+  const [first, ...rest] = pieces.map(quoted);
   if (!rest.length) return call + first;
   // An argument may have 128 KiB, which a photo exceeds, so the body goes through a pipe.
-  const files = images.filter(isFile).map(({ name }, index) =>
+  const written = files.map(({ name }, index) =>
     `base64 < ${quoted(name)} | tr -d '\\n'; printf %s ${rest[index]}; `);
-  return `{ printf %s ${first}; ${files.join("")}} |\n  ${call}@-`;
+  return `{ printf %s ${first}; ${written.join("")}} |\n  ${call}@-`;
 }
 
-// A string of JSON is a string of Python.
+// A value of JSON without true, false and null is one of Python.
 function python() {
-  const hasFiles = images.some(isFile);
-  const read = (image) => `base64.b64encode(Path(${JSON.stringify(image.name)}).read_bytes()).decode()`;
-  const urls = images.map((image) =>
-    isFile(image) ? `"data:${image.type};base64," + ${read(image)}` : JSON.stringify(image.url));
-  const parts = urls.map((url) => `{"type": "image_url", "image_url": {"url": ${url}}}`);
-  if ($("question").value) parts.push(`{"type": "text", "text": ${JSON.stringify($("question").value)}}`);
-  const system = $("system").value ? `{"role": "system", "content": ${JSON.stringify($("system").value)}}, ` : "";
-  const imports = [hasFiles && "import base64", $("key").value && "import os", hasFiles && "from pathlib import Path"];
+  const [pieces, files] = marked((urlOf) => JSON.stringify(body(turnsToSend(), urlOf).messages, null, 4));
+  const [first, ...rest] = pieces;
+  const read = ({ name }) => `base64.b64encode(Path(${JSON.stringify(name)}).read_bytes()).decode()`;
+  const messages = first + files.map((file, index) => `" + ${read(file)}${rest[index].slice(1)}`).join("");
+  const imports = [files.length && "import base64", $("key").value && "import os",
+    files.length && "from pathlib import Path"];
   const key = $("key").value ? 'os.environ["SACCADE_API_KEY"]' : '"none"';
   return [...imports.filter(Boolean), "from openai import OpenAI", "",
-    `client = OpenAI(base_url=${JSON.stringify(API)}, api_key=${key})`,
-    "content = [", ...parts.map((part) => `    ${part},`), "]",
+    `client = OpenAI(base_url=${JSON.stringify(API)}, api_key=${key})`, `messages = ${messages}`,
     "stream = client.chat.completions.create(", `    model=${JSON.stringify($("model").value)},`,
-    `    messages=[${system}{"role": "user", "content": content}],`, "    stream=True,", ")", "for chunk in stream:",
+    "    messages=messages,", "    stream=True,", ")", "for chunk in stream:",
     '    print(chunk.choices[0].delta.content or "", end="", flush=True)'].join("\n");
 }
 
@@ -41,16 +56,4 @@ function writeCode(chosen = language) {
   language = chosen;
   for (const name of ["curl", "python"]) $(name).setAttribute("aria-pressed", name === language);
   $("code").textContent = language === "curl" ? curl() : python();
-}
-
-async function copy() {
-  let isCopied = true;
-  try {
-    await navigator.clipboard.writeText($("code").textContent);
-  } catch {  // the clipboard needs https or a local address
-    getSelection().selectAllChildren($("code"));
-    isCopied = document.execCommand("copy");
-  }
-  $("copied").textContent = $("copy").textContent = isCopied ? "Copied" : "Press Ctrl+C";
-  setTimeout(() => { $("copy").textContent = "Copy"; $("copied").textContent = ""; }, 2000);
 }

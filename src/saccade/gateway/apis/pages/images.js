@@ -32,14 +32,16 @@ function addUrl(url) {
 }
 
 function drawImages() {
-  $("images").replaceChildren(...images.map((image, index) => make("li", {},
-    // The page loads nothing from other servers: the server fetches an image with a URL.
-    image.pixels ? make("img", { src: image.url, alt: image.name })
-      : make("div", { class: "named" }, isFile(image) ? "no preview" : image.name),
-    make("button", { type: "button", "aria-label": `Remove ${image.name}`, onclick: () => remove(index) }, "×"),
-    isFile(image) ? saved(image) : make("span", { class: "name" }, "by its URL"))));
+  $("images").replaceChildren(...images.map((image, index) => make("li", {}, ...preview(image),
+    make("button", { type: "button", "aria-label": `Remove ${image.name}`, onclick: () => remove(index) }, "×"))));
   writeCode();
 }
+
+const preview = (image) => [
+  // The page loads nothing from other servers: the server fetches an image with a URL.
+  image.pixels ? make("img", { src: image.url, alt: image.name })
+    : make("div", { class: "named" }, isFile(image) ? "no preview" : image.name),
+  isFile(image) ? saved(image) : make("span", { class: "name" }, "by its URL")];
 
 // The commands read a file of this name, which a pasted image or the example is not yet.
 const saved = ({ name, url }) =>

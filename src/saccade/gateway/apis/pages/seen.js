@@ -1,27 +1,5 @@
 "use strict";
-// What the model saw, and what its answer took.
-const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
-
-function showFacts({ images: sentImages, start, first, last, usage, reason, warning }) {
-  const facts = [];
-  if (first) facts.push(["first token after", `${Math.round(first - start)} ms`]);
-  if (usage) {
-    const { prompt_tokens: prompt, completion_tokens: number, prompt_tokens_details: details } = usage;
-    const rate = 1000 * (number - 1) / (last - first);
-    // Of a few tokens that arrive together, a rate says nothing.
-    if (last > first + 20 && number > 4) facts.push(["speed", `${rate.toFixed(0)} tokens/s`]);
-    const ofImages = details?.image_tokens ? `, ${details.image_tokens} of images` : "";
-    const parts = `${details?.cached_tokens || "none"} cached${ofImages}`;
-    facts.push(["answer", count(number, "token")], ["prompt", count(prompt, "token"), parts]);
-    showSeen(sentImages, details?.images ?? []);
-  }
-  const ends = { length: "its limit of tokens", stopped: "the Stop button" };
-  if (reason && reason !== "stop") facts.push(["ended by", ends[reason] ?? reason]);
-  if (warning) facts.push(["warning", warning]);
-  $("facts").replaceChildren(make("dl", {}, ...facts.map(([name, value, note]) =>
-    make("div", {}, make("dt", {}, name), make("dd", {}, value), note && make("dd", { class: "soft" }, note)))));
-  $("facts").hidden = !facts.length;
-}
+// What the model saw.
 
 // Every page of a PDF is an image of its own; the pages of several PDFs cannot be told apart.
 function byPages(images, num) {

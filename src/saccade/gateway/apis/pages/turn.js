@@ -1,0 +1,47 @@
+"use strict";
+// One turn as the page shows it: the question with its images, the reasoning, the answer, and what the answer took.
+const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+
+function turnView(question, images) {
+  return make("li", { class: "turn" },
+    make("div", { class: "asked" },
+      images.length ? make("ul", { class: "images", "aria-label": "Images of this question" },
+        ...images.map((image) => make("li", {}, ...preview(image)))) : null,
+      make("p", { class: "question" }, question)),
+    make("details", { class: "thoughts", hidden: true },
+      make("summary", {}, "Reasoning"), make("p", { class: "reasoning" })),
+    make("div", { class: "answer", "aria-live": "polite", "aria-busy": "true" }),
+    make("div", { class: "facts", role: "status", hidden: true }));
+}
+
+function drawAnswer({ answer, reasoning, view }) {
+  view.querySelector(".thoughts").hidden = !reasoning;
+  view.querySelector(".reasoning").textContent = reasoning;
+  view.querySelector(".answer").textContent = answer;
+}
+
+function factsOf({ start, first, last, usage, reason, warning }) {
+  const facts = [];
+  if (first) facts.push(["first token after", `${Math.round(first - start)} ms`]);
+  if (usage) {
+    const { prompt_tokens: prompt, completion_tokens: number, prompt_tokens_details: details } = usage;
+    const rate = 1000 * (number - 1) / (last - first);
+    // Of a few tokens that arrive together, a rate says nothing.
+    if (last > first + 20 && number > 4) facts.push(["speed", `${rate.toFixed(0)} tokens/s`]);
+    const ofImages = details?.image_tokens ? `, ${details.image_tokens} of images` : "";
+    const parts = `${details?.cached_tokens || "none"} cached${ofImages}`;
+    facts.push(["answer", count(number, "token")], ["prompt", count(prompt, "token"), parts]);
+  }
+  const ends = { length: "its limit of tokens", stopped: "the Stop button" };
+  if (reason && reason !== "stop") facts.push(["ended by", ends[reason] ?? reason]);
+  if (warning) facts.push(["warning", warning]);
+  return facts;
+}
+
+function showFacts(turn) {
+  const facts = factsOf(turn);
+  const place = turn.view.querySelector(".facts");
+  place.replaceChildren(make("dl", {}, ...facts.map(([name, value, note]) =>
+    make("div", {}, make("dt", {}, name), make("dd", {}, value), note && make("dd", { class: "soft" }, note)))));
+  place.hidden = !facts.length;
+}
