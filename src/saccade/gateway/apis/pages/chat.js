@@ -80,6 +80,7 @@ async function answer({ question, images }, giveBack) {
     if (error.name === "AbortError") turn.reason = "stopped";
     else refuse(error.isServers ? error.message : UNREACHED);
   } finally {
+    drawAnswer(turn);
     showFacts(turn);
     setRunning(null);
   }
@@ -107,5 +108,6 @@ function take(chunk, turn) {
   if (content || reasoning) { turn.last = performance.now(); turn.first ||= turn.last; }
   turn.reasoning += reasoning ?? "";
   turn.answer += content ?? "";
-  drawAnswer(turn);
+  // Many tokens may come between two frames of the screen.
+  turn.frame ||= requestAnimationFrame(() => { turn.frame = 0; drawAnswer(turn); });
 }

@@ -2,13 +2,14 @@
 // Shared by all pages. Text of servers, models and files becomes text nodes, never HTML.
 const $ = (id) => document.getElementById(id);
 
+// A child may be a list of children, of any length.
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (value !== false) element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.map((child) => child ?? ""));
+  for (const child of children.flat()) element.append(child ?? "");
   return element;
 }
 
@@ -18,8 +19,8 @@ function show(element, text) {
 }
 
 const table = (heads, rows) => make("table", {},
-  make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))),
-  make("tbody", {}, ...rows.map((cells) => make("tr", {}, ...cells.map((cell) => make("td", {}, cell))))));
+  make("thead", {}, make("tr", {}, heads.map((head) => make("th", { scope: "col" }, head)))),
+  make("tbody", {}, rows.map((cells) => make("tr", {}, cells.map((cell) => make("td", {}, cell))))));
 
 const stored = (storage, name) => { try { return storage.getItem(name) ?? ""; } catch { return ""; } };
 const store = (storage, name, value) => { try { storage.setItem(name, value); } catch { /* private window */ } };

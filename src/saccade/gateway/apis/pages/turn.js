@@ -17,7 +17,7 @@ function turnView(question, images) {
 function drawAnswer({ answer, reasoning, view }) {
   view.querySelector(".thoughts").hidden = !reasoning;
   view.querySelector(".reasoning").textContent = reasoning;
-  view.querySelector(".answer").textContent = answer;
+  drawMarkdown(view.querySelector(".answer"), answer);
 }
 
 function factsOf({ start, first, last, usage, reason, warning }) {
