@@ -72,6 +72,26 @@ def test_rate_is_shown_if_tokens_did_not_arrive_together(site: Site, opened: Ope
             assert (["speed", "10 tokens/s"] in facts) is shown
 
 
+def test_facts_of_an_answer_name_its_times_and_what_was_cached(site: Site, opened: Opened) -> None:
+    counts = {
+        "prompt_tokens": 30,
+        "completion_tokens": 11,
+        "prompt_tokens_details": {"cached_tokens": 20, "image_tokens": 16},
+        "completion_tokens_details": {"reasoning_tokens": 4},
+    }
+    turn = {"start": 0, "first": 250, "last": 1250, "usage": counts, "reason": "stop"}
+    with opened(site.root) as page:
+        assert page.evaluate("turn => factsOf(turn)", turn) == [
+            ["first token after", "250 ms"],
+            ["all after", "1.3 s"],
+            ["speed", "10 tokens/s"],
+            ["answer", "11 tokens", "4 of reasoning"],
+            ["prompt", "30 tokens", "20 cached (66 %), 16 of images"],
+        ]
+        del counts["prompt_tokens_details"]
+        assert page.evaluate("turn => factsOf(turn)", turn)[-1] == ["prompt", "30 tokens", ""]
+
+
 def test_dropped_image_is_answered_and_shown_as_inspect_shows_it(site: Site, opened: Opened, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "saccade.cli.main", "inspect", str(IMAGE), "--out", str(tmp_path)]
     shown = " ".join(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
@@ -168,6 +188,9 @@ def test_text_of_a_model_or_a_file_never_becomes_html(site: Site, opened: Opened
         page.route("**/v1/chat/completions", lambda route: route.fulfill(body=stream, content_type="text/event-stream"))
         assert ask(page) == text
         assert page.text_content(".reasoning") == text
+        assert page.is_hidden(".reasoning")
+        page.click(".thoughts summary")
+        assert page.is_visible(".reasoning")
         assert page.title() == "Saccade"
     with opened(site.root, may_fail=True) as page:  # The policy refuses what would have slipped through.
         page.evaluate(

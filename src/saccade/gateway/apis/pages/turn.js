@@ -20,17 +20,24 @@ function drawAnswer({ answer, reasoning, view }) {
   drawMarkdown(view.querySelector(".answer"), answer);
 }
 
+// A server that says nothing of its cache gets no share.
+const ofCache = (cached, prompt) =>
+  cached === undefined ? "" : `${cached || "none"} cached${cached ? ` (${Math.floor(100 * cached / prompt)} %)` : ""}`;
+
 function factsOf({ start, first, last, usage, reason, warning }) {
   const facts = [];
   if (first) facts.push(["first token after", `${Math.round(first - start)} ms`]);
+  if (last > first) facts.push(["all after", `${((last - start) / 1000).toFixed(1)} s`]);
   if (usage) {
     const { prompt_tokens: prompt, completion_tokens: number, prompt_tokens_details: details } = usage;
+    const { reasoning_tokens: ofReasoning } = usage.completion_tokens_details ?? {};
     const rate = 1000 * (number - 1) / (last - first);
     // Of a few tokens that arrive together, a rate says nothing.
     if (last > first + 20 && number > 4) facts.push(["speed", `${rate.toFixed(0)} tokens/s`]);
-    const ofImages = details?.image_tokens ? `, ${details.image_tokens} of images` : "";
-    const parts = `${details?.cached_tokens || "none"} cached${ofImages}`;
-    facts.push(["answer", count(number, "token")], ["prompt", count(prompt, "token"), parts]);
+    const ofImages = details?.image_tokens ? `${details.image_tokens} of images` : "";
+    const parts = [ofCache(details?.cached_tokens, prompt), ofImages].filter(Boolean).join(", ");
+    facts.push(["answer", count(number, "token"), ofReasoning ? `${ofReasoning} of reasoning` : ""],
+      ["prompt", count(prompt, "token"), parts]);
   }
   const ends = { length: "its limit of tokens", stopped: "the Stop button" };
   if (reason && reason !== "stop") facts.push(["ended by", ends[reason] ?? reason]);
