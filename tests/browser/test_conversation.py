@@ -125,3 +125,35 @@ def test_conversation_is_saved_as_the_body_of_a_request_and_as_markdown(site: Si
         assert Path(saved.value.path()).read_text() == (
             "## Question 1\n\nImage: LS-red.png\n\nWhat does it say?\n\n## Answer 1\n\nIt says **LS**.\n"
         )
+
+
+def test_settings_go_into_the_request_and_the_commands(site: Site, opened: Opened) -> None:
+    with opened(site.root) as page:
+        answer_chats(page, "one", "two")
+        page.click("#more summary")
+        page.fill("#system", "Be brief.")
+        page.fill("#temperature", "0.5")
+        page.fill("#length", "20")
+        with page.expect_request("**/v1/chat/completions") as sent:
+            messages = ask(page, "First?")
+        body = json.loads(sent.value.post_data or "")
+        assert messages[0] == {"role": "system", "content": "Be brief."}
+        assert (body["temperature"], body["max_tokens"]) == (0.5, 20)
+        assert '"temperature":0.5,"max_tokens":20' in page.inner_text("#code")
+        page.click("#python")
+        assert "temperature=0.5,\n    max_tokens=20,\n" in page.inner_text("#code")
+        page.fill("#temperature", "")
+        with page.expect_request("**/v1/chat/completions") as sent:
+            ask(page, "Second?")
+        assert "temperature" not in json.loads(sent.value.post_data or "")
+
+
+def test_wrong_setting_is_shown_and_not_sent(site: Site, opened: Opened) -> None:
+    with opened(site.root) as page:
+        page.click("#more summary")
+        page.fill("#temperature", "9")
+        page.click("#more summary")
+        page.click("#ask")
+        assert page.evaluate("() => document.activeElement.id") == "temperature"
+        assert page.is_visible("#temperature")
+        assert page.is_hidden("#conversation")

@@ -48,7 +48,8 @@ function python() {
   return [...imports.filter(Boolean), "from openai import OpenAI", "",
     `client = OpenAI(base_url=${JSON.stringify(API)}, api_key=${key})`, `messages = ${messages}`,
     "stream = client.chat.completions.create(", `    model=${JSON.stringify($("model").value)},`,
-    "    messages=messages,", "    stream=True,", ")", "for chunk in stream:",
+    "    messages=messages,", ...Object.entries(settings()).map(([name, value]) => `    ${name}=${value},`),
+    "    stream=True,", ")", "for chunk in stream:",
     '    print(chunk.choices[0].delta.content or "", end="", flush=True)'].join("\n");
 }
 

@@ -15,5 +15,10 @@ function messagesOf({ question, images, answer }, urlOf) {
 function body(turns, urlOf = (image) => image.url) {
   const system = $("system").value ? [{ role: "system", content: $("system").value }] : [];
   const messages = counted(turns).flatMap((turn) => messagesOf(turn, urlOf));
-  return { model: $("model").value || undefined, messages: [...system, ...messages] };
+  return { model: $("model").value || undefined, messages: [...system, ...messages], ...settings() };
 }
+
+// A setting without a value is left to the server.
+const settings = () => Object.fromEntries(
+  [["temperature", $("temperature")], ["max_tokens", $("length")]]
+    .filter(([, field]) => field.value).map(([name, field]) => [name, field.valueAsNumber]));
