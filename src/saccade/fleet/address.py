@@ -70,10 +70,8 @@ def check_url(url: str) -> None:
         raise StartupError(f"A worker's address has no spaces and no control characters, unlike {url!r}.")
     if url.startswith(sglang_address.SCHEME):
         sglang_address.SglangAddress.read(url)
-    elif url.startswith(vllm_http.SCHEMES):
-        vllm_http.rank_urls(url)
-    elif url.startswith(tokenspeed.SCHEME):
-        tokenspeed.rank_urls(url)
+    elif url.startswith((*vllm_http.SCHEMES, tokenspeed.SCHEME)):
+        worker_urls(url)
     else:
         try:
             target(url)

@@ -3,10 +3,7 @@
 from blake3 import blake3
 
 from saccade.fleet.prompt import Prompt
-from saccade.identity.blocks import block_key
-
-BEGINNING_TOKENS = 256
-"""A prompt that belongs to no conversation is known by this many tokens of its beginning."""
+from saccade.identity.content import framed
 
 DRAW_BYTES = 6
 """A float has room for all of them."""
@@ -19,8 +16,7 @@ def draw(model: str, prompt: Prompt) -> float:
 
     A canary's conversations are those below its share.
     """
-    conversation = prompt.conversation or block_key(b"", prompt.token_ids[:BEGINNING_TOKENS], 0, ())
+    conversation = prompt.conversation or prompt.beginning_key(b"")
     parts = (prompt.tenant, model.encode(), conversation)
-    framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-    digest = blake3(framed, derive_key_context=CONTEXT).digest(DRAW_BYTES)
+    digest = blake3(framed(parts), derive_key_context=CONTEXT).digest(DRAW_BYTES)
     return int.from_bytes(digest, "little") / (1 << 8 * DRAW_BYTES)

@@ -33,7 +33,7 @@ from saccade.fleet.router import Booking, RoutedImage, RoutedPrompt, Router, Rou
 from saccade.fleet.serving import NOBODY, MaskKey, Serving, option_of
 from saccade.fleet.settings import DEFAULT_LIMITS, DispatchLimits, RoutingSettings
 from saccade.fleet.worker import Worker, takes_chats_only
-from saccade.identity.blocks import block_key, root_key
+from saccade.identity.blocks import root_key
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.media import MediaItem
 from saccade.protocol.request import MAX_NUM_SAMPLES, EngineRequest, MediaPixels
@@ -42,10 +42,6 @@ from saccade.transport import shared_memory
 logger = logging.getLogger(__name__)
 
 M = TypeVar("M", MediaItem, MediaPixels)
-
-
-AFFINITY_TOKENS = 256
-"""consistent_hash hashes the first image; without one, this many tokens of the prompt's beginning."""
 
 
 ADVANCE_SECONDS = 1.0
@@ -197,9 +193,7 @@ class Dispatcher:
     async def preview(self, model: str, prompt: Prompt) -> Preview:
         """Return where place() would put a prompt now. Raises ModelNotFound and WorkerUnavailable."""
         serving = self._serving(model)
-        query = await self._look_up(serving, self._with_room(serving, prompt, NOBODY), prompt, prompt.num_samples)
-        if serving.has_pairs:
-            query = await self._alone(serving, prompt, NOBODY, prompt.num_samples) or query
+        query = await self._query(serving, prompt, NOBODY, prompt.num_samples)
         choice = self._router.preview(query.rows, query.prompt, query.overlaps, time.monotonic())
         return Preview(serving.model, prompt, choice)
 
@@ -221,10 +215,7 @@ class Dispatcher:
             # The end of the turn lets others have its place, when all else is given back.
             booked.enter_context(turn)
             serving = self._serving(model)
-            places = self._with_room(serving, prompt, excluded)
-            query = await self._look_up(serving, places, prompt, turn.weight)
-            if serving.has_pairs:
-                query = await self._alone(serving, prompt, excluded, turn.weight) or query
+            query = await self._query(serving, prompt, excluded, turn.weight)
             self._num_booked[name] += turn.weight
             booked.callback(self._num_booked.subtract, {name: turn.weight})
             start = time.perf_counter()
@@ -297,11 +288,18 @@ class Dispatcher:
             return None
         return need.key, need.excluded, serving.are_canaries(places)
 
-    def _with_room(self, serving: Serving, prompt: Prompt, excluded: Set[str]) -> NDArray[np.intp]:
-        """Return the places of the workers that may get *prompt* and have room, or of all that may if none has."""
+    async def _query(self, serving: Serving, prompt: Prompt, excluded: Set[str], num_rows: int) -> _Query:
+        """Look up *prompt* at the workers that may get it and have room, or at all that may if none has.
+
+        If decode workers lack little of it, they are these workers.
+        """
+        if serving.has_pairs and self.limits.disaggregation_min_tokens:
+            alone = await self._alone(serving, prompt, excluded, num_rows)
+            if alone is not None:
+                return alone
         places = serving.takers_of(prompt, excluded, time.monotonic())
         with_room = places[serving.num_free(places) > 0]
-        return with_room if len(with_room) else places
+        return await self._look_up(serving, with_room if len(with_room) else places, prompt, num_rows)
 
     def _num_rows_for_one(self, model: str, num_of_others: int) -> int:
         """Return how many rows at workers of *model* one tenant may hold if others hold *num_of_others*."""
@@ -331,7 +329,7 @@ class Dispatcher:
         Dynamo's and llm-d's gateways do the same, as conditional disaggregation.
         """
         places = serving.decoders_of(prompt, excluded, time.monotonic())
-        if not self.limits.disaggregation_min_tokens or not len(places):
+        if not len(places):
             return None
         query = await self._find(serving, places, prompt, num_rows)
         num_left = self._router.num_left(query.rows, query.prompt, query.overlaps, time.monotonic())
@@ -450,8 +448,7 @@ class Dispatcher:
 def _affinity(prompt: Prompt) -> bytes:
     if prompt.runs:
         return prompt.salt + prompt.runs[0].content_hash
-    start = prompt.token_ids[:AFFINITY_TOKENS]
-    return block_key(prompt.salt, start, 0, ())
+    return prompt.beginning_key(prompt.salt)
 
 
 def _inlined(item: M) -> M:

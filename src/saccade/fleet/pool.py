@@ -128,12 +128,13 @@ class WorkerPool:
 
     def direct(self, traffic: FleetTraffic) -> None:
         """Replace the traffic of the workers. One that is cordoned finishes its requests."""
+        if traffic == self.traffic:
+            return
         before, self.traffic = self.traffic, traffic
         for client in self._clients:
             if (now := traffic.of(client.url)) != before.of(client.url):
                 logger.info("worker %s has the traffic %s", client.url, now)
-        if traffic != before:
-            self._notify()
+        self._notify()
 
     async def forget(self, client: Worker) -> None:
         """Drop all state about *client*, which has left and has no requests."""

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 from saccade.errors import ContextLengthExceeded, RequestError, UnsupportedParameter
 from saccade.fleet.worker import Worker
-from saccade.identity.blocks import MediaRun
+from saccade.identity.blocks import MediaRun, block_key
 from saccade.protocol.media import Span
 from saccade.protocol.request import SamplingParams
 from saccade.protocol.request_traits import RequestTraits
 
 ONE_TOKEN = SamplingParams(max_tokens=1)
+BEGINNING_TOKENS = 256
+"""A prompt without images or a conversation is known by this many tokens of its beginning."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,10 @@ class Prompt:
     def num_tokens(self) -> int:
         """Tokens of the prompt and of its longest answer."""
         return len(self.token_ids) + self.sampling.max_tokens
+
+    def beginning_key(self, root: bytes) -> bytes:
+        """Return a hash of *root* and of the first tokens: prompts that begin alike have the same one."""
+        return block_key(root, self.token_ids[:BEGINNING_TOKENS], 0, ())
 
     @property
     def traits(self) -> RequestTraits:

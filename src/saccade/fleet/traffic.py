@@ -73,7 +73,8 @@ class FleetTraffic:
 
     def of(self, worker: str) -> WorkerTraffic:
         """Return the traffic of the worker with the url *worker*."""
-        return self.changes.get(worker, NO_CHANGE).of(self.lists.get(worker, ORDINARY))
+        listed, change = self.lists.get(worker, ORDINARY), self.changes.get(worker)
+        return listed if change is None else change.of(listed)
 
 
 EVERYONE_ORDINARY = FleetTraffic()

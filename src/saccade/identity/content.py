@@ -8,7 +8,7 @@ from blake3 import blake3
 HASH_BYTES = 32
 
 
-def _framed(parts: tuple[bytes, ...]) -> bytes:
+def framed(parts: tuple[bytes, ...]) -> bytes:
     """Join *parts*, each preceded by its length, so that no two different lists of parts give the same bytes."""
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
@@ -16,7 +16,7 @@ def _framed(parts: tuple[bytes, ...]) -> bytes:
 def files_digest(files: Mapping[str, bytes]) -> bytes:
     """Return a 32-byte digest of the names and contents of *files*; their order does not matter."""
     parts = tuple(piece for name in sorted(files) for piece in (name.encode(), files[name]))
-    return blake3(_framed((b"saccade.files.1", *parts))).digest()
+    return blake3(framed((b"saccade.files.1", *parts))).digest()
 
 
 def processor_fingerprint(settings: Mapping[str, object], files: bytes, decoder: str) -> bytes:
@@ -26,11 +26,11 @@ def processor_fingerprint(settings: Mapping[str, object], files: bytes, decoder:
     config and processor files, and *decoder* the decoder's name and version.
     """
     canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-    return blake3(_framed((b"saccade.processor.1", canonical, files, decoder.encode()))).digest()
+    return blake3(framed((b"saccade.processor.1", canonical, files, decoder.encode()))).digest()
 
 
 def content_hash(encoded: bytes, fingerprint: bytes) -> bytes:
     """Return the 32 bytes that identify the *encoded* image together with its processing."""
     # Hashing in two steps keeps the image's bytes from being copied into one framed buffer.
     head = b"saccade.content.1" + len(encoded).to_bytes(8, "little")
-    return blake3(head).update(encoded).update(_framed((fingerprint,))).digest()
+    return blake3(head).update(encoded).update(framed((fingerprint,))).digest()

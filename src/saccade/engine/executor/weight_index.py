@@ -61,15 +61,13 @@ def weight_files(folder: Path) -> list[Path]:
             f"{folder} holds {adapter}, an adapter that Saccade does not apply to the weights. Merge it into them "
             "(with PEFT: merge_and_unload, then save_pretrained), or serve a folder without the adapter's files."
         )
+    indexed = [folder / name for name in sorted({Path(file).name for file in weight_map(folder).values()})]
     if (named := named_weights(folder)) is not None:
+        files = indexed if named.endswith(SUFFIXES[1]) else [folder / named]
         _check_present(folder, [folder / named])
-        if not named.endswith(SUFFIXES[1]):
-            return [folder / named]
-        shards = [folder / file for file in sorted({Path(name).name for name in weight_map(folder).values()})]
-        _check_present(folder, shards)
-        return shards
-    names = sorted({Path(name).name for name in weight_map(folder).values()})
-    shards = [folder / name for name in names] or sorted(folder.glob(SHARDS))
+        _check_present(folder, files)
+        return files
+    shards = indexed or sorted(folder.glob(SHARDS))
     whole = folder / WEIGHTS
     if whole in shards or not whole.is_file():
         _check_present(folder, shards)
