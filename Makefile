@@ -75,7 +75,7 @@ json-schema-suite: $(VENV)/.installed-dev
 	$(BIN)/python scripts/json_schema_suite.py $(SUITE)
 
 # Measures docs/figures.md, part by part, and goes on after an interruption:
-# make report ARGS="--vllm VENV --smg SMG --turbojpeg FOLDER"
+# make report ARGS="--vllm VENV --smg SMG --vllm-router ROUTER --turbojpeg FOLDER"
 report: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.report $(ARGS)
 

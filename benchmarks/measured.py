@@ -1,5 +1,6 @@
 """What is measured where: processes started and stopped, whether they answer, what they hold; machine and commit."""
 
+import base64
 import contextlib
 import json
 import os
@@ -57,6 +58,11 @@ def answers(url: str) -> bool:
             return b"choices" in response.read()
     except (urllib.error.URLError, OSError):
         return False
+
+
+def png_url(png: bytes) -> str:
+    """Return *png* as a data URL."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def free_ports(count: int) -> list[int]:

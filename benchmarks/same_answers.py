@@ -9,7 +9,6 @@ where one differs.
 """
 
 import argparse
-import base64
 import contextlib
 import io
 import json
@@ -26,7 +25,7 @@ from typing import Any
 
 from PIL import Image
 
-from benchmarks.measured import ROOT, commit, end_with_what_was_started, free_ports, machine
+from benchmarks.measured import ROOT, commit, end_with_what_was_started, free_ports, machine, png_url
 
 FLAGS = ("--dtype", "float32", "--attention-backend", "torch_sdpa", "--threads", "1", "--no-summary")
 READY_SECONDS = 120.0
@@ -40,10 +39,7 @@ def image_part(draw: random.Random) -> dict[str, Any]:
     image = Image.frombytes("RGB", size, draw.randbytes(3 * size[0] * size[1]))
     encoded = io.BytesIO()
     image.save(encoded, "PNG")
-    return {
-        "type": "image_url",
-        "image_url": {"url": f"data:image/png;base64,{base64.b64encode(encoded.getvalue()).decode()}"},
-    }
+    return {"type": "image_url", "image_url": {"url": png_url(encoded.getvalue())}}
 
 
 def bodies(model: str, number: int) -> Iterator[dict[str, Any]]:

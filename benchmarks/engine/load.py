@@ -7,7 +7,6 @@ that the measured part begins; one JSON object on standard output ends it.
 """
 
 import asyncio
-import base64
 import io
 import json
 import os
@@ -26,6 +25,7 @@ import uvloop
 from PIL import Image
 
 from benchmarks.gateway.load import percentile, tree_seconds
+from benchmarks.measured import png_url
 
 TIMEOUT_SECONDS = 600
 DATA = b"data: "
@@ -100,8 +100,7 @@ def body(load: Load, number: int) -> bytes:
     content: list[dict[str, Any]] = [{"type": "text", "text": question(number)}]
     if load.size is not None:
         png = random_png(image_number(number, load.first_number, same=load.same), *load.size)
-        url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-        content.insert(0, {"type": "image_url", "image_url": {"url": url}})
+        content.insert(0, {"type": "image_url", "image_url": {"url": png_url(png)}})
     request = {
         "model": load.model,
         "messages": [{"role": "user", "content": content}],

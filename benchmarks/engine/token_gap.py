@@ -43,13 +43,19 @@ def image_request(engine: Engine, number: int, side: int) -> EngineRequest:
     )
     placeholder = engine.validator.spec.placeholder_of["image"]
     token_ids = [1, *[placeholder] * (num_patches // 4), 2]
-    return EngineRequest(f"image {number}", token_ids, SamplingParams(max_tokens=1, temperature=0), media=(item,))
+    return EngineRequest(
+        request_id=f"image {number}",
+        token_ids=token_ids,
+        sampling=SamplingParams(max_tokens=1, temperature=0),
+        media=(item,),
+    )
 
 
 def measure(engine: Engine, number: int, side: int) -> tuple[float, float, float]:
     """Return the seconds of a round: the answer's median gap alone, its longest with the image, the image's wait."""
-    sampling = SamplingParams(max_tokens=400, temperature=0)
-    engine.requests.submit(0, EngineRequest(f"answer {number}", [3, 4, 5 + number % 100], sampling))
+    sampling = SamplingParams(max_tokens=400, min_tokens=400, temperature=0)
+    request = EngineRequest(request_id=f"answer {number}", token_ids=[3, 4, 5 + number % 100], sampling=sampling)
+    engine.requests.submit(0, request)
     times: list[float] = []
     alone: list[float] = []
     began = 0.0

@@ -1,6 +1,7 @@
-"""Two real vLLM workers behind Saccade's gateway and behind SMG: where repeated images land, and what that saves.
+"""Two real vLLM workers behind Saccade's gateway and behind others: where repeated images land, and what that saves.
 
-python -m benchmarks.peers --vllm VENV --smg SMG [--images 24] [--asks 4] [--clients 4] [--caches 97 161] [--out FILE]
+python -m benchmarks.peers --vllm VENV --smg SMG --vllm-router ROUTER [--images 24] [--asks 4] [--clients 4]
+    [--caches 97 161] [--out FILE]
 
 Every image is asked about several times, each time with another question, in a seeded order. What the caches must hold
 for that is computed from a first answer: the full blocks of a prompt, for each image. Each system begins with empty
@@ -9,7 +10,6 @@ caches. A row says how many requests each worker had.
 
 import argparse
 import asyncio
-import base64
 import contextlib
 import io
 import json
@@ -27,8 +27,10 @@ from types import MappingProxyType
 from typing import Any
 
 import aiohttp
+import zmq
+from zmq.devices import ThreadProxy
 
-from benchmarks.measured import ROOT, answers, end_with_what_was_started, free_ports, process, write
+from benchmarks.measured import ROOT, answers, end_with_what_was_started, free_ports, png_url, process, write
 
 sys.path += [str(ROOT / "tests"), *map(str, (ROOT / "tests" / "support").iterdir())]
 
@@ -88,8 +90,10 @@ def body(seed: int, number: int, num_tokens: int = 4) -> bytes:
     """Return a chat of one image and a question, which asks for a stream of *num_tokens* tokens."""
     buffer = io.BytesIO()
     random_image(SIDE, SIDE, 5000 + seed).save(buffer, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": f"Question {number}?"}]
+    content = [
+        {"type": "image_url", "image_url": {"url": png_url(buffer.getvalue())}},
+        {"type": "text", "text": f"Question {number}?"},
+    ]
     chat = {"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 0}
     chat |= {"max_tokens": num_tokens, "ignore_eos": True}
     return json.dumps({**chat, "stream": True, "stream_options": {"include_usage": True}}).encode()
@@ -166,7 +170,9 @@ def gateway(
         yield url
 
 
-def systems(workers: Sequence[VllmServer], folder: Path, smg: Path | None, port: int) -> dict[str, list[str]]:
+def systems(
+    workers: Sequence[VllmServer], folder: Path, smg: Path | None, vllm_router: Path | None, port: int
+) -> dict[str, list[str]]:
     """Return the commands of the gateways, by name."""
     ours = [str(Path(sys.executable).with_name("saccade")), "gateway", "--log-level", "WARNING", "--port", str(port)]
     ours += ["--model", f"{MODEL}={folder}"]
@@ -184,6 +190,18 @@ def systems(workers: Sequence[VllmServer], folder: Path, smg: Path | None, port:
             *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port), "--log-level", "warn"),
             *("--worker-urls", *(worker.url for worker in workers)),
         ]
+    if vllm_router is not None:
+        (metrics_port,) = free_ports(1)
+        common = [
+            *(str(vllm_router), "--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"),
+            *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)),
+            *("--worker-urls", *(worker.url for worker in workers)),
+        ]
+        events = ["--kv-event-model", MODEL, "--kv-event-block-size", str(BLOCK_SIZE)]
+        for worker, events_port in zip(workers, free_ports(len(workers)), strict=True):
+            events += ["--kv-event-source", f"{worker.url}={tcp_endpoint(worker, events_port)}"]
+        systems["vllm-router, cache_aware"] = [*common, "--policy", "cache_aware"]
+        systems["vllm-router, kv_aware"] = [*common, "--policy", "kv_aware", *events]
     return systems
 
 
@@ -192,6 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, required=True, help="an environment with vLLM, as `make peers` makes")
     parser.add_argument("--smg", type=Path, help="the smg program")
+    parser.add_argument("--vllm-router", type=Path, help="the vllm-router program")
     parser.add_argument("--images", type=int, default=24)
     parser.add_argument("--asks", type=int, default=4)
     parser.add_argument("--clients", type=int, default=4)
@@ -206,14 +225,28 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_qwen3_vl(Path(scratch) / MODEL)
         for num_blocks in chosen.caches:
+            (port,) = free_ports(1)
             with two_workers(folder, Path(scratch), num_blocks) as workers:
                 facts = needs(warm(workers), all_asks)
-                for result in compare(workers, num_blocks, folder, chosen.smg, all_asks, chosen.clients):
+                commands = systems(workers, folder, chosen.smg, chosen.vllm_router, port)
+                for result in compare(workers, num_blocks, commands, port, folder.parent, all_asks, chosen.clients):
                     print(result, flush=True)
                     rows.append(result)
     print(facts)
     if chosen.out is not None:
         write(chosen.out, "benchmarks.peers", rows, **facts)
+
+
+def tcp_endpoint(worker: VllmServer, port: int) -> str:
+    """Publish a worker's cache events at *port* of the loopback interface until this program ends.
+
+    vllm-router reads only addresses over TCP, and vLLM itself would listen on all interfaces.
+    """
+    proxy = ThreadProxy(zmq.XSUB, zmq.XPUB)
+    proxy.connect_in(worker.events)
+    proxy.bind_out(f"tcp://127.0.0.1:{port}")
+    proxy.start()
+    return f"tcp://127.0.0.1:{port}"
 
 
 @contextlib.contextmanager
@@ -248,15 +281,15 @@ def needs(answered: Answered, all_asks: Sequence[Ask]) -> dict[str, Any]:
 def compare(
     workers: Sequence[VllmServer],
     num_blocks: int,
-    folder: Path,
-    smg: Path | None,
+    commands: Mapping[str, Sequence[str]],
+    port: int,
+    scratch: Path,
     all_asks: Sequence[Ask],
     num_clients: int,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the row of each system, which begins with empty caches."""
-    (port,) = free_ports(1)
-    for system, command in systems(workers, folder, smg, port).items():
-        with gateway(command, port, folder.parent / "gateway.log") as url:
+    """Yield the row of each gateway of *commands*, which listens at *port* and begins with empty caches."""
+    for system, command in commands.items():
+        with gateway(command, port, scratch / "gateway.log") as url:
             for worker in workers:
                 empty(worker)
             time.sleep(SETTLE_SECONDS)

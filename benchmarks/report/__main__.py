@@ -1,6 +1,6 @@
 """Measure the figures of docs/figures.md and write the page: `make report`, or `python -m benchmarks.report`.
 
-    python -m benchmarks.report --vllm VENV --smg SMG --turbojpeg FOLDER
+    python -m benchmarks.report --vllm VENV --smg SMG --vllm-router ROUTER --turbojpeg FOLDER
     python -m benchmarks.report --only "ttft: Saccade" accuracy
     python -m benchmarks.report --trial --state trial.json --page trial.md
     python -m benchmarks.report --only-page
@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.measured import ROOT, commit, end_with_what_was_started
 from benchmarks.report.page import write_page
-from benchmarks.report.parts import PART_SECONDS, PARTS, Part, Peers
+from benchmarks.report.parts import PART_SECONDS, PARTS, Part, Peers, flag
 
 STATE = ROOT / "benchmarks/results/report.json"
 PAGE = ROOT / "docs/figures.md"
@@ -35,6 +35,7 @@ def arguments(names: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, help="an environment with vLLM, as `make peers` makes")
     parser.add_argument("--smg", type=Path, help="the smg program")
+    parser.add_argument("--vllm-router", type=Path, help="the vllm-router program")
     parser.add_argument("--turbojpeg", type=Path, help="the folder of libturbojpeg.so.0, for SMG")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
     parser.add_argument("--keep", action="store_true", help="measure only parts that the state file does not have")
@@ -51,13 +52,13 @@ def main() -> int:
     chosen = arguments(names)
     end_with_what_was_started()
     state: dict[str, Any] = json.loads(chosen.state.read_text()) if chosen.state.exists() else {}
-    peers, failed = Peers(chosen.vllm, chosen.smg, chosen.turbojpeg), []
+    peers, failed = Peers(chosen.vllm, chosen.smg, chosen.vllm_router, chosen.turbojpeg), []
     for part in PARTS:
         is_measured = part.name in state and (chosen.keep or state[part.name]["commit"] == commit())
         if chosen.only_page or is_measured or part.name not in chosen.only:
             continue
         if missing := part.missing(peers):
-            print(f"{part.name}: left out; it needs {' and '.join(f'--{name}' for name in missing)}", flush=True)
+            print(f"{part.name}: left out; it needs {' and '.join(map(flag, missing))}", flush=True)
             continue
         print(f"{part.name}: begins at {datetime.now(UTC):%H:%M:%S}", flush=True)
         result = run(part, peers, is_trial=chosen.trial)

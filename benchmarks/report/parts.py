@@ -8,11 +8,17 @@ PART_SECONDS = 20 * 60.0
 
 @dataclass(frozen=True)
 class Peers:
-    """Where programs of others are: an environment with vLLM, SMG's program, the folder of its libturbojpeg."""
+    """Where programs of others are: an environment with vLLM, the programs SMG and vllm-router, SMG's libturbojpeg."""
 
     vllm: Path | None = None
     smg: Path | None = None
+    vllm_router: Path | None = None
     turbojpeg: Path | None = None
+
+
+def flag(name: str) -> str:
+    """Return the flag for the field *name* of Peers."""
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Part:
     def words(self, peers: Peers, *, is_trial: bool) -> list[str]:
         """Return the words after `python`, without --out."""
         words = ["-m", self.module, *self.arguments, *(self.few if is_trial else ())]
-        return words + [word for name in self.peers for word in (f"--{name}", str(getattr(peers, name)))]
+        return words + [word for name in self.peers for word in (flag(name), str(getattr(peers, name)))]
 
 
 SMG = ("smg", "turbojpeg")
@@ -58,5 +64,7 @@ PARTS = (
         ("--family", "qwen3_vl", "--part", "gate", "round_robin"),
         few=("--images", "16", "--workers", "2", "--part", "gate"),
     ),
-    Part("routing: two vLLM", "benchmarks.peers", (), ("vllm", "smg"), ("--images", "12", "--asks", "2")),
+    Part(
+        "routing: two vLLM", "benchmarks.peers", (), ("vllm", "smg", "vllm_router"), ("--images", "12", "--asks", "2")
+    ),
 )

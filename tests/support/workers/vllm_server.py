@@ -23,9 +23,10 @@ BLOCK_SIZE = 32
 
 @dataclass(frozen=True)
 class VllmServer:
-    """A vLLM that is ready."""
+    """A vLLM that is ready, and publishes its cache events at the ZeroMQ endpoint *events*."""
 
     port: int
+    events: str
 
     @property
     def url(self) -> str:
@@ -53,11 +54,12 @@ def environment() -> Path:
 def vllm(model: Path, scratch: Path, *arguments: str, num_blocks: int = 512, name: str = "m") -> Iterator[VllmServer]:
     """Serve *model* by vLLM with prefix caching, cache events and tokens-in; *scratch* takes its log and sockets."""
     port, replay_port = free_port(), free_port()
+    endpoint = f"ipc://{scratch}/events"
     # An address over TCP that vLLM does not connect to has a wildcard, and would be reached from other hosts.
     events = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": f"ipc://{scratch}/events",
+        "endpoint": endpoint,
         "replay_endpoint": f"tcp://127.0.0.1:{replay_port}",
         "topic": "kv@m",
     }
@@ -85,7 +87,7 @@ def vllm(model: Path, scratch: Path, *arguments: str, num_blocks: int = 512, nam
             tied(command, signal.SIGTERM), env=inherited | settings, stdout=output, stderr=subprocess.STDOUT
         )
     try:
-        server = VllmServer(port)
+        server = VllmServer(port, endpoint)
         _wait(server, process, log)
         yield server
     finally:

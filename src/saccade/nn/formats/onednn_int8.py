@@ -23,6 +23,9 @@ ZERO, HALF_ZERO = 128, 64
 MOST_COLUMNS = (1 << 31) // (255 * 128)
 """Of more columns, a sum could exceed 32 bits."""
 
+SMALLEST = torch.finfo(torch.float32).tiny * LARGEST
+"""A token of zeros is rounded as if this were its largest value."""
+
 ROWS = 128
 """How many tokens are rounded or scaled at a time: their float32 copies fit into the processor's cache."""
 
@@ -42,28 +45,40 @@ class Int8Product(PackedLinear):
 
     def apply(self, x_NI: torch.Tensor, activation: Activation | None) -> torch.Tensor:
         """Return activation(x W^T + b) [N, O]."""
-        product_NO, scales_N1 = self._product(x_NI)
-        output_NO = product_NO if x_NI.dtype == product_NO.dtype else torch.empty_like(product_NO, dtype=x_NI.dtype)
-        for product, scales, output in zip(*(t.split(ROWS) for t in (product_NO, scales_N1, output_NO)), strict=True):
-            # A bias or an activation before the token's scale would be wrong: oneDNN cannot fuse them.
-            product.mul_(scales)
-            if self.bias_O is not None:
-                product.add_(self.bias_O)
-            output.copy_(product if activation is None else activation(product))
-        return output_NO
+        return self._scaled(x_NI, activation, None)
 
     def add_to(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor:
         """Return residual + x W^T + b [N, O], rounded once."""
+        return self._scaled(x_NI, None, residual_NO)
+
+    def _scaled(
+        self, x_NI: torch.Tensor, activation: Activation | None, residual_NO: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return residual + activation(x W^T + b) [N, O], computed in float32 and rounded once."""
         product_NO, scales_N1 = self._product(x_NI)
-        output_NO = torch.empty_like(residual_NO)
-        for product, scales, residual, output in zip(
-            *(t.split(ROWS) for t in (product_NO, scales_N1, residual_NO, output_NO)), strict=True
-        ):
-            product.mul_(scales)
-            if self.bias_O is not None:
-                product.add_(self.bias_O)
-            torch.add(product, residual, out=output)
+        if len(x_NI) <= ROWS:
+            return self._finished(product_NO, scales_N1, activation, residual_NO).to(x_NI.dtype)
+        output_NO = torch.empty_like(product_NO, dtype=x_NI.dtype)
+        for start in range(0, len(x_NI), ROWS):
+            some = slice(start, start + ROWS)
+            residual = None if residual_NO is None else residual_NO[some]
+            output_NO[some] = self._finished(product_NO[some], scales_N1[some], activation, residual)
         return output_NO
+
+    def _finished(
+        self,
+        product_NO: torch.Tensor,
+        scales_N1: torch.Tensor,
+        activation: Activation | None,
+        residual_NO: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the float32 result of a product of whole numbers, which it overwrites."""
+        # A bias or an activation before the token's scale would be wrong: oneDNN cannot fuse them.
+        product_NO.mul_(scales_N1)
+        if self.bias_O is not None:
+            product_NO.add_(self.bias_O)
+        output_NO = product_NO if activation is None else activation(product_NO)
+        return output_NO if residual_NO is None else output_NO.add_(residual_NO)
 
     def _product(self, x_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the float32 product [N, O] of *x_NI* divided by its tokens' scales, and these scales [N, 1]."""
@@ -83,15 +98,19 @@ class Int8Product(PackedLinear):
 
 def rounded_tokens(x_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return uint8 codes [N, I] from 1 to 255, with 128 for zero, and the float32 scale [N, 1] of each token."""
-    codes_NI = torch.empty(x_NI.shape, dtype=torch.uint8)
-    scales_N1 = torch.empty(len(x_NI), 1)
-    smallest = torch.finfo(torch.float32).tiny * LARGEST
-    for x, codes, scales in zip(*(t.split(ROWS) for t in (x_NI, codes_NI, scales_N1)), strict=True):
-        largest = x.abs().amax(1, keepdim=True).float().clamp_min_(smallest)
-        torch.div(largest, LARGEST, out=scales)
-        # The cast cuts off the fraction.
-        codes.copy_((x * (LARGEST / largest)).add_(ZERO + 0.5))
-    return codes_NI, scales_N1
+    if len(x_NI) <= ROWS:
+        return _rounded(x_NI)
+    parts = [_rounded(x) for x in x_NI.split(ROWS)]
+    codes, scales = zip(*parts, strict=True)
+    return torch.cat(codes), torch.cat(scales)
+
+
+def _rounded(x_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    values_NI = x_NI.float()
+    largest_N1 = values_NI.abs().amax(1, keepdim=True).clamp_min_(SMALLEST)
+    # The cast cuts off the fraction.
+    codes_NI = (values_NI * (LARGEST / largest_N1)).add_(ZERO + 0.5).to(torch.uint8)
+    return codes_NI, largest_N1.div_(LARGEST)
 
 
 def pack_linear(layer: QuantisedLinear) -> Int8Product:

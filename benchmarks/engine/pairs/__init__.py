@@ -1,0 +1,1 @@
+"""Two engines up at once and asked in turn, so that the machine's noise meets both."""
