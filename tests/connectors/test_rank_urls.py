@@ -3,18 +3,20 @@
 import pytest
 from tables import table
 
-from saccade.connectors.rank_urls import MAX_RANKS, RankUrl
+from saccade.connectors.rank_urls import MAX_RANKS, RankedAddresses, RankUrl
+
+ADDRESSES = RankedAddresses("A", "a://")
 
 
 def test_server_without_ranks() -> None:
     assert RankUrl.read("vllms://h:1/") == RankUrl("vllms://h:1")
-    assert RankUrl.read("vllm://h:1").of_ranks == ()
+    assert ADDRESSES.worker_urls("a://h:1") == ("a://h:1",)
 
 
 def test_every_rank_has_an_address() -> None:
-    ranks = RankUrl.read("vllm://[::1]:8?ranks=2").of_ranks
-    assert ranks == ("vllm://[::1]:8?rank=0", "vllm://[::1]:8?rank=1")
-    assert [RankUrl.read(url).rank for url in ranks] == [0, 1]
+    ranks = ADDRESSES.worker_urls("a://[::1]:8?ranks=2")
+    assert ranks == ("a://[::1]:8?rank=0", "a://[::1]:8?rank=1")
+    assert [ADDRESSES.read_worker(url).rank for url in ranks] == [0, 1]
 
 
 @table(

@@ -23,9 +23,10 @@ from saccade.fleet.metrics import RoutingCollector
 from saccade.fleet.pool import WorkerPool
 from saccade.fleet.report import worker_report
 from saccade.fleet.router import Router
+from saccade.fleet.settings import SourceConfig
 from saccade.fleet.shared import UNREACHABLE, SharedIndex
 from saccade.fleet.worker import Worker
-from saccade.gateway.siblings import Indexer
+from saccade.gateway.siblings import Indexer, serve_index
 from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.gateway_calls import FeedState, FindOverlaps, KnownWorkers
 from saccade.protocol.kv_events import BlockStored, KvEvents
@@ -212,6 +213,18 @@ async def test_a_fleet_of_one_needs_no_indexer(tmp_path: Path) -> None:
     worker_pool.add(Described("unix:/a", DESCRIPTION))
     shared = SharedIndex(worker_pool, Router("auto", BlockIndex(0), Random(0)), tmp_path / "none.sock")
     assert shared.feed(worker_pool.clients[0]).reason == ALONE
+
+
+async def test_indexer_that_cannot_start_leaves_no_socket(tmp_path: Path) -> None:
+    class Failing(Described):
+        async def start(self) -> None:
+            raise OSError
+
+    worker_pool = WorkerPool((), lambda _: None)
+    worker_pool.add(Failing("unix:/a", DESCRIPTION))
+    with pytest.raises(OSError):  # noqa: PT011  it has no words
+        await serve_index(worker_pool, tmp_path / "i.sock", (), SourceConfig(), 0)
+    assert not (tmp_path / "i.sock").exists()
 
 
 async def test_a_request_whose_target_has_no_keys_is_malformed(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ class WorkerAccess:
         Without *urls*, workers become known later.
         """
         tls = (self.worker_tls_ca, self.worker_tls_cert, self.worker_tls_key)
-        if any(tls) and urls and not any(url.startswith((TLS_SCHEME, vllm_http.TLS_SCHEME)) for url in urls):
+        if any(tls) and urls and not any(url.startswith((TLS_SCHEME, vllm_http.ADDRESSES.tls_scheme)) for url in urls):
             raise StartupError(
                 "--worker-tls-... needs a worker with TLS: pass --worker-url as grpcs://HOST:PORT or vllms://HOST:PORT."
             )

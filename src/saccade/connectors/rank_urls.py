@@ -6,8 +6,11 @@ SCHEME://HOST:PORT?rank=K     the worker of rank K
 """
 
 import re
+from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlsplit
+
+from saccade.errors import StartupError
 
 MAX_RANKS = 1024
 NAMES = frozenset({"ranks", "rank"})
@@ -33,7 +36,46 @@ class RankUrl(NamedTuple):
             raise ValueError(url)
         return cls(f"{parts.scheme}://{parts.netloc}", **numbers)
 
+
+@dataclass(frozen=True)
+class RankedAddresses:
+    """The addresses of *kind*'s servers. Each begins with *scheme*, or with *tls_scheme* if the kind has TLS."""
+
+    kind: str
+    scheme: str
+    tls_scheme: str = ""
+
     @property
-    def of_ranks(self) -> tuple[str, ...]:
-        """The address of each rank; empty without `ranks`."""
-        return tuple(f"{self.server}?rank={rank}" for rank in range(self.ranks or 0))
+    def schemes(self) -> tuple[str, ...]:
+        """Both schemes, or the only one."""
+        return tuple(filter(None, (self.scheme, self.tls_scheme)))
+
+    def worker_urls(self, url: str) -> tuple[str, ...]:
+        """Return the address of every worker of *url*: itself, or with `?ranks=N` one for each data-parallel rank.
+
+        Raises StartupError.
+        """
+        address = self._read(url)
+        return tuple(f"{address.server}?rank={rank}" for rank in range(address.ranks or 0)) or (url,)
+
+    def read_worker(self, url: str) -> RankUrl:
+        """Read the address of one worker. Raises StartupError."""
+        address = self._read(url)
+        if address.ranks is not None:
+            raise self._malformed(url)
+        return address
+
+    def _read(self, url: str) -> RankUrl:
+        if not url.startswith(self.schemes):
+            raise self._malformed(url)
+        try:
+            return RankUrl.read(url)
+        except ValueError as error:
+            raise self._malformed(url) from error
+
+    def _malformed(self, url: str) -> StartupError:
+        with_tls = f", or {self.tls_scheme}host:port with TLS" if self.tls_scheme else ""
+        return StartupError(
+            f"The address of a {self.kind} worker is {self.scheme}host:port{with_tls}; with ?ranks=N at its end if it "
+            f"has N data-parallel ranks, at most {MAX_RANKS}. It is not {url!r}."
+        )

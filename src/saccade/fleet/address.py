@@ -25,6 +25,8 @@ ADDRESSES = (
     "tokenspeed://host:port, sglang://host:port, vllm://host:port and, with TLS, vllms://host:port."
 )
 
+RANKED = (vllm_http.ADDRESSES, tokenspeed.ADDRESSES)
+
 
 def clients(
     url: str, context: ClientContext, credentials: WorkerCredentials, known_files: KnownFiles
@@ -33,12 +35,12 @@ def clients(
 
     Saccade's workers share *known_files*.
     """
-    if url.startswith(tokenspeed.SCHEME):
+    if url.startswith(tokenspeed.ADDRESSES.schemes):
         return tuple(tokenspeed.TokenSpeedClient(one, context) for one in worker_urls(url))
     if url.startswith(sglang_address.SCHEME):
         is_pair = bool(sglang_address.SglangAddress.read(url).prefill)
         return (SglangPair(url, context) if is_pair else sglang.SglangClient(url, context),)
-    if url.startswith(vllm_http.SCHEMES):
+    if url.startswith(vllm_http.ADDRESSES.schemes):
         reader = FileReader(context.model_files, context.read_files, _placeholder_id)
         return tuple(
             VllmClient(one, context.on_released, context.on_change, credentials, reader, context.on_load)
@@ -49,9 +51,8 @@ def clients(
 
 def worker_urls(url: str) -> tuple[str, ...]:
     """Return the url of each client that clients() makes for *url*. Raises StartupError."""
-    if url.startswith(vllm_http.SCHEMES):
-        return vllm_http.rank_urls(url)
-    return tokenspeed.rank_urls(url) if url.startswith(tokenspeed.SCHEME) else (url,)
+    ranked = next((one for one in RANKED if url.startswith(one.schemes)), None)
+    return (url,) if ranked is None else ranked.worker_urls(url)
 
 
 def targets(urls: Iterable[str]) -> tuple[str, ...]:
@@ -70,7 +71,7 @@ def check_url(url: str) -> None:
         raise StartupError(f"A worker's address has no spaces and no control characters, unlike {url!r}.")
     if url.startswith(sglang_address.SCHEME):
         sglang_address.SglangAddress.read(url)
-    elif url.startswith((*vllm_http.SCHEMES, tokenspeed.SCHEME)):
+    elif any(url.startswith(ranked.schemes) for ranked in RANKED):
         worker_urls(url)
     else:
         try:

@@ -269,8 +269,8 @@ async def serve_index(
     indexer = Indexer(worker_pool, path, index_bytes)
     # No request runs here, so a dropped worker is forgotten at once.
     discovery = Discovery(worker_pool, lambda _: 0, 0.0)
-    await indexer.start()
     try:
+        await indexer.start()
         await find_workers(discovery, urls, sources)
         logger.info("the indexer follows the workers' caches")
         await ended.wait()

@@ -37,7 +37,7 @@ from waiting import until
 from saccade.connectors.smg import client as smg_client
 from saccade.connectors.smg import model as smg_model
 from saccade.connectors.smg import shared_memory_links
-from saccade.connectors.smg.tokenspeed import TokenSpeedClient, rank_urls
+from saccade.connectors.smg.tokenspeed import ADDRESSES, TokenSpeedClient
 from saccade.errors import (
     DeadlineExceeded,
     ImageTooLarge,
@@ -431,15 +431,15 @@ def test_address_of_one_worker(url: str) -> None:
 @pytest.mark.parametrize("url", [*MALFORMED, "tokenspeed://host:1?ranks=0"])
 def test_address_of_ranks(url: str) -> None:
     with pytest.raises(StartupError, match="tokenspeed://host:port"):
-        rank_urls(url)
+        ADDRESSES.worker_urls(url)
 
 
 async def test_requests_name_their_rank(slots: Slots) -> None:
     worker = TokenSpeedWorker()
     worker.arguments["dp_size"] = 2
     async with listening(worker) as url:
-        assert rank_urls(f"{url}?ranks=2") == (f"{url}?rank=0", f"{url}?rank=1")
-        for one in (url, *rank_urls(f"{url}?ranks=2")):
+        assert ADDRESSES.worker_urls(f"{url}?ranks=2") == (f"{url}?rank=0", f"{url}?rank=1")
+        for one in (url, *ADDRESSES.worker_urls(f"{url}?ranks=2")):
             async with registered(one, slots) as client:
                 await answer(client, ask())
     named = [
@@ -472,6 +472,15 @@ async def test_load_is_that_of_the_rank(slots: Slots) -> None:
                 assert client.load is not None
                 assert client.description is not None
                 assert (client.load.num_running, client.description.max_num_seqs) == (num_running, most)
+
+
+async def test_load_at_registration_is_not_asked_for_twice(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smg_client, "LOADS_EVERY_SECONDS", 3600.0)
+    worker = TokenSpeedWorker()
+    async with listening(worker) as url, registered(url, slots) as client:
+        await until(lambda: client.load)
+        await answer(client, ask())
+    assert worker.num_asked_for_loads == 1
 
 
 # --- pixels ---

@@ -629,7 +629,7 @@ async def test_ranks_are_targets_of_their_own(caplog: pytest.LogCaptureFixture) 
     server = VllmServer()
     server.sources = {"0": SOURCE, "1": SOURCE}
     async with listening(server) as url:
-        first, second = vllm_http.rank_urls(f"{url}?ranks=2")
+        first, second = vllm_http.ADDRESSES.worker_urls(f"{url}?ranks=2")
         async with registered(first) as one, registered(second) as other:
             await answer(other, ask())
             await until(lambda: one.load and other.load)
@@ -666,12 +666,15 @@ async def test_ranks_are_targets_of_their_own(caplog: pytest.LogCaptureFixture) 
 )
 def test_malformed_addresses(url: str) -> None:
     with pytest.raises(StartupError, match="vllm://host:port"):
-        vllm_http.rank_urls(url)
+        vllm_http.ADDRESSES.worker_urls(url)
 
 
 def test_addresses() -> None:
-    assert vllm_http.rank_urls("vllms://h:1") == ("vllms://h:1",)
-    assert vllm_http.rank_urls("vllm://[::1]:8?ranks=2") == ("vllm://[::1]:8?rank=0", "vllm://[::1]:8?rank=1")
+    assert vllm_http.ADDRESSES.worker_urls("vllms://h:1") == ("vllms://h:1",)
+    assert vllm_http.ADDRESSES.worker_urls("vllm://[::1]:8?ranks=2") == (
+        "vllm://[::1]:8?rank=0",
+        "vllm://[::1]:8?rank=1",
+    )
     assert vllm_http.address("vllms://h:1?rank=3") == vllm_http.VllmAddress("https://h:1", "h", 3)
     assert vllm_http.address("vllm://[::1]:8").origin == "http://[::1]:8"
 

@@ -74,6 +74,7 @@ class TokenSpeedWorker(rpc.TokenSpeedSchedulerServicer):
         self.arguments: dict[str, Any] = {"max_num_seqs": 8, "block_size": 16}
         load = {"num_running_reqs": 2, "num_waiting_reqs": 1, "num_used_tokens": 32, "max_total_num_tokens": 1024}
         self.loads: list[dict[str, int]] = [load]
+        self.num_asked_for_loads = 0
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         self.requests.append(request)
@@ -112,6 +113,7 @@ class TokenSpeedWorker(rpc.TokenSpeedSchedulerServicer):
         return reply
 
     async def GetLoads(self, request: Any, context: Any) -> pb.GetLoadsResponse:
+        self.num_asked_for_loads += 1
         return pb.GetLoadsResponse(loads=[pb.SchedulerLoad(**load) for load in self.loads])
 
     async def SubscribeKvEvents(self, request: Any, context: Any) -> AsyncIterator[common_pb2.KvEventBatch]:

@@ -13,7 +13,8 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
+from urllib.parse import urlsplit
 
 import grpc
 import msgspec
@@ -25,7 +26,7 @@ from saccade.connectors.events import published_pages
 from saccade.connectors.events.pages import Pages
 from saccade.connectors.events.sent_images import NO_TENANT, SentImages
 from saccade.connectors.native.client import NOT_READY, slots_of
-from saccade.connectors.rank_urls import RankUrl
+from saccade.connectors.rank_urls import RankedAddresses
 from saccade.connectors.session import Connector
 from saccade.connectors.sink import Sink, Stream
 from saccade.connectors.smg import kv_events, shared_memory_links
@@ -84,12 +85,11 @@ logger = logging.getLogger(__name__)
 class SmgClient(Connector[SmgSession]):
     """The client for a worker of another project, or for one of its data-parallel ranks.
 
-    *url* is SCHEME + host:port, followed by `?rank=K` for a rank. *rank* is None for a whole worker. *sent* notes what
+    *url* is one of ADDRESSES. *rank* is None for a whole worker. *sent* notes what
     the worker was sent, if that explains its events.
     """
 
-    SCHEME: ClassVar[str]
-    NAME: ClassVar[str]
+    ADDRESSES: ClassVar[RankedAddresses]
     MESSAGES: ClassVar[Any]
     """The generated module of the wire's messages."""
 
@@ -99,7 +99,8 @@ class SmgClient(Connector[SmgSession]):
 
     def __init__(self, url: str, context: ClientContext, sent: SentImages) -> None:
         super().__init__(url, context.on_change, context.on_load)
-        self._target, self.rank = self._address(url)
+        address = self.ADDRESSES.read_worker(url)
+        self._target, self.rank = urlsplit(address.server).netloc, address.rank
         self.host = self._target.rpartition(":")[0].strip("[]")
         self._context = context
         self._sent = sent
@@ -259,9 +260,12 @@ class SmgClient(Connector[SmgSession]):
     async def _live(self) -> str:
         """Register, then watch the worker until it is lost or unhealthy; return why."""
         try:
-            session = await self._register(self.STUB(self._channel))
+            stub = self.STUB(self._channel)
+            await self._check_health(stub)
+            loads = await self._loads(stub)
+            session = await self._register(stub, loads.reply)
             self._enter(session, session.description)
-            return await self._watch(session)
+            return await self._watch(session, loads)
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
         except SaccadeError as error:
@@ -269,13 +273,11 @@ class SmgClient(Connector[SmgSession]):
         finally:
             self._leave()
 
-    async def _register(self, stub: Any) -> SmgSession:
-        await self._check_health(stub)
+    async def _register(self, stub: Any, loads: Any) -> SmgSession:
         info = await stub.GetModelInfo(self.MESSAGES.GetModelInfoRequest(), timeout=CALL_SECONDS)
         server = await stub.GetServerInfo(self.MESSAGES.GetServerInfoRequest(), timeout=CALL_SECONDS)
         files = self._context.model_files.get(smg_model.served_name(info)) or await self._model_files(stub, info)
         description = self.describe(info, server, files)
-        loads = await self._loads(stub)
         if limit := smg_model.max_running(loads, self.rank):
             # The server's arguments may lack it, or count all ranks together.
             description = msgspec.structs.replace(description, max_num_seqs=limit)
@@ -302,43 +304,36 @@ class SmgClient(Connector[SmgSession]):
         chunks = stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=BUNDLE_SECONDS)
         return await asyncio.to_thread(smg_model.unpack_bundle, await smg_model.receive_bundle(chunks))
 
-    async def _watch(self, session: SmgSession) -> str:
+    async def _watch(self, session: SmgSession, loads: "_Loads") -> str:
         lost = asyncio.ensure_future(self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY))
         try:
             for number in itertools.count(1):
-                asked_at = time.monotonic()
-                load = smg_model.load_of(await self._loads(session.stub), session.description.block_size, self.rank)
-                self._note_load(load, asked_at)
+                load = smg_model.load_of(loads.reply, session.description.block_size, self.rank)
+                self._note_load(load, loads.asked_at)
                 if number % LOADS_PER_HEALTH == 0:
                     await self._check_health(session.stub)
                 if (await asyncio.wait({lost}, timeout=LOADS_EVERY_SECONDS))[0]:
                     break
+                loads = await self._loads(session.stub)
         finally:
             lost.cancel()
         return "the connection was lost"
 
-    async def _loads(self, stub: Any) -> Any:
-        """Return the reply to GetLoads, of all ranks: older servers filter none."""
-        return await stub.GetLoads(self.MESSAGES.GetLoadsRequest(), timeout=CALL_SECONDS)
+    async def _loads(self, stub: Any) -> "_Loads":
+        """Ask for the loads of all ranks: older servers filter none."""
+        asked_at = time.monotonic()
+        return _Loads(await stub.GetLoads(self.MESSAGES.GetLoadsRequest(), timeout=CALL_SECONDS), asked_at)
 
     async def _check_health(self, stub: Any) -> None:
         if not (await stub.HealthCheck(self.MESSAGES.HealthCheckRequest(), timeout=HEALTH_SECONDS)).healthy:
             raise WorkerUnavailable("The worker reports that it is not healthy.")
 
-    @classmethod
-    def _address(cls, url: str) -> tuple[str, int | None]:
-        """Return `host:port` of *url*, and its rank. Raises StartupError."""
-        try:
-            address = RankUrl.read(url)
-        except ValueError as error:
-            raise cls._malformed(url) from error
-        if not address.server.startswith(cls.SCHEME) or address.ranks is not None:
-            raise cls._malformed(url)
-        return address.server.removeprefix(cls.SCHEME), address.rank
 
-    @classmethod
-    def _malformed(cls, url: str) -> StartupError:
-        return StartupError(f"The address of a {cls.NAME} worker is {cls.SCHEME}host:port, not {url!r}.")
+class _Loads(NamedTuple):
+    """The reply to GetLoads, and the time of the monotonic clock when it was asked for, in seconds."""
+
+    reply: Any
+    asked_at: float
 
 
 async def _payload(item: MediaItem, links: Links, shares_memory: bool) -> str | bytes:

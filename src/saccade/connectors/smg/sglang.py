@@ -7,6 +7,7 @@ from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 from smg_grpc_proto.generated.sglang_scheduler_pb2_grpc import SglangSchedulerStub
 
 from saccade.connectors.events.sent_images import SentImages
+from saccade.connectors.rank_urls import RankedAddresses
 from saccade.connectors.smg import model as smg_model
 from saccade.connectors.smg.client import SmgClient
 from saccade.connectors.smg.request import unsupported
@@ -35,8 +36,7 @@ BOTH, PREFILL, DECODE = "null", "prefill", "decode"
 class SglangClient(SmgClient):
     """The client for an SGLang worker, which must run in *mode*. Images travel inline: it takes no shared memory."""
 
-    SCHEME = SCHEME
-    NAME = "SGLang"
+    ADDRESSES = RankedAddresses("SGLang", SCHEME)
     MESSAGES = pb
     STUB = SglangSchedulerStub
     KNOWN = TEXT_PREFIX

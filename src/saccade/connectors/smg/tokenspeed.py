@@ -10,7 +10,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated.tokenspeed_scheduler_pb2_grpc import TokenSpeedSchedulerStub
 
 from saccade.connectors.events.sent_images import SentImages
-from saccade.connectors.rank_urls import RankUrl
+from saccade.connectors.rank_urls import RankedAddresses
 from saccade.connectors.smg import model as smg_model
 from saccade.connectors.smg.client import SmgClient
 from saccade.connectors.smg.session import ClientContext, SmgSession
@@ -20,7 +20,7 @@ from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.exactness import EXACT
 from saccade.protocol.request import EngineRequest
 
-SCHEME = "tokenspeed://"
+ADDRESSES = RankedAddresses("TokenSpeed", "tokenspeed://")
 
 PIXEL_DTYPES = {"": "bfloat16", "bfloat16": "bfloat16"}
 """The wire's dtype for each encoder dtype of a worker; a worker with another one takes float32 and narrows it."""
@@ -29,8 +29,7 @@ PIXEL_DTYPES = {"": "bfloat16", "bfloat16": "bfloat16"}
 class TokenSpeedClient(SmgClient):
     """The client for a TokenSpeed worker. Its events name images by pads made from the hashes that the client sends."""
 
-    SCHEME = SCHEME
-    NAME = "TokenSpeed"
+    ADDRESSES = ADDRESSES
     MESSAGES = pb
     STUB = TokenSpeedSchedulerStub
     KNOWN = EXACT
@@ -58,25 +57,3 @@ class TokenSpeedClient(SmgClient):
         """Return why the worker's events cannot be read; "" if they can."""
         reason, num_named = super().unknowable(server), smg_model.count(server.server_args.fields, "dp_size")
         return f"{reason}: add ?ranks={num_named} to its address" if reason and num_named else reason
-
-
-def rank_urls(url: str) -> tuple[str, ...]:
-    """Return the address of every target of *url*: itself, or with `?ranks=N` one for each data-parallel rank.
-
-    Raises StartupError.
-    """
-    try:
-        address = RankUrl.read(url)
-    except ValueError as error:
-        raise malformed(url) from error
-    if not address.server.startswith(SCHEME):
-        raise malformed(url)
-    return address.of_ranks or (url,)
-
-
-def malformed(url: str) -> StartupError:
-    """Return the error for *url*, which is no address of a TokenSpeed worker."""
-    return StartupError(
-        f"The address of a TokenSpeed worker is {SCHEME}host:port, with ?ranks=N at its end if it has N data-parallel "
-        f"ranks. It is not {url!r}."
-    )

@@ -86,7 +86,7 @@ class _VllmSession:
 class VllmClient(Connector[_VllmSession]):
     """A gateway's connections to one vLLM server, or one data-parallel rank of it.
 
-    *url* is one of http.rank_urls(). Pixels must be inline: slots of a request passed to generate() are refused and
+    *url* is the address of one worker. Pixels must be inline: slots of a request passed to generate() are refused and
     come back through *on_released*. *reader* has the model's files.
     """
 

@@ -11,15 +11,13 @@ from weakref import WeakSet
 import aiohttp
 import msgspec
 
-from saccade.connectors.rank_urls import MAX_RANKS, RankUrl
-from saccade.errors import StartupError, WorkerFailed, WorkerUnavailable
+from saccade.connectors.rank_urls import RankedAddresses
+from saccade.errors import WorkerFailed, WorkerUnavailable
 from saccade.json_counts import num_brackets, num_commas
 from saccade.transport.credentials import WorkerCredentials
 from saccade.transport.framing import UNREADABLE
 
-SCHEME = "vllm://"
-TLS_SCHEME = "vllms://"
-SCHEMES = (SCHEME, TLS_SCHEME)
+ADDRESSES = RankedAddresses("vLLM", "vllm://", "vllms://")
 
 CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 2.0
@@ -46,35 +44,12 @@ class VllmAddress:
     rank: int | None = None
 
 
-def rank_urls(url: str) -> tuple[str, ...]:
-    """Return the URL of every target of *url*: itself, or with `?ranks=N` one for each data-parallel rank."""
-    return _read_url(url).of_ranks or (url,)
-
-
 def address(url: str) -> VllmAddress:
-    """Return where one URL of rank_urls() leads. Raises StartupError."""
-    target = _read_url(url)
-    if target.ranks is not None:
-        raise _malformed(url)
-    scheme = "https" if target.server.startswith(TLS_SCHEME) else "http"
+    """Return where the address of one worker leads. Raises StartupError."""
+    target = ADDRESSES.read_worker(url)
+    scheme = "https" if target.server.startswith(ADDRESSES.tls_scheme) else "http"
     parts = urlsplit(target.server)
     return VllmAddress(f"{scheme}://{parts.netloc}", parts.hostname or "", target.rank)
-
-
-def _read_url(url: str) -> RankUrl:
-    if not url.startswith(SCHEMES):
-        raise _malformed(url)
-    try:
-        return RankUrl.read(url)
-    except ValueError as error:
-        raise _malformed(url) from error
-
-
-def _malformed(url: str) -> StartupError:
-    return StartupError(
-        f"The address of a vLLM worker is {SCHEME}host:port, or {TLS_SCHEME}host:port with TLS; with ?ranks=N at its "
-        f"end if it has N data-parallel ranks, at most {MAX_RANKS}. It is not {url!r}."
-    )
 
 
 class Http:
