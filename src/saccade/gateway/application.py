@@ -88,7 +88,7 @@ class Application:
             pixels=self.media.pixels,
             metrics=metrics,
         )
-        self._apis = Apis(config, self.bodies, self.pipeline, self.siblings)
+        self._apis = Apis(config, self.bodies, self.pipeline, self.siblings, self.media.pdfs)
         self.memory = MemoryParts()
         self.memory.add_parts(
             *self.limits.memory_parts,

@@ -33,7 +33,7 @@ def keyed(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
 
 def named(path: str) -> str:
     """A path with names for its parameters."""
-    return re.sub(r"{model}", "tiny", re.sub(r"{\w+_id}", "unknown", path))
+    return re.sub(r"{\w+_id}", "unknown", path.replace("{model}", "tiny").replace("{number}", "1"))
 
 
 def ask(gateway: scripted.Gateway, method: str, path: str, **headers: str) -> tuple[int, str, str]:

@@ -46,6 +46,7 @@ MODEL_ID = {"name": "model", "in": "path", "required": True, "schema": {"type": 
 VERSION = {"name": "anthropic-version", "in": "header", "schema": {"type": "string"}}
 RESPONSE_ID = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 FILE_ID = {"name": "file_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+PAGE_NUMBER = {"name": "number", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 1}}
 FORM = {
     "type": "object",
     "properties": {
@@ -114,6 +115,7 @@ def _paths(models: Sequence[str]) -> dict[str, Any]:
         },
         "/tokenize": {"post": _post("Turn text or a chat into token ids", TokenizeRequest, TokenizeAnswer)},
         "/detokenize": {"post": _post("Turn token ids into text", DetokenizeRequest, DetokenizeAnswer)},
+        "/pdf_pages/{number}": {"post": _pdf_page()},
         "/live": {"get": _get("The process runs", _schema(ANYTHING))},
         "/ready": {"get": _get("Requests can be served", _schema(ANYTHING), 503)},
         "/health": {"get": _get("As /ready", _schema(ANYTHING), 503)},
@@ -146,6 +148,13 @@ def _files() -> dict[str, Any]:
             "get": _get("Return a file", content, 400, 404) | {"parameters": [FILE_ID]},
         },
     }
+
+
+def _pdf_page() -> dict[str, Any]:
+    image = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
+    drawn = _get("Draw a page of a PDF", image, *POST_ERRORS) | {"parameters": [PAGE_NUMBER]}
+    drawn["requestBody"] = {"required": True, "content": {"application/pdf": {}}}
+    return drawn
 
 
 def _example(model: str) -> dict[str, Any]:

@@ -17,10 +17,12 @@ from saccade.gateway.apis.files import Files
 from saccade.gateway.apis.invocations import Invocations
 from saccade.gateway.apis.messages.reader import read_messages
 from saccade.gateway.apis.pages import page
+from saccade.gateway.apis.pdf_pages import PdfPages
 from saccade.gateway.apis.responses.reader import ResponseReader
 from saccade.gateway.apis.responses.store import ResponseStore
 from saccade.gateway.apis.responses.stored import StoredResponses
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.images.pdf_drawer import PdfDrawer
 from saccade.gateway.pipeline import Pipeline
 from saccade.gateway.server.body import BodyReader
 from saccade.gateway.server.middleware import PAGE_PATHS, NamedRoute
@@ -40,6 +42,7 @@ class Apis:
         bodies: BodyReader,
         pipeline: Pipeline,
         siblings: Siblings,
+        pdfs: PdfDrawer,
     ) -> None:
         strict, images = config.strict_parameters, pipeline.images
         self._chats = ChatEndpoint(bodies, pipeline, config.ping_interval_seconds)
@@ -57,7 +60,7 @@ class Apis:
         }
         endpoints = Endpoints(bodies, pipeline, self._chats, strict, siblings)
         files = Files(images.files, bodies, images.limits, images.threads)
-        self.routes = _routes(self._chats, apis, endpoints, StoredResponses(kept_store), files)
+        self.routes = _routes(self._chats, apis, endpoints, StoredResponses(kept_store), files, PdfPages(bodies, pdfs))
         if config.page:
             self.routes += [route("GET", path, page("index.html")) for path in PAGE_PATHS]
 
@@ -67,7 +70,12 @@ class Apis:
 
 
 def _routes(
-    chats: ChatEndpoint, apis: Mapping[str, ReadApi], endpoints: Endpoints, responses: StoredResponses, files: Files
+    chats: ChatEndpoint,
+    apis: Mapping[str, ReadApi],
+    endpoints: Endpoints,
+    responses: StoredResponses,
+    files: Files,
+    pdfs: PdfPages,
 ) -> list[Route]:
     """Return all routes; *apis* maps the path of each chat API to the function that reads its bodies."""
     return [
@@ -85,6 +93,7 @@ def _routes(
         route("GET", "/v1/models/{model:path}", endpoints.model),
         route("POST", "/tokenize", endpoints.tokenize, takes_json=True),
         route("POST", "/detokenize", endpoints.detokenize, takes_json=True),
+        route("POST", "/pdf_pages/{number}", pdfs.draw),
         route("GET", "/ping", endpoints.ready),
         route("POST", "/ping", endpoints.ready),
         route("GET", "/load", endpoints.load),

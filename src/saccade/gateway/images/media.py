@@ -10,6 +10,7 @@ from saccade.gateway.images.collect import ImageCollector
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.images.file_store import FileStore
 from saccade.gateway.images.media_loader import MediaLoader
+from saccade.gateway.images.pdf_drawer import PdfDrawer
 from saccade.gateway.images.pixels import PixelPreparer
 from saccade.gateway.images.processor_cache import ProcessorCache
 from saccade.gateway.images.url_cache import UrlCache
@@ -22,7 +23,8 @@ from saccade.telemetry import Metrics
 
 
 class Media:
-    """*images* collects the images of requests, *pixels* decodes them in *pool*, and *threads* runs long work.
+    """*images* collects the images of requests, and *pixels* decodes them in *pool*. *pdfs* draws pages for people, and
+    *threads* runs long work.
 
     *memory_parts* measure its caches and its files. Raises StartupError if a setting is wrong.
     """
@@ -56,6 +58,7 @@ class Media:
             metrics=metrics,
             threads=self.threads,
         )
+        self.pdfs = PdfDrawer(pool, threads)
         self.pixels = PixelPreparer(pool, self._cache, metrics, config.pixels_timeout_seconds)
 
     async def start(self) -> None:

@@ -205,15 +205,15 @@ class DecodePool:
         limits.check_pages(pages)
         return pages
 
-    async def drawing(self, encoded: bytes, page: PdfPage) -> bytes:
-        """Return a *page* of an encoded PDF as RGB, uint8 [page.height, page.width, 3].
+    async def drawing(self, encoded: bytes, page: PdfPage, client: Hashable = None) -> bytes:
+        """Return a *page* of an encoded PDF as RGB, uint8 [page.height, page.width, 3], drawn in *client*'s turn.
 
         Raises the same errors as prepare_image().
         """
         self._config.pdf_limits.check_bytes(len(encoded))
         num_bytes = max(HEADER_BYTES, page.width * page.height * BYTES_PER_PIXEL)
         job = DrawingJob(encoded, page, self._config.pdf_fonts.allows_gaps)
-        answer = await self._tried(job, num_bytes, self._answer_inline)
+        answer = await self._tried(job, num_bytes, self._answer_inline, client)
         if answer.inline is None:
             raise InternalError("A decode process answered without the page's pixels.")
         if not answer.is_whole:
