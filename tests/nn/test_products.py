@@ -247,13 +247,14 @@ def test_rounding_to_fp8(shape: tuple[int, int]) -> None:
 
 
 def test_layers_and_experts_round_to_fp8_what_is_large() -> None:
-    large, small = Linear(256, 128), Linear(256, (128, 64))
-    for layer in (large, small):
-        layer.weight.data = drawn(*layer.weight.shape)
-        expected = layer.weight.data
-        layer.round_weight(rounded)
-        assert (layer.packed is not None) == (layer is large)
-        close(layer.dequantised(), expected, 0.07)
+    large, small, changed = Linear(256, 128), Linear(256, (128, 64)), Linear(256, 128)
+    changed.is_as_stored = False
+    assert [layer.is_worth_rounding for layer in (large, small, changed)] == [True, False, False]
+    large.weight.data = drawn(*large.weight.shape)
+    expected = large.weight.data
+    large.round_weight(rounded)
+    assert large.packed is not None
+    close(large.dequantised(), expected, 0.07)
     experts = Experts(2, 128, 256)
     for parameter in experts.parameters():
         parameter.data = drawn(*parameter.shape)

@@ -57,6 +57,9 @@ class Network(Protocol):
     def untie(self) -> None:
         """Give the network a separate head, still empty. Call before loading."""
 
+    def make_tied_head(self) -> None:
+        """Give a tied network its head, unless it has one: a layer that shares the loaded embedding's tensor."""
+
     def is_head(self, name: str) -> bool:
         """Return whether the checkpoint's tensor *name* belongs to the head, which computes the logits."""
 

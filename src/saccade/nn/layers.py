@@ -60,7 +60,12 @@ class Linear(Layer):
 
     With *split* "outputs", each partition's rows are cut over *ranks*. Partition i consists of units[i] heads, by
     default one for each rank. With "inputs", the columns are cut, and the results are summed over the ranks.
+
+    If the network changes the loaded weight, except for the order of its rows, *is_as_stored* is false. The weight then
+    stays plain when others are rounded, so that a rounded copy of the checkpoint has the same weights.
     """
+
+    is_as_stored = True
 
     def __init__(
         self,
@@ -103,11 +108,15 @@ class Linear(Layer):
         """Multiply by *parts*, one below the other, instead of the empty weight."""
         self.packed = QuantisedLinear(parts, None if self.summed_over else self.bias)
 
+    @property
+    def is_worth_rounding(self) -> bool:
+        """Whether rounding saves memory, and a rounded weight can be stored: no side is under LEAST_ROUNDED."""
+        return self.is_as_stored and min(*self.partitions, self.weight.shape[1]) >= LEAST_ROUNDED
+
     def round_weight(self, rounded: Callable[[torch.Tensor], QuantisedWeight]) -> None:
-        """Replace the loaded weight with what *rounded* makes of it, unless a side is under LEAST_ROUNDED."""
-        if min(*self.partitions, self.weight.shape[1]) >= LEAST_ROUNDED:
-            self.hold("weight", (rounded(self.weight.data),))
-            self.weight = nn.Parameter(self.weight.new_empty(0, self.weight.shape[1]), requires_grad=False)
+        """Replace the loaded weight with what *rounded* makes of it."""
+        self.hold("weight", (rounded(self.weight.data),))
+        self.weight = nn.Parameter(self.weight.new_empty(0, self.weight.shape[1]), requires_grad=False)
 
     def dequantised(self) -> torch.Tensor:
         """Return the loaded weight [out_features, in_features] of any format. Call it before `pack`."""

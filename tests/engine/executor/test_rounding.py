@@ -68,11 +68,11 @@ def test_text_vision_and_head_are_rounded(
 @pytest.mark.ci
 @pytest.mark.parametrize(("choice", "kernel"), [("int8", Int8Product), ("int4", CpuInt4)])
 def test_layers_by_kernel(choice: str, kernel: type) -> None:
-    """Of the bundled model, no layer is dequantised at each use."""
+    """Of the bundled model, no layer is dequantised at each use; the kernel that reads patches stays plain."""
     subject = engines.engine(bundled("model"), quantization=choice)
     found: dict[bool, Counter[type]] = {True: Counter(), False: Counter()}
     for name, layer in engines.module(subject).named_modules():
-        if isinstance(layer, Linear):
+        if isinstance(layer, Linear) and ".patch_embed." not in name:
             found[name.startswith(TEXT)][type(layer.packed)] += 1
     assert set(found[True]) == {kernel}
     assert set(found[False]) == {Int8Product}

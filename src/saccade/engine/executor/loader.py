@@ -14,7 +14,7 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.fingerprint import model_fingerprint, weights_digest
 from saccade.engine.executor.quantisation import Quantisation
-from saccade.engine.executor.rounding import FP8, round_weights
+from saccade.engine.executor.rounding import FP8, formats_of_layers, round_weights
 from saccade.engine.executor.tied_head import settle_head
 from saccade.engine.executor.weight_files import open_checkpoint
 from saccade.engine.executor.weight_filler import Progress, fill, fill_randomly
@@ -93,9 +93,9 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
             _note_spare(plan, config)
             fill(network, plan, checkpoint, device, progress)
             kv_scales = plan.cache_scales.read_scales(checkpoint)
-    network.finish()
     if config.quantization is not None and quantisation is None:
-        round_weights(network, config.quantization)
+        round_weights(network, formats_of_layers(network, config.quantization))
+    network.finish()
     identity = model_fingerprint(config, files)
     weights = weights_digest(config, files)
     return LoadedModel(network.eval(), network, files, identity, num_parameters, ranks, kv_scales, weights)

@@ -1,7 +1,9 @@
-"""Round the plain weights of a loaded network to the nearest values of a format, for --quantization."""
+"""Round plain weights to the nearest values of a format, for --quantization and `saccade quantize`."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,42 +16,59 @@ from saccade.nn.formats.packed_ints import rounded_groups
 from saccade.nn.formats.quantised import QuantisedWeight
 from saccade.nn.layers import Linear
 
-FP8 = "fp8"
-"""The choice that rounds the text decoder alone, with its experts; the others have kernels for CPUs alone."""
+FP8, INT8, INT4 = "fp8", "int8", "int4"
+"""The values of --quantization, which also name the formats of single layers."""
 
 GROUP_SIZE = 64
 """The columns of a group of INT4."""
 
+HEAD = "lm_head"
+"""The layer that computes the logits."""
 
-def round_weights(network: nn.Module, choice: str) -> None:
-    """Round weights of *network* to *choice*, a value of --quantization; routers and small weights stay plain.
+ROUNDED: Mapping[str, Callable[[torch.Tensor], QuantisedWeight]] = MappingProxyType(
+    {FP8: fp8.rounded, INT8: rounded_rows, INT4: partial(rounded_groups, group_size=GROUP_SIZE)}
+)
+"""How a weight is rounded to each format."""
 
-    fp8 rounds the text decoder's layers and experts, in blocks. int8 rounds all other layers too, row by row, but no
-    experts. int4 does the same, with groups of GROUP_SIZE columns in the decoder's layers.
+
+def formats_of_layers(network: Any, choice: str) -> Mapping[str, str]:
+    """Return the format of each layer of *network* that *choice*, a value of --quantization, rounds, by its name.
+
+    Call it before `finish`; the parameters need no storage. fp8 rounds the text decoder's layers and experts, in
+    blocks. int8 rounds all other layers too, row by row, but no experts. int4 does the same, with groups of GROUP_SIZE
+    columns in the decoder's layers, unless the columns do not make whole groups.
     """
     of_decoder = set(_modules_of_decoders(network))
-    for layer in network.modules():
-        if isinstance(layer, Linear):
+    formats = {}
+    for name, layer in network.named_modules():
+        if isinstance(layer, Experts) and layer in of_decoder and choice == FP8:
+            formats[name] = FP8
+        elif isinstance(layer, Linear) and layer.is_worth_rounding:
             # A router is not cut over ranks.
             if layer in of_decoder and layer.split is not None:
-                layer.round_weight(ROUNDED[choice])
+                formats[name] = INT8 if choice == INT4 and layer.weight.shape[1] % GROUP_SIZE else choice
             elif layer not in of_decoder and choice != FP8:
-                layer.round_weight(rounded_rows)
-        elif isinstance(layer, Experts) and layer in of_decoder and choice == FP8:
+                formats[name] = INT8
+    if network.is_tied and choice != FP8 and Linear.of(network.language_model.embedding_VE).is_worth_rounding:
+        formats[HEAD] = INT8
+    return formats
+
+
+def round_weights(network: Any, formats: Mapping[str, str]) -> None:
+    """Round the loaded weights of *network* to *formats*, from `formats_of_layers`. Call it before `finish`.
+
+    If a head that is tied to the embedding is rounded, the embedding stays as it is.
+    """
+    if HEAD in formats:
+        network.make_tied_head()
+    for name, format in formats.items():
+        layer = network.get_submodule(name)
+        if isinstance(layer, Experts):
             layer.round_to_fp8()
+        else:
+            layer.round_weight(ROUNDED[format])
 
 
 def _modules_of_decoders(network: nn.Module) -> Iterator[nn.Module]:
     for decoder in (module for module in network.modules() if isinstance(module, TextDecoder)):
         yield from decoder.layers.modules()
-
-
-def _in_groups(weight_OI: torch.Tensor) -> QuantisedWeight:
-    """Round a weight to four bits, or to eight if its columns do not make whole groups."""
-    return rounded_rows(weight_OI) if weight_OI.shape[1] % GROUP_SIZE else rounded_groups(weight_OI, GROUP_SIZE)
-
-
-ROUNDED: Mapping[str, Callable[[torch.Tensor], QuantisedWeight]] = MappingProxyType(
-    {FP8: fp8.rounded, "int8": rounded_rows, "int4": _in_groups}
-)
-"""How the decoder's layers are rounded, by the value of --quantization."""

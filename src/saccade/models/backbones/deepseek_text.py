@@ -61,6 +61,7 @@ class LatentAttention(Layer):
         self.kv_b_proj: Linear | None = Linear(
             config.latent_width, width, bias=False, split="outputs", units=(num_heads,), ranks=ranks
         )
+        self.kv_b_proj.is_as_stored = False
         outputs = num_heads * config.value_width
         self.o_proj = Linear(outputs, config.hidden_size, bias, split="inputs", ranks=ranks)
         self.to_keys_QKW = self.to_values_QWV = torch.empty(0)

@@ -99,8 +99,12 @@ class TextNetwork(Layer):
         """Compute the values that derive from loaded weights and their device. Call once, after loading."""
         for part in self.children():
             finish(part)
-        if self.is_tied:
-            # A separate layer shares the embedding's tensor, and is packed like other layers if that is faster.
+        self.make_tied_head()
+
+    def make_tied_head(self) -> None:
+        """Give a tied network its head, unless it has one: a layer that shares the loaded embedding's tensor."""
+        if self.lm_head is None:
+            # It is packed like other layers if that is faster.
             self.lm_head = Linear.of(self.language_model.embedding_VE)
 
     def forward(

@@ -24,6 +24,8 @@ class Projector(nn.Module):
         self.scale, self.side = spec.scale, spec.vision.side
         self.norm = OffsetNorm(spec.vision.hidden_size, spec.vision.norm_eps)
         self.proj = Linear(spec.vision.hidden_size, spec.text.hidden_size, bias=False)
+        # Checkpoints have its transpose, as a bare parameter.
+        self.proj.is_as_stored = False
 
     def forward(self, x_VPC: torch.Tensor) -> torch.Tensor:
         """Map [V, P, C] to [U, E]."""

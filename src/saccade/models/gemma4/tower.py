@@ -135,6 +135,7 @@ class PatchEmbedder(nn.Module):
         super().__init__()
         self.patch_size = config.patch_size
         self.input_proj = Linear(CHANNELS * config.patch_size**2, config.hidden_size, bias=False)
+        self.input_proj.is_as_stored = False
         table = torch.empty(2, config.table_size, config.hidden_size)
         self.position_embedding_table = nn.Parameter(table, requires_grad=False)
 

@@ -32,6 +32,7 @@ class UnifiedEmbedder(nn.Module):
         values = CHANNELS * (config.patch_size * config.merge_size) ** 2
         self.patch_ln1 = LayerNorm(values, NORM_EPS)
         self.patch_dense = Linear(values, config.width)
+        self.patch_dense.is_as_stored = False
         self.patch_ln2 = LayerNorm(config.width, NORM_EPS)
         self.pos_embedding = nn.Parameter(torch.empty(config.table_size, 2, config.width), requires_grad=False)
         self.pos_norm = LayerNorm(config.width, NORM_EPS)

@@ -4,6 +4,8 @@ Formulas: transformers 5.23, modeling_internvl.py. Shapes: V views, P patches of
 D values of a patch or a head, C channels of the vision tower, E hidden size, U image tokens. A view has a class token.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
@@ -58,14 +60,20 @@ class InternBlock(ClipBlock):
         self.self_attn = InternAttention(config, ranks)
         self.lambda_1 = nn.Parameter(torch.empty(config.hidden_size), requires_grad=False)
         self.lambda_2 = nn.Parameter(torch.empty(config.hidden_size), requires_grad=False)
+        for linear, _ in self._scaled():
+            linear.is_as_stored = False
 
     def finish(self) -> None:
         """Multiply the scales into the loaded layers whose results are added to the residual."""
-        for name, scale_C in (("self_attn.out_proj", self.lambda_1), ("mlp.fc2", self.lambda_2)):
-            linear: Linear = self.get_submodule(name)  # type: ignore[assignment]
+        for linear, scale_C in self._scaled():
             linear.make_plain()
             for parameter in linear.parameters():
                 parameter.data *= scale_C.unsqueeze(1) if parameter.ndim == 2 else scale_C
+
+    def _scaled(self) -> Iterator[tuple[Linear, torch.Tensor]]:
+        """Yield the layers whose results are scaled, with their scales."""
+        yield self.self_attn.out_proj, self.lambda_1
+        yield self.mlp.fc2, self.lambda_2  # type: ignore[misc]
 
 
 class InternTower(ViewTower):

@@ -1,0 +1,1 @@
+"""Writes copies of checkpoints with rounded weights, in the format of compressed-tensors."""
