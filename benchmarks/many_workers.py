@@ -117,7 +117,7 @@ async def measure(folder: Path, num_workers: int) -> str:
     listener = CacheListener(pool, router)
     Dispatcher(pool, router)
     await pool.start()
-    while not all(worker.ready for worker in pool.clients):  # noqa: ASYNC110  nothing signals the last one
+    while not all(worker.state.ready for worker in pool.clients):  # noqa: ASYNC110  nothing signals the last one
         await asyncio.sleep(POLL_SECONDS)
     ready = time.process_time() - start
     while not all(router.index.is_exact(worker.url) for worker in pool.clients):  # noqa: ASYNC110

@@ -17,6 +17,7 @@ import msgspec
 import uvloop
 
 from benchmarks.measured import commit, machine
+from saccade.connectors.worker_state import WorkerState
 from saccade.fleet.dispatch import Dispatcher
 from saccade.fleet.index import BlockIndex, Partition
 from saccade.fleet.pool import WorkerPool
@@ -27,7 +28,6 @@ from saccade.identity.blocks import MediaRun
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.exactness import EXACT
 from saccade.protocol.kv_events import KvEvents
-from saccade.protocol.request_traits import RequestTraits
 
 NUM_TENANTS = 64
 """Tenants with a request that waits, for the cost of an end."""
@@ -54,24 +54,15 @@ SMALL = Description(
 class Silent:
     """A worker that never gets a request, and reports an empty cache."""
 
-    ready = True
-    load = None
-    load_times = (0.0, 0.0)
-    loss = ""
-    exactness = EXACT
-
     def __init__(self, url: str, description: Description) -> None:
         self.url = url
-        self.description = description
+        self.state = WorkerState(description, ready=True, exactness=EXACT)
 
     async def start(self) -> None:
         """Nothing to connect to."""
 
     async def close(self) -> None:
         """Nothing to close."""
-
-    def refuses(self, traits: RequestTraits) -> None:
-        """It serves everything."""
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """It holds no image."""

@@ -19,6 +19,7 @@ import msgspec
 import uvloop
 
 from benchmarks.measured import commit, machine
+from saccade.connectors.worker_state import WorkerState
 from saccade.fleet.dispatch import Dispatcher
 from saccade.fleet.feed import CacheListener
 from saccade.fleet.index import BlockIndex, Partition
@@ -30,7 +31,6 @@ from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.exactness import EXACT
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents
-from saccade.protocol.request_traits import RequestTraits
 
 BLOCK_SIZE = 16
 NUM_WORKERS = 16
@@ -58,11 +58,7 @@ DESCRIPTION = Description(
 class Feed:
     """A worker that reports *frames*, each after the wait in seconds that *waits* names; delays go to *delays_ms*."""
 
-    load = None
-    load_times = (0.0, 0.0)
-    ready = True
-    exactness = EXACT
-    description = DESCRIPTION
+    state = WorkerState(DESCRIPTION, ready=True, exactness=EXACT)
 
     def __init__(self, url: str, frames: Iterator[bytes], wait_seconds: float) -> None:
         self.url = url
@@ -73,9 +69,6 @@ class Feed:
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """It holds no encoder outputs."""
         return False
-
-    def refuses(self, traits: RequestTraits) -> None:
-        """It takes every request."""
 
     async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield the messages in *frames*, decoded when they are due, and note how long each was under way."""

@@ -60,7 +60,7 @@ JUDGED = {
     "gateway/tenants/api_keys.py": {"self._kind"},
     "fleet/dispatch.py": {"serving.model.name"},
     "fleet/pool.py": {"name", "served"},
-    "fleet/prompt.py": {"description.max_model_len", "sampling.max_tokens"},
+    "fleet/prompt.py": {"description.max_model_len", "prompt.sampling.max_tokens"},
     "fleet/legs.py": {"error.message"},
     "media/pdf_pages.py": {"num_pages", "self.max_pages"},
     "models/preprocessing/decoded.py": {"count"},

@@ -41,7 +41,6 @@ DIVIDED = {
     "saccade.processes.parent_death": "a program that runs alone, and the command that starts it",
     "saccade.supervisor.tree": "a tree of processes, and how one of them says that it is ready",
     "saccade.connectors.smg.sglang_messages": "the messages of one protocol",
-    "saccade.connectors.smg.request": "the messages of one protocol",
     "saccade.connectors.vllm.messages": "the messages of one protocol",
     "saccade.transport.kv_transfer.channel": "a channel, and the key that opens it",
 }

@@ -14,8 +14,8 @@ import echo_worker
 import msgspec
 import pytest
 import scripted
-from described_worker import Described
 from fronts import DESCRIPTION
+from stub_worker import StubWorker, draining, stub
 from tables import table
 from torch_builds import build
 
@@ -110,7 +110,7 @@ def test_model(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     assert check_model(tmp_path).state == "failed"
 
 
-def reports(*workers: Described) -> list[WorkerReport]:
+def reports(*workers: StubWorker) -> list[WorkerReport]:
     fleet = WorkerPool((), lambda _: None)
     view = CacheListener(fleet, Router("auto", BlockIndex(1 << 20), Random(0)))
     for worker in workers:
@@ -118,7 +118,7 @@ def reports(*workers: Described) -> list[WorkerReport]:
     return [worker_report(worker, fleet, view) for worker in fleet.clients]
 
 
-async def found(*workers: Described) -> dict[tuple[str, str], str]:
+async def found(*workers: StubWorker) -> dict[tuple[str, str], str]:
     return {(one.name, one.state): one.detail async for one in check_fleet(reports(*workers))}
 
 
@@ -126,11 +126,11 @@ async def test_fleet() -> None:
     other = msgspec.structs.replace(DESCRIPTION, fingerprint=b"other".ljust(32))
     newer = msgspec.structs.replace(DESCRIPTION, version="1")
     findings = await found(
-        Described("unix:/a", DESCRIPTION),
-        Described("unix:/newer", newer),
-        Described("unix:/away", DESCRIPTION, ready=False),
-        Described("unix:/leaving", DESCRIPTION, draining=True),
-        Described("unix:/other", other),
+        stub("unix:/a", DESCRIPTION),
+        stub("unix:/newer", newer),
+        stub("unix:/away", DESCRIPTION, ready=False),
+        draining("unix:/leaving", DESCRIPTION),
+        stub("unix:/other", other),
     )
     assert findings["unix:/leaving", "warning"] == "it drains"
     assert findings["unix:/away", "failed"] == "it is not ready"
@@ -142,7 +142,7 @@ async def test_fleet() -> None:
 
 
 async def test_a_cordoned_worker_is_a_warning() -> None:
-    (report,) = reports(Described("unix:/a", DESCRIPTION))
+    (report,) = reports(stub("unix:/a", DESCRIPTION))
     first = await anext(check_fleet([msgspec.structs.replace(report, excluded=CORDONED)]))
     assert (first.name, first.state, first.detail) == ("unix:/a", "warning", "it is cordoned")
 
@@ -155,7 +155,7 @@ async def test_half_of_a_split_cannot_answer() -> None:
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         prefill = msgspec.structs.replace(DESCRIPTION, role="prefill", kv_transfer_address=address)
-        findings = await found(Described("unix:/p", prefill))
+        findings = await found(stub("unix:/p", prefill))
         assert findings["m", "failed"] == "there is no decode worker"
         assert findings["unix:/p", "ok"] == f"its KV transfers at {address} can be reached"
     assert (await check_transfers("unix:/p", address)).state == "failed"
@@ -193,7 +193,7 @@ def test_gateway_is_asked_for_its_workers(tiny_qwen3_vl: Path, capsys: pytest.Ca
         command = ["doctor", "--gateway", url, "--admin-key", "operator"]
         assert run(command) == 0
         assert "ok       tiny: 1 workers serve the same release\n" in capsys.readouterr().out
-        gateway.worker.ready = False
+        gateway.worker.become(ready=False)
         assert run([*command, "--json"]) == 1
         assert json.loads(capsys.readouterr().out)["findings"][0]["state"] == "failed"
         with pytest.raises(StartupError, match="admin-key"):

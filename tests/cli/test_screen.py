@@ -104,7 +104,7 @@ def test_cost_of_an_image_in_the_summary_is_that_of_its_usage(
         gateway.worker.script = [TokenDelta("r", [300], FinishReason.LENGTH)]
         url = data_url(random_image(*EXAMPLE, 1))
         answer = gateway.chat([{"type": "image_url", "image_url": {"url": url}}]).json
-        description, written = gateway.worker.description, io.StringIO()
+        description, written = gateway.worker.state.description, io.StringIO()
         assert description is not None
         show_summary(Console(file=written, width=200), description, "", media=config)
     [image] = answer["usage"]["prompt_tokens_details"]["images"]

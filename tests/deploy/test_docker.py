@@ -112,7 +112,7 @@ def test_healthcheck_of_a_gateway(tiny_qwen3_vl: Path) -> None:
     with scripted.running(tiny_qwen3_vl) as gateway:
         address = f"http://127.0.0.1:{gateway.port}"
         assert exit_code(address) == 0
-        gateway.worker.ready = False
+        gateway.worker.become(ready=False)
         assert exit_code(address) == 1
     assert exit_code(address) == 1
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 from echo_worker import ask
-from fronts import DESCRIPTION
-from streams import no_pixels
+from streams import no_chat, no_pixels
+from stub_worker import StubWorker
 from tables import table
 
 from saccade.connectors.sink import Sink, Stream
@@ -17,15 +17,13 @@ from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest
 
 
-class ManualWorker:
+class ManualWorker(StubWorker):
     """A worker whose deltas the test pushes to *sink*, and the stream of its one request."""
 
-    url = "manual"
-    description = DESCRIPTION
     sink: Sink
     num_closed = 0
 
-    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
+    def generate(self, request: EngineRequest, sink: Sink, chat: object = None) -> Stream:
         """Keep *sink*."""
         self.sink = sink
         return self
@@ -61,15 +59,17 @@ class Subject:
     """An attempt at a manual worker, with a slow output."""
 
     def __init__(self, slot: str | None = None) -> None:
-        self.worker, self.output = ManualWorker(), SlowOutput()
+        self.worker, self.output = ManualWorker("manual"), SlowOutput()
         self.num_waiting_bytes = 0
         self.num_counts = 0
         self.has_room = True
         self.released: list[str] = []
         request = ask("r", [1], *([slot] if slot else []))
         dispatcher = Dispatcher(WorkerPool((), self.released.extend))
-        placement = Placement(self.worker, "uint8")  # type: ignore[arg-type]
-        self.attempt = Attempt(dispatcher, placement, request, self.output, self.count, no_pixels, lambda: None)
+        placement = Placement(self.worker, "uint8")
+        self.attempt = Attempt(
+            dispatcher, placement, request, self.output, self.count, no_pixels, lambda: None, no_chat
+        )
 
     def count(self, num_bytes: int) -> bool:
         """Count bytes that wait."""

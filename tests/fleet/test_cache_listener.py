@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 from fronts import DESCRIPTION, Front
 from prometheus_client import CollectorRegistry
+from stub_worker import StubWorker, stub
 from tables import table
 from waiting import until
 
@@ -24,7 +26,7 @@ from saccade.fleet.pool import WorkerPool
 from saccade.fleet.report import worker_report
 from saccade.fleet.router import Router
 from saccade.fleet.worker import Worker
-from saccade.protocol.exactness import EXACT, Exactness
+from saccade.protocol.exactness import Exactness
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents
 from saccade.transport.gateway_streams import GatewayStream, Refused
 from saccade.transport.server import WorkerServer
@@ -64,7 +66,7 @@ async def listening(
     listener = CacheListener(worker_pool, Router("auto", BlockIndex(max_bytes), Random(0)))
     await worker_pool.start()
     try:
-        await until(lambda: all(client.ready for client in worker_pool.clients))
+        await until(lambda: all(client.state.ready for client in worker_pool.clients))
         yield fronts, worker_pool, listener
     finally:
         await listener.close()
@@ -144,44 +146,36 @@ async def test_an_orphan_is_dropped_and_shown(tmp_path: Path) -> None:
         assert registry.get_sample_value("saccade_router_breaker_closed", {"worker": a.url}) == 1
 
 
-class Flooding:
-    """A worker whose feed always has a next message, of as many new blocks as it is told."""
-
-    exactness, description, ready = EXACT, DESCRIPTION, True
-
-    def __init__(self, url: str, num_events: int) -> None:
-        self.url = url
-        self.num_events = num_events
-
-    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
-        """Yield messages without end, and without a wait."""
-        for number in itertools.count():
-            keys = range(number * self.num_events, (number + 1) * self.num_events)
-            events: list[KvEvent] = [BlockStored(key.to_bytes(16, "big"), b"", []) for key in keys]
-            yield KvEvents(number, events, snapshot=number == 0)
+async def flood(num_events: int) -> AsyncGenerator[KvEvents, None]:
+    """Yield messages of as many new blocks, without end, and without a wait."""
+    for number in itertools.count():
+        keys = range(number * num_events, (number + 1) * num_events)
+        events: list[KvEvent] = [BlockStored(key.to_bytes(16, "big"), b"", []) for key in keys]
+        yield KvEvents(number, events, snapshot=number == 0)
 
 
-class Changing(Flooding):
+def changing(url: str) -> StubWorker:
     """A worker that finds between two messages that its events do not tell all."""
+    worker = stub(url, DESCRIPTION)
 
-    exactness = EXACT
-
-    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
-        """Yield a snapshot, two increments, and nothing more."""
+    async def feed() -> AsyncGenerator[KvEvents, None]:
         yield KvEvents(0, [], snapshot=True)
-        self.exactness = Exactness("DEGRADED", "it reports what is not known")
+        worker.become(exactness=Exactness("DEGRADED", "it reports what is not known"))
         yield KvEvents(1, [])
         yield KvEvents(2, [])
         await asyncio.Event().wait()
+
+    worker.feed = feed
+    return worker
 
 
 async def test_a_level_that_changes_within_a_feed_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:  # E5
     caplog.set_level(logging.INFO)
     worker_pool = WorkerPool((), lambda _: None)
     listener = CacheListener(worker_pool, Router("auto", BlockIndex(1 << 20), Random(0)))
-    workers = [Changing(f"w{number}", 0) for number in range(2)]
+    workers = [changing(f"w{number}") for number in range(2)]
     for worker in workers:
-        worker_pool.add(worker)  # type: ignore[arg-type]
+        worker_pool.add(worker)
     worker_pool.changed(worker_pool.clients[0])
     await asyncio.sleep(0)
     await until(lambda: caplog.text.count("are DEGRADED") == 2)
@@ -206,7 +200,8 @@ async def test_flood_of_events_leaves_the_loop_to_requests(tmp_path: Path, monke
 
     monkeypatch.setattr(BlockIndex, "take", noted)
     for number in range(4):
-        worker_pool.add(Flooding(f"w{number}", 5 * EVENTS_PER_TURN // 2))  # type: ignore[arg-type]
+        worker_pool.add(worker := stub(f"w{number}", DESCRIPTION))
+        worker.feed = partial(flood, 5 * EVENTS_PER_TURN // 2)
     worker_pool.changed(worker_pool.clients[0])
     await asyncio.sleep(0)
     while len(learnt) < 40:
@@ -240,21 +235,19 @@ async def test_a_worker_for_which_there_is_no_room_is_not_followed(tmp_path: Pat
         assert page.get_sample_value("saccade_router_unindexed_workers") == 2
 
 
-class Full:
+class Full(StubWorker):
     """A worker whose cache holds *num_blocks* blocks of its own and changes all the time."""
 
-    exactness, ready = EXACT, True
-
     def __init__(self, number: int, num_blocks: int, announced: int | None = None) -> None:
-        self.url = f"w{number}"
-        self.description = msgspec.structs.replace(DESCRIPTION, num_blocks=announced or num_blocks)
+        super().__init__(f"w{number}", feed=self.tell)
+        self.become(description=msgspec.structs.replace(DESCRIPTION, num_blocks=announced or num_blocks))
         self.num_blocks = num_blocks
         self.num_told = 0
 
     def key(self, number: int) -> bytes:
         return self.url.encode().ljust(8) + number.to_bytes(8, "big")
 
-    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
+    async def tell(self) -> AsyncGenerator[KvEvents, None]:
         """Yield a snapshot, then changes without end: every message replaces a tenth of the blocks."""
         size, step = self.num_blocks, self.num_blocks // 10
         yield KvEvents(0, [BlockStored(self.key(number), b"", []) for number in range(size)], snapshot=True)
@@ -280,7 +273,7 @@ async def following(
 
     listener = CacheListener(worker_pool, Router("auto", BlockIndex(max_bytes), Random(0)), sleep)
     for worker in workers:
-        worker_pool.add(worker)  # type: ignore[arg-type]
+        worker_pool.add(worker)
     worker_pool.changed(worker_pool.clients[0])
     await asyncio.sleep(0)
     try:
@@ -291,7 +284,7 @@ async def following(
 
 def exact_workers(workers: Sequence[Full], listener: CacheListener) -> list[str]:
     known = [worker.url for worker in workers if listener.router.index.is_exact(worker.url)]
-    assert known == [worker.url for worker in workers if not listener.feed(worker).reason]  # type: ignore[arg-type]
+    assert known == [worker.url for worker in workers if not listener.feed(worker).reason]
     return known
 
 

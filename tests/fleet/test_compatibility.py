@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from described_worker import Described
 from fronts import DESCRIPTION
+from stub_worker import stub
 from tables import table
 
 from saccade.fleet.pool import WorkerPool
@@ -106,8 +106,8 @@ async def test_worker_of_another_release_gets_work_only_if_assumed_compatible(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # F9
     caplog.set_level(logging.WARNING)
-    first, like = Described("unix:/first", native()), Described("vllm://like:1", described())
-    other = Described("vllm://other:1", described({"tokenizer.json": {"model": "b"}}))
+    first, like = stub("unix:/first", native()), stub("vllm://like:1", described())
+    other = stub("vllm://other:1", described({"tokenizer.json": {"model": "b"}}))
     for assumed in ((), (DESCRIPTION.model,)):
         worker_pool = WorkerPool((), lambda _: None, assumed_releases=assumed)
         announced: list[Any] = []
@@ -121,12 +121,12 @@ async def test_worker_of_another_release_gets_work_only_if_assumed_compatible(
         reason = "" if assumed else "it serves another release of its model than the first worker: tokenizer.json"
         assert why_excluded(worker_pool.clients[-1], worker_pool) == reason
         # A worker of the same release that takes the first one's place brings nothing new.
-        first.ready = False
+        first.become(ready=False)
         worker_pool.changed(first)  # type: ignore[arg-type]
         worker_pool.changed(like)  # type: ignore[arg-type]
         await asyncio.sleep(0)
         assert len(announced) == 1
-        first.ready = True
+        first.become(ready=True)
     said = [record.getMessage() for record in caplog.records]
     assert [(text.rpartition(": it gets ")[2], "(tokenizer.json)" in text) for text in said if "other:1" in text] == [
         ("no work", True),
@@ -136,8 +136,8 @@ async def test_worker_of_another_release_gets_work_only_if_assumed_compatible(
 
 async def test_release_whose_workers_take_over_is_announced() -> None:  # F9
     other_files = {"tokenizer.json": {"model": "b"}}
-    old, new = Described("unix:/old", native()), Described("unix:/new", native(other_files))
-    other_weights = Described("unix:/weights", native(other_files, weights=b"v" * 32))
+    old, new = stub("unix:/old", native()), stub("unix:/new", native(other_files))
+    other_weights = stub("unix:/weights", native(other_files, weights=b"v" * 32))
     worker_pool = WorkerPool((), lambda _: None)
     announced: list[Any] = []
     worker_pool.on_model(lambda model: announced.append(model.description))
@@ -145,21 +145,21 @@ async def test_release_whose_workers_take_over_is_announced() -> None:  # F9
         worker_pool.add(worker)
         worker_pool.changed(worker)  # type: ignore[arg-type]
         await asyncio.sleep(0)
-    assert announced == [old.description]
+    assert announced == [old.state.description]
     worker_pool.remove(old)
-    assert announced == [old.description, new.description]
+    assert announced == [old.state.description, new.state.description]
     # The same files serve other weights.
-    new.ready = False
+    new.become(ready=False)
     worker_pool.changed(new)  # type: ignore[arg-type]
     await asyncio.sleep(0)
     assert worker_pool.model(DESCRIPTION.model).workers == (other_weights,)
     assert len(announced) == 2
-    other_weights.ready = False
+    other_weights.become(ready=False)
     worker_pool.changed(other_weights)  # type: ignore[arg-type]
     await asyncio.sleep(0)
     assert len(announced) == 2
     # It begins again with a shorter context.
-    other_weights.ready, other_weights.description = True, native(other_files, weights=b"v" * 32, max_model_len=100)
+    other_weights.become(ready=True, description=native(other_files, weights=b"v" * 32, max_model_len=100))
     worker_pool.changed(other_weights)  # type: ignore[arg-type]
     await asyncio.sleep(0)
-    assert announced[2:] == [other_weights.description]
+    assert announced[2:] == [other_weights.state.description]

@@ -8,8 +8,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from described_worker import Described
 from fronts import DESCRIPTION
+from stub_worker import stub
 from waiting import until
 
 from saccade.fleet.dispatch import Dispatcher
@@ -27,7 +27,7 @@ def dispatcher_of(num_workers: int, limits: DispatchLimits) -> Dispatcher:
     """A fleet whose caches are known to be empty, asked once already."""
     worker_pool, index = WorkerPool((), lambda _: None), BlockIndex(1 << 30)
     for number in range(num_workers):
-        worker_pool.add(Described(f"unix:/{number}", DESCRIPTION))
+        worker_pool.add(stub(f"unix:/{number}", DESCRIPTION))
         index.begin(
             f"unix:/{number}", Partition(DESCRIPTION.fingerprint, DESCRIPTION.block_size), resumes_at_states=False
         )

@@ -126,7 +126,7 @@ async def test_a_removed_worker_finishes_its_requests_and_is_forgotten(tmp_path:
     async with serving(a) as worker, serving(b), gateway() as running:
         worker_pool, router = running.worker_pool, running.router
         await running.list_workers([url(a), url(b)])
-        await until(lambda: all(client.ready for client in worker_pool.clients))
+        await until(lambda: all(client.state.ready for client in worker_pool.clients))
         await until(lambda: all(not running.listener.feed(client).reason for client in worker_pool.clients))
         first = worker_pool.clients[0]
         stalled = ask("r", [STALL])

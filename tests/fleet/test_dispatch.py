@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -14,16 +15,16 @@ import pytest
 from echo_worker import STALL, ask, serving
 from fronts import DESCRIPTION
 from prometheus_client import CollectorRegistry
-from streams import ScriptedStream, stream
+from streams import stream
+from stub_worker import StubWorker
 from tables import table
 from waiting import until
 
-from saccade.connectors.sink import Sink, Stream
+from saccade.connectors.sink import Sink
 from saccade.errors import (
     InvalidValue,
     ModelNotFound,
     QueueFull,
-    RequestError,
     SaccadeError,
     WorkerFailed,
     WorkerUnavailable,
@@ -40,13 +41,11 @@ from saccade.fleet.prompt import Prompt, media_runs
 from saccade.fleet.router import Router
 from saccade.fleet.settings import DEFAULT_LIMITS, DispatchLimits
 from saccade.identity.blocks import MediaRun
-from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import Exactness
 from saccade.protocol.media import Span
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import MAX_PRIORITY, EngineRequest, MediaPixels
-from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import shared_memory
 
 
@@ -106,30 +105,34 @@ async def test_fleet_follows_its_workers(tmp_path: Path) -> None:
 async def test_work_goes_where_least_is_in_flight(tmp_path: Path) -> None:
     a, b = folders(tmp_path, "a", "b")
     async with serving(a), serving(b), fleet_of(a, b, released=[]) as worker_pool:
-        await until(lambda: all(client.ready for client in worker_pool.clients))
+        await until(lambda: all(client.state.ready for client in worker_pool.clients))
         dispatcher = Dispatcher(worker_pool)
         stalled = [asyncio.create_task(answer(dispatcher, ask(f"r{n}", [STALL]))) for n in range(4)]
-        await until(lambda: [client.load and client.load.num_running for client in worker_pool.clients] == [2, 2])
+        await until(
+            lambda: [client.state.load and client.state.load.num_running for client in worker_pool.clients] == [2, 2]
+        )
         assert dispatcher.num_requests == 4
         for task in stalled:
             task.cancel()
         await asyncio.gather(*stalled, return_exceptions=True)
         assert dispatcher.num_requests == 0
-        await until(lambda: [client.load and client.load.num_running for client in worker_pool.clients] == [0, 0])
+        await until(
+            lambda: [client.state.load and client.state.load.num_running for client in worker_pool.clients] == [0, 0]
+        )
         assert await answer(dispatcher, ask("next", [1, 2])) == [1, 2]
 
 
 async def test_worker_with_another_model_of_the_same_name_gets_no_work(tmp_path: Path) -> None:
     a, b = folders(tmp_path, "a", "b")
     async with serving(a), serving(b, fingerprint="g"), fleet_of(a, b, released=[]) as worker_pool:
-        await until(lambda: all(client.ready for client in worker_pool.clients))
+        await until(lambda: all(client.state.ready for client in worker_pool.clients))
         assert [worker.url for worker in worker_pool.model("echo").workers] == [url(a)]
 
 
 async def test_models_are_told_apart_by_name(tmp_path: Path) -> None:
     a, b = folders(tmp_path, "a", "b")
     async with serving(a), serving(b, model="other"), fleet_of(a, b, released=[]) as worker_pool:
-        await until(lambda: all(client.ready for client in worker_pool.clients))
+        await until(lambda: all(client.state.ready for client in worker_pool.clients))
         assert [model.name for model in worker_pool.models()] == ["echo", "other"]
         assert [worker.url for worker in worker_pool.model("other").workers] == [url(b)]
 
@@ -138,7 +141,7 @@ async def test_alias_means_its_model_and_a_models_own_name_wins(tmp_path: Path) 
     a, b = folders(tmp_path, "a", "b")
     names = {"model": "one", "aliases": ["first", "two"]}
     async with serving(a, **names), serving(b, model="two"), fleet_of(a, b, released=[]) as worker_pool:
-        await until(lambda: all(client.ready for client in worker_pool.clients))
+        await until(lambda: all(client.state.ready for client in worker_pool.clients))
         assert [worker_pool.model(name).name for name in ("one", "first", "two")] == ["one", "one", "two"]
         assert [(model.name, worker_pool.aliases(model.name)) for model in worker_pool.models()] == [
             ("one", ("first",)),
@@ -209,23 +212,14 @@ async def test_pixels_travel_inline_to_another_machine_or_user(tmp_path: Path, p
         pool.close()
 
 
-class Asking:
-    """A worker that asks for the pixels of its third image before it answers."""
-
-    url = "asking"
-
-    def __init__(self, description: Description | None) -> None:
-        self.description = description
-        self.brought: tuple[MediaPixels, ...] = ()
-
-    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
-        async def ask() -> AsyncGenerator[TokenDelta, None]:
-            brought = asyncio.get_running_loop().create_future()
-            sink.pixels_wanted([2], self.url, brought.set_result)
-            self.brought = await brought
-            yield TokenDelta(request.request_id, [1], FinishReason.STOP)
-
-        return ScriptedStream(ask(), sink)
+async def ask_for_an_image(
+    brought: list[tuple[MediaPixels, ...]], request: EngineRequest, sink: Sink
+) -> AsyncGenerator[TokenDelta, None]:
+    """Ask for the pixels of the third image before the answer."""
+    arrived = asyncio.get_running_loop().create_future()
+    sink.pixels_wanted([2], "asking", arrived.set_result)
+    brought.append(await arrived)
+    yield TokenDelta(request.request_id, [1], FinishReason.STOP)
 
 
 @pytest.mark.parametrize("same_machine", [True, False])
@@ -241,15 +235,16 @@ async def test_pixels_that_are_brought_later_travel_the_same_way(tmp_path: Path,
         return tuple(MediaPixels(index, slot.ref) for index in media)
 
     worker_pool = WorkerPool([url(a)], lambda names: [pool.release(name) for name in names])
+    brought: list[tuple[MediaPixels, ...]] = []
     await worker_pool.start()
     try:
         async with serving(a, shm_namespace=shared_memory.namespace() if same_machine else "elsewhere"):
             await until(lambda: worker_pool.ready)
-            asking = Asking(worker_pool.clients[0].description)
-            placement = Placement(asking, "uint8")  # type: ignore[arg-type]
+            asking = StubWorker("asking", worker_pool.clients[0].state, partial(ask_for_an_image, brought))
+            placement = Placement(asking, "uint8")
             async for _ in stream(Dispatcher(worker_pool), placement, ask("r", [1]), supply):
                 pass
-        assert asking.brought == ((MediaPixels(2, slot.ref) if same_machine else MediaPixels(2, inline=b"abc")),)
+        assert brought == [((MediaPixels(2, slot.ref) if same_machine else MediaPixels(2, inline=b"abc")),)]
         assert pool.num_used == same_machine  # it comes back from the worker
     finally:
         await worker_pool.close()
@@ -262,47 +257,30 @@ async def test_engine_that_dies_fails_the_request_and_its_work_is_forgotten(tmp_
         await until(lambda: worker_pool.ready)
         dispatcher = Dispatcher(worker_pool)
         request = asyncio.create_task(answer(dispatcher, ask("r", [STALL])))
-        await until(lambda: worker_pool.clients[0].load and worker_pool.clients[0].load.num_running)
+        await until(lambda: worker_pool.clients[0].state.load and worker_pool.clients[0].state.load.num_running)
         worker.relay.on_lost("The engine is gone.")
         with pytest.raises(WorkerFailed):
             await request
         assert dispatcher.num_requests == 0
 
 
-class Scripted:
+class Scripted(StubWorker):
     """A worker that is ready, and answers by what is next in *script*: an error to raise, a token to send."""
 
-    exactness = Exactness("NONE", "a script says nothing of caches")
-    load: Load | None = None
-    load_times: tuple[float, float] = (0.0, 0.0)
-
     def __init__(self, url: str, max_num_seqs: int = 1) -> None:
-        self.url = url
-        self.description = msgspec.structs.replace(DESCRIPTION, model="echo", max_num_seqs=max_num_seqs)
-        self.ready = True
+        super().__init__(url, play=self.answer)
+        self.become(
+            description=msgspec.structs.replace(DESCRIPTION, model="echo", max_num_seqs=max_num_seqs),
+            exactness=Exactness("NONE", "a script says nothing of caches"),
+        )
         self.script: list[Exception | int] = []
-        self.on_change: Callable[[Scripted], None] = lambda _: None
 
-    def change(self, *, ready: bool) -> None:
-        """Become ready, or no longer, and say so."""
-        self.ready = ready
-        self.on_change(self)
-
-    def refuses(self, traits: RequestTraits) -> RequestError | None:
-        return None
-
-    def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        return False
-
-    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
-        async def play() -> AsyncGenerator[TokenDelta, None]:
-            for step in self.script:
-                if isinstance(step, Exception):
-                    raise step
-                yield TokenDelta(request.request_id, [step])
-            yield TokenDelta(request.request_id, [0], FinishReason.STOP)
-
-        return ScriptedStream(play(), sink)
+    async def answer(self, request: EngineRequest, _: Sink) -> AsyncGenerator[TokenDelta, None]:
+        for step in self.script:
+            if isinstance(step, Exception):
+                raise step
+            yield TokenDelta(request.request_id, [step])
+        yield TokenDelta(request.request_id, [0], FinishReason.STOP)
 
 
 def scripted(
@@ -316,8 +294,8 @@ def scripted(
     worker_pool = WorkerPool((), lambda _: None)
     workers = {url: Scripted(url, max_num_seqs) for url in urls}
     for worker in workers.values():
-        worker_pool.add(worker)  # type: ignore[arg-type]
-        worker.on_change = worker_pool.changed  # type: ignore[assignment]
+        worker_pool.add(worker)
+        worker.on_change = worker_pool.changed
     router = Router(policy, BlockIndex(1 << 20), Random(0))
     return workers, router, Dispatcher(worker_pool, router, limits=limits, lookup=lookup)
 
@@ -376,9 +354,9 @@ async def test_pixels_that_the_gateway_could_not_supply_are_not_the_workers_fail
     async def supply(_: Sequence[int]) -> tuple[MediaPixels, ...]:
         raise WorkerUnavailable("preparing it again took too long")
 
-    asking = Asking(workers["a"].description)
+    asking = StubWorker("asking", workers["a"].state, partial(ask_for_an_image, []))
     for number in range(FAILURES):
-        placement = Placement(asking, "uint8")  # type: ignore[arg-type]
+        placement = Placement(asking, "uint8")
         with pytest.raises(WorkerUnavailable):
             await anext(stream(dispatcher, placement, ask(f"r{number}", [1]), supply))
     assert router.breakers.report("asking", 0.0) == CLOSED
@@ -419,7 +397,7 @@ async def test_request_waits_or_is_refused_if_all_workers_are_full() -> None:
 
 async def test_prompt_that_only_a_full_worker_takes_holds_up_no_other() -> None:
     workers, _, dispatcher = scripted("a", "b", limits=DispatchLimits(worker_queue=0, wait_seconds=5.0))
-    workers["a"].description = msgspec.structs.replace(workers["a"].description, max_model_len=10)
+    workers["a"].become(description=msgspec.structs.replace(workers["a"].state.description, max_model_len=10))
     long = Prompt([1] * 10)
 
     async def place_of(prompt: Prompt) -> str:
@@ -465,7 +443,7 @@ async def test_requests_wait_no_longer_if_no_worker_is_left() -> None:
         waiting = [asyncio.create_task(answer(dispatcher, ask(f"r{number}", [1]))) for number in range(2)]
         await until(lambda: dispatcher.num_waiting == 2)
         for worker in workers.values():
-            worker.change(ready=False)
+            worker.become(ready=False)
         answers = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(answer) for answer in answers] == [WorkerUnavailable] * 2
 
@@ -504,11 +482,11 @@ async def test_one_of_several_tenants_leaves_waiting_places_to_others() -> None:
 async def test_new_worker_serves_waiting_requests() -> None:
     limits = DispatchLimits(worker_queue=0, max_waiting=1)
     workers, _, dispatcher = scripted("a", "b", "c", limits=limits)
-    workers["c"].change(ready=False)
+    workers["c"].become(ready=False)
     async with dispatcher.place("echo", Prompt([1])), dispatcher.place("echo", Prompt([1])):
         waiting = asyncio.create_task(answer(dispatcher, ask("r", [1])))
         await until(lambda: dispatcher.num_waiting)
-        workers["c"].change(ready=True)
+        workers["c"].become(ready=True)
         assert await waiting == [0]
 
 
@@ -650,30 +628,30 @@ async def test_delayed_lookup_chooses_among_ready_workers() -> None:
 
         async def overlaps(self, targets: Targets, keys: object) -> Overlaps:
             await asyncio.sleep(0)
-            workers["a"].change(ready=False)
+            workers["a"].become(ready=False)
             return Overlaps(np.array([3, 0]), np.ones(2, np.bool_))
 
     workers, router, _ = scripted("a", "b")
     worker_pool = WorkerPool((), lambda _: None)
     for worker in workers.values():
-        worker_pool.add(worker)  # type: ignore[arg-type]
-        worker.on_change = worker_pool.changed  # type: ignore[assignment]
+        worker_pool.add(worker)
+        worker.on_change = worker_pool.changed
     dispatcher = Dispatcher(worker_pool, router, lookup=Slow())
     async with dispatcher.place("echo", Prompt(list(range(64)))) as placement:
         assert placement.worker.url == "b"
-    workers["a"].change(ready=True)
+    workers["a"].become(ready=True)
     preview = await dispatcher.preview("echo", Prompt(list(range(64))))
     candidates, chosen, policy = preview.choice
     assert [candidate.name for candidate in candidates] == ["b"]
     assert (chosen.name, policy, preview.model.name) == ("b", "round_robin", "echo")
-    workers["b"].change(ready=False)
+    workers["b"].become(ready=False)
     with pytest.raises(WorkerUnavailable):
         await dispatcher.preview("echo", Prompt([1]))
 
 
 async def test_draining_workers_get_nothing_and_the_load_of_others_counts() -> None:
     workers, _, dispatcher = scripted("a", "b", policy="least_load")
-    workers["a"].load = Load(num_waiting=4)
+    workers["a"].become(load=Load(num_waiting=4))
     chosen = set()
     for _ in range(8):
         async with dispatcher.place("echo", Prompt([1])) as placement:

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 from fronts import DESCRIPTION
-from streams import QueueSink, ScriptedStream, no_pixels, stream
+from streams import QueueSink, no_chat, no_pixels, stream
+from stub_worker import StubWorker
 from tables import table
 
 from saccade.connectors.native.client import slots_of
@@ -19,7 +20,6 @@ from saccade.connectors.sink import Sink, Stream
 from saccade.errors import (
     InvalidValue,
     PeerFailed,
-    RequestError,
     SaccadeError,
     WorkerFailed,
     WorkerUnavailable,
@@ -31,77 +31,45 @@ from saccade.fleet.prompt import Prompt
 from saccade.fleet.router import Router
 from saccade.fleet.settings import DEFAULT_LIMITS, DispatchLimits
 from saccade.identity.blocks import MediaRun, block_keys, root_key
-from saccade.protocol.engine_load import Load
-from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.kv_events import BlockStored, KvEvents
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams
-from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import shared_memory
 
 TOKENS = [1, 2, 3]
 ADDRESS = "10.0.0.9:9"
 
 
-@dataclass
-class ScriptedWorker:
+class ScriptedWorker(StubWorker):
     """A worker of a role that raises *failures* first, one for each request, and then answers. It waits for *gate*."""
 
-    url: str
-    role: Any
-    released: list[str]
-    failures: list[SaccadeError] = field(default_factory=list)
-    ready: bool = True
-    load: Load | None = None
-    load_times: tuple[float, float] = (0.0, 0.0)
-    num_open: int = 0
-    requests: list[EngineRequest] = field(default_factory=list)
-    aborted: list[tuple[str, int]] = field(default_factory=list)
-    asks: bool = False
-    fails_after: int | None = None
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __post_init__(self) -> None:
+    def __init__(self, url: str, role: Any, released: list[str]) -> None:
+        super().__init__(url)
+        self.become(
+            description=msgspec.structs.replace(
+                DESCRIPTION,
+                role=role,
+                kv_transfer_address=ADDRESS if role == "prefill" else None,
+                max_num_seqs=4,
+                shm_namespace=shared_memory.readers(),
+            )
+        )
+        self.play = self.answer
+        self.released = released
+        self.failures: list[SaccadeError] = []
+        self.num_open = 0
+        self.asks = False
+        self.fails_after: int | None = None
+        self.gate = asyncio.Event()
         self.gate.set()
-        address = ADDRESS if self.role == "prefill" else None
-        self.description = msgspec.structs.replace(
-            DESCRIPTION,
-            role=self.role,
-            kv_transfer_address=address,
-            max_num_seqs=4,
-            shm_namespace=shared_memory.readers(),
-        )
 
-    @property
-    def exactness(self) -> Exactness:
-        return EXACT
-
-    async def start(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
-
-    def refuses(self, traits: RequestTraits) -> RequestError | None:
-        return None
-
-    def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        return False
-
-    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
-        raise WorkerUnavailable("no feed")
-        yield
-
-    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
-        self.requests.append(request)
+    def generate(self, request: EngineRequest, sink: Sink, chat: object = None) -> Stream:
         self.released += slots_of(request)
-        return ScriptedStream(
-            self.play(request, sink), sink, lambda index: self.aborted.append((request.request_id, index))
-        )
+        return super().generate(request, sink, chat)
 
-    async def play(self, request: EngineRequest, sink: Sink) -> AsyncGenerator[TokenDelta, None]:
+    async def answer(self, request: EngineRequest, sink: Sink) -> AsyncGenerator[TokenDelta, None]:
         self.num_open += 1
         try:
             await self.gate.wait()
@@ -120,9 +88,6 @@ class ScriptedWorker:
                     yield TokenDelta(request.request_id, [token], FinishReason.LENGTH if last else None, index=index)
         finally:
             self.num_open -= 1
-
-    def reset_caches(self, *, prefix: bool, media: bool) -> bool:
-        return True
 
 
 @dataclass
@@ -304,7 +269,7 @@ async def test_images_to_encode_count_for_a_decode_worker_that_would_serve_alone
 @pytest.mark.parametrize("change", [{"block_size": 32}, {"kv_cache_dtype": "float8_e4m3fn"}, {"dtype": "bfloat16"}])
 async def test_workers_that_could_not_exchange_state_are_not_paired(change: dict[str, Any]) -> None:
     subject = cluster(p="prefill", d="decode", e="decode")
-    subject["d"].description = msgspec.structs.replace(subject["d"].description, **change)
+    subject["d"].become(description=msgspec.structs.replace(subject["d"].state.description, **change))
     for _ in range(4):
         await subject.answer(ask())
     assert not subject["d"].requests
@@ -426,7 +391,7 @@ async def test_samples_are_aborted_at_the_decode_worker() -> None:
     ) as placement:
         assert placement.pair is not None
         sink = QueueSink(no_pixels)
-        legs = placement.pair.generate(ask(num_samples=2), sink)
+        legs = placement.pair.generate(ask(num_samples=2), sink, no_chat)
         await sink.arrived.get()
         legs.abort_sample(1)
         await legs.close()

@@ -5,8 +5,8 @@ from random import Random
 
 import msgspec
 import pytest
-from described_worker import TEXT_PREFIX, Described
 from fronts import DESCRIPTION
+from stub_worker import TEXT_PREFIX, StubWorker, draining, stub
 
 from saccade.fleet.cost import Policy
 from saccade.fleet.dispatch import Dispatcher
@@ -29,7 +29,7 @@ KEYS = block_keys(root_key(PARTITION.fingerprint, b""), PROMPT.token_ids[:-1], P
 class Shown:
     """A fleet of described workers, and where the prompt would go in it."""
 
-    def __init__(self, policy: Policy, *workers: Described, temperature: float = 0.0, worker_queue: int = 9) -> None:
+    def __init__(self, policy: Policy, *workers: StubWorker, temperature: float = 0.0, worker_queue: int = 9) -> None:
         self.worker_pool = WorkerPool((), lambda _: None)
         for worker in workers:
             self.worker_pool.add(worker)
@@ -50,7 +50,7 @@ class Shown:
 
 
 FOREIGN = ("foreign_tokens", "foreign_decode_blocks")
-A, B = Described("unix:/a", DESCRIPTION), Described("unix:/b", DESCRIPTION)
+A, B = stub("unix:/a", DESCRIPTION), stub("unix:/b", DESCRIPTION)
 
 
 async def test_overlaps_and_terms_of_each_candidate() -> None:
@@ -107,8 +107,8 @@ async def test_auto_without_any_report_is_by_load() -> None:
 
 
 async def test_workers_that_are_no_candidates_are_named() -> None:
-    leaving = Described("unix:/leaving", DESCRIPTION, draining=True)
-    elsewhere = Described("unix:/else", msgspec.structs.replace(DESCRIPTION, model="else"))
+    leaving = draining("unix:/leaving", DESCRIPTION)
+    elsewhere = stub("unix:/else", msgspec.structs.replace(DESCRIPTION, model="else"))
     report = await Shown("cost", A, leaving, elsewhere).report()
     assert [(one.worker, one.reason) for one in report.excluded] == [("unix:/leaving", "it drains")]
     assert report.reason == "the only worker that may get it"
@@ -151,7 +151,7 @@ async def test_a_conversation_of_the_other_side_is_the_reason(
 
 
 async def test_unknown_overlap_has_its_reason() -> None:
-    text = Described("unix:/text", DESCRIPTION)
+    text = stub("unix:/text", DESCRIPTION, exactness=TEXT_PREFIX)
     shown = Shown("cost", A, text)
     listener = CacheListener(shown.worker_pool, shown.router)
     listener.feed(text).reason = ""

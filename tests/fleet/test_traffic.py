@@ -9,8 +9,8 @@ from random import Random
 
 import msgspec
 import pytest
-from described_worker import Described
 from fronts import DESCRIPTION
+from stub_worker import StubWorker, stub
 from tables import table
 from waiting import until
 
@@ -69,13 +69,13 @@ class Directed:
 
     def __init__(
         self,
-        *workers: Described,
+        *workers: StubWorker,
         policy: Policy = "auto",
         limits: DispatchLimits = DEFAULT_LIMITS,
         **traffic: WorkerTraffic,
     ) -> None:
         self.worker_pool = WorkerPool((), lambda _: None)
-        self.workers = {worker.url: worker for worker in workers or (Described(name, DESCRIPTION) for name in "abc")}
+        self.workers = {worker.url: worker for worker in workers or (stub(name, DESCRIPTION) for name in "abc")}
         for worker in self.workers.values():
             self.worker_pool.add(worker)
         self.direct(traffic)
@@ -86,7 +86,7 @@ class Directed:
 
     def change(self, worker: str, *, ready: bool) -> None:
         """Have *worker* go or come back."""
-        self.workers[worker].ready = ready
+        self.workers[worker].become(ready=ready)
         self.worker_pool.changed(self.workers[worker])
 
     async def worker_of(self, prompt: Prompt) -> str:
@@ -138,7 +138,7 @@ def pairs(**traffic: WorkerTraffic) -> Directed:
     prefill = msgspec.structs.replace(DESCRIPTION, role="prefill", kv_transfer_address="127.0.0.1:2")
     decode = msgspec.structs.replace(DESCRIPTION, role="decode")
     roles = {"p": prefill, "q": prefill, "d": decode, "e": decode}
-    fleet = Directed(*(Described(f"unix:/{name}", description) for name, description in roles.items()))
+    fleet = Directed(*(stub(f"unix:/{name}", description) for name, description in roles.items()))
     fleet.direct({f"unix:/{name}": one for name, one in traffic.items()})
     return fleet
 

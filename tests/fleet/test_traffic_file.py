@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from described_worker import Described
 from fronts import DESCRIPTION
+from stub_worker import stub
 from tables import table
 from waiting import until
 
@@ -23,7 +23,7 @@ async def process(path: Path | None) -> AsyncIterator[tuple[WorkerPool, TrafficC
     """The pool and the control of a gateway process with two workers."""
     worker_pool = WorkerPool((), lambda _: None)
     for name in "ab":
-        worker_pool.add(Described(name, DESCRIPTION))
+        worker_pool.add(stub(name, DESCRIPTION))
     control = TrafficControl(worker_pool, path, every_seconds=0.01)
     await control.start()
     try:

@@ -22,6 +22,7 @@ from saccade.fleet.prompt import Prompt
 from saccade.fleet.router import Router
 from saccade.models.files import read_model_files
 from saccade.protocol.chat import ChatPrompt
+from saccade.protocol.needs import Need
 from saccade.protocol.request import EngineRequest
 from saccade.transport.wire import TLS_SCHEME
 
@@ -38,7 +39,7 @@ def fleet_of(checkpoint: Callable[[str], Path]) -> Any:
         worker_pool = WorkerPool(urls, lambda _: None, model_files=given)
         await worker_pool.start()
         try:
-            await until(lambda: all(client.ready for client in worker_pool.clients))
+            await until(lambda: all(client.state.ready for client in worker_pool.clients))
             yield worker_pool
         finally:
             await worker_pool.close()
@@ -56,8 +57,10 @@ def servers() -> tuple[VllmServer, VllmServer]:
 
 
 async def answer(dispatcher: Dispatcher, request: EngineRequest, error: InvalidValue | None = None) -> list[int]:
-    async with dispatcher.place("m", Prompt(request.token_ids, needs_token_ids=error)) as placement:
-        deltas = stream(dispatcher, placement, request, chat=CHAT)
+    async with dispatcher.place(
+        "m", Prompt(request.token_ids, errors={} if error is None else {Need.TOKEN_IDS: error})
+    ) as placement:
+        deltas = stream(dispatcher, placement, request, chat=lambda: CHAT)
         return [token_id async for delta in deltas for token_id in delta.token_ids]
 
 
@@ -65,7 +68,8 @@ async def test_prompts_that_need_token_ids_go_to_workers_that_accept_them(fleet_
     chats, tokens = servers()
     async with listening(chats) as one, listening(tokens) as other, fleet_of(one, other) as worker_pool:
         dispatcher = Dispatcher(worker_pool)
-        assert dispatcher.takers_of_chats("m") == (True, False)
+        lacks = dispatcher.lacks("m")
+        assert (Need.TOKEN_IDS in lacks.of_some, Need.TOKEN_IDS in lacks.of_all) == (True, False)
         for number in range(4):
             assert await answer(dispatcher, ask(name=f"r{number}"), ERROR) == [1]
     assert len(chats.paths) == 1
@@ -76,7 +80,8 @@ async def test_prompts_that_need_token_ids_are_refused_without_such_a_worker(fle
     chats, _ = servers()
     async with listening(chats) as url, fleet_of(url) as worker_pool:
         dispatcher = Dispatcher(worker_pool)
-        assert dispatcher.takers_of_chats("m") == (True, True)
+        lacks = dispatcher.lacks("m")
+        assert (Need.TOKEN_IDS in lacks.of_some, Need.TOKEN_IDS in lacks.of_all) == (True, True)
         with pytest.raises(InvalidValue, match="why"):
             await answer(dispatcher, ask(), ERROR)
         assert dispatcher.num_requests == 0
@@ -88,7 +93,8 @@ async def test_workers_that_accept_token_ids_are_preferred(fleet_of: Any) -> Non
     _, tokens = servers()
     async with listening(tokens) as url, fleet_of(url) as worker_pool:
         dispatcher = Dispatcher(worker_pool)
-        assert dispatcher.takers_of_chats("m") == (False, False)
+        lacks = dispatcher.lacks("m")
+        assert (Need.TOKEN_IDS in lacks.of_some, Need.TOKEN_IDS in lacks.of_all) == (False, False)
         request = ask(image())
         async with dispatcher.place("m", Prompt(request.token_ids)) as placement:
             assert [delta.token_ids async for delta in stream(dispatcher, placement, request)] == [[1]]

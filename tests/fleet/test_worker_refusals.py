@@ -5,10 +5,10 @@ from random import Random
 
 import msgspec
 import pytest
-from described_worker import Described
 from fronts import DESCRIPTION
+from stub_worker import StubWorker, stub
 
-from saccade.errors import ContextLengthExceeded, RequestError, UnsupportedParameter, WorkerUnavailable
+from saccade.errors import ContextLengthExceeded, UnsupportedParameter, WorkerUnavailable
 from saccade.fleet.dispatch import Dispatcher
 from saccade.fleet.feed import CacheListener
 from saccade.fleet.index import BlockIndex
@@ -18,18 +18,8 @@ from saccade.fleet.report import route_report
 from saccade.fleet.router import Router
 from saccade.fleet.settings import DispatchLimits
 from saccade.identity.blocks import MediaRun
+from saccade.protocol.needs import Need
 from saccade.protocol.request import SamplingParams
-from saccade.protocol.request_traits import RequestTraits
-
-
-class Refusing(Described):
-    """A worker that takes no images and one answer at a time."""
-
-    def refuses(self, traits: RequestTraits) -> RequestError | None:
-        if traits.num_samples > 1:
-            return UnsupportedParameter("No `n` here.", "n")
-        return UnsupportedParameter("No images here.", "messages") if traits.has_images else None
-
 
 MODEL = DESCRIPTION.model
 SHORT = msgspec.structs.replace(DESCRIPTION, max_model_len=128)
@@ -40,7 +30,16 @@ FITTING = Prompt(list(range(100)), sampling=SamplingParams(max_tokens=28))
 LONG = Prompt(list(range(100)), sampling=SamplingParams(max_tokens=29))
 
 
-def dispatcher(*workers: Described, queue: int = 64) -> tuple[WorkerPool, Dispatcher]:
+def refusing() -> StubWorker:
+    """A worker that takes no images and one answer at a time."""
+    refusals = {
+        Need.SEVERAL_ANSWERS: UnsupportedParameter("No `n` here.", "n"),
+        Need.IMAGES: UnsupportedParameter("No images here.", "messages"),
+    }
+    return stub("tokenspeed://a:1", DESCRIPTION, refusals=refusals)
+
+
+def dispatcher(*workers: StubWorker, queue: int = 64) -> tuple[WorkerPool, Dispatcher]:
     worker_pool = WorkerPool((), lambda _: None)
     for worker in workers:
         worker_pool.add(worker)
@@ -58,19 +57,19 @@ async def placed(over: Dispatcher, prompt: Prompt, times: int = 4) -> set[str]:
 
 @pytest.mark.parametrize("prompt", [IMAGE, SEVERAL], ids=["images", "n"])
 async def test_request_refused_by_one_kind_goes_to_another(prompt: Prompt) -> None:  # F9
-    _, over = dispatcher(Refusing("tokenspeed://a:1", DESCRIPTION), Described("unix:/b", DESCRIPTION))
+    _, over = dispatcher(refusing(), stub("unix:/b", DESCRIPTION))
     assert await placed(over, TEXT) == {"tokenspeed://a:1", "unix:/b"}
     assert await placed(over, prompt) == {"unix:/b"}
 
 
 async def test_request_is_refused_if_no_ready_worker_can_serve_it() -> None:  # F9
-    able = Described("unix:/b", DESCRIPTION)
-    worker_pool, over = dispatcher(Refusing("tokenspeed://a:1", DESCRIPTION), able)
-    able.ready = False
+    able = stub("unix:/b", DESCRIPTION)
+    worker_pool, over = dispatcher(refusing(), able)
+    able.become(ready=False)
     with pytest.raises(UnsupportedParameter, match="No `n` here") as failure:
         await placed(over, SEVERAL)
     assert failure.value.param == "n"
-    able.ready = True
+    able.become(ready=True)
     worker_pool.changed(able)
     await asyncio.sleep(0)
     with pytest.raises(UnsupportedParameter):
@@ -82,16 +81,16 @@ async def test_request_is_refused_if_no_ready_worker_can_serve_it() -> None:  # 
 
 
 async def test_a_context_that_is_too_short_is_passed_over() -> None:
-    _, over = dispatcher(Described("vllm://a:1", SHORT), Described("unix:/b", DESCRIPTION))
+    _, over = dispatcher(stub("vllm://a:1", SHORT), stub("unix:/b", DESCRIPTION))
     assert await placed(over, FITTING) == {"vllm://a:1", "unix:/b"}
     assert await placed(over, LONG) == {"unix:/b"}
-    _, alone = dispatcher(Described("vllm://a:1", SHORT))
+    _, alone = dispatcher(stub("vllm://a:1", SHORT))
     with pytest.raises(ContextLengthExceeded, match="maximum context length is 128"):
         await placed(alone, LONG)
 
 
 async def test_the_operator_sees_why() -> None:
-    worker_pool, over = dispatcher(Refusing("tokenspeed://a:1", DESCRIPTION), Described("unix:/b", DESCRIPTION))
+    worker_pool, over = dispatcher(refusing(), stub("unix:/b", DESCRIPTION))
     preview = await over.preview(MODEL, IMAGE)
     listener = CacheListener(WorkerPool((), lambda _: None), Router("auto", BlockIndex(1), Random(0)))
     report = route_report(preview, worker_pool, listener)

@@ -6,9 +6,9 @@ from random import Random
 
 import msgspec
 import pytest
-from described_worker import TEXT_PREFIX, Described
 from fronts import DESCRIPTION
 from prometheus_client import CollectorRegistry
+from stub_worker import TEXT_PREFIX, draining, stub
 from waiting import until
 
 from saccade.fleet.breaker import FAILURES
@@ -24,15 +24,15 @@ from saccade.fleet.traffic import FleetTraffic, WorkerTraffic
 def test_every_reason_has_its_words() -> None:
     other = msgspec.structs.replace(DESCRIPTION, fingerprint=b"other".ljust(32))
     expected = {
-        Described("unix:/first", DESCRIPTION): "",
-        Described("unix:/equal", DESCRIPTION): "",
-        Described("unix:/cordoned", DESCRIPTION): "it is cordoned",
-        Described("unix:/away", DESCRIPTION, ready=False): "it is not ready",
-        Described("unix:/new", None): "it is not ready",
-        Described("unix:/wrong", None, loss="the token is wrong"): "it is not ready: the token is wrong",
-        Described("unix:/leaving", DESCRIPTION, draining=True): "it drains",
-        Described("unix:/other", other): "it serves another release of its model than the first worker: weights",
-        Described("unix:/else", msgspec.structs.replace(other, model="else")): "",
+        stub("unix:/first", DESCRIPTION): "",
+        stub("unix:/equal", DESCRIPTION): "",
+        stub("unix:/cordoned", DESCRIPTION): "it is cordoned",
+        stub("unix:/away", DESCRIPTION, ready=False): "it is not ready",
+        stub("unix:/new", None): "it is not ready",
+        stub("unix:/wrong", None, loss="the token is wrong"): "it is not ready: the token is wrong",
+        draining("unix:/leaving", DESCRIPTION): "it drains",
+        stub("unix:/other", other): "it serves another release of its model than the first worker: weights",
+        stub("unix:/else", msgspec.structs.replace(other, model="else")): "",
     }
     worker_pool = WorkerPool((), lambda _: None)
     for worker in expected:
@@ -45,7 +45,7 @@ def test_every_reason_has_its_words() -> None:
 
 async def test_a_worker_is_never_called_more_exact_than_its_kind(caplog: pytest.LogCaptureFixture) -> None:  # E5
     caplog.set_level(logging.INFO)
-    text, exact = Described("unix:/text", DESCRIPTION), Described("unix:/exact", DESCRIPTION)
+    text, exact = stub("unix:/text", DESCRIPTION, exactness=TEXT_PREFIX), stub("unix:/exact", DESCRIPTION)
     worker_pool = WorkerPool((), lambda _: None)
     listener = CacheListener(worker_pool, Router("auto", BlockIndex(1 << 20), Random(0)))
     for worker in (text, exact):
@@ -69,7 +69,7 @@ async def test_a_worker_is_never_called_more_exact_than_its_kind(caplog: pytest.
 
 
 async def test_a_breaker_is_shown_with_its_reason() -> None:
-    worker = Described("unix:/a", DESCRIPTION)
+    worker = stub("unix:/a", DESCRIPTION)
     worker_pool = WorkerPool((), lambda _: None)
     worker_pool.add(worker)
     listener = CacheListener(worker_pool, Router("auto", BlockIndex(1 << 20), Random(0)))

@@ -19,6 +19,6 @@ def gateway(shared_gateway: scripted.Gateway) -> scripted.Gateway:
     worker = shared_gateway.worker
     shared_gateway.answer_two_tokens()
     worker.requests.clear()
-    worker.aborted_samples.clear()
+    worker.aborted.clear()
     worker.num_aborted = 0
     return shared_gateway

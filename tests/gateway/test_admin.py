@@ -71,7 +71,7 @@ def served(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
 @pytest.fixture
 def admin(served: scripted.Gateway) -> Iterator[Port]:
     served.worker.resets.clear()
-    served.worker.ready = True
+    served.worker.become(ready=True)
     with opened(served) as port:
         yield port
 
@@ -172,7 +172,7 @@ def test_silent_connections_do_not_keep_the_operator_out(admin: Port) -> None:
 
 
 def test_workers_that_cannot_reset_are_named(admin: Port) -> None:
-    admin.gateway.worker.ready = False
+    admin.gateway.worker.become(ready=False)
     status, body = admin.ask("POST", "/reset_prefix_cache", Authorization="Bearer admin")
     assert status == 503
     assert b"grpc://scripted:1" in body
@@ -266,7 +266,7 @@ def test_a_chat_that_would_be_refused_is_refused(admin: Port) -> None:
     status, told = route(admin, [image])
     assert (status, told["error"]["param"]) == (400, "messages[0].content[0].image_url.url")
     assert route(admin, Content_Type="text/plain")[0] == 415
-    admin.gateway.worker.ready = False
+    admin.gateway.worker.become(ready=False)
     assert route(admin)[0] == 503
 
 

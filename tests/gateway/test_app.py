@@ -188,19 +188,21 @@ def test_tokenize_refuses(body: dict[str, Any], gateway: scripted.Gateway) -> No
 
 
 def test_metrics(gateway: scripted.Gateway) -> None:
-    gateway.worker.load = Load(
-        num_running=2,
-        num_blocks=10,
-        num_free_blocks=4,
-        prompt_tokens_total=7,
-        encode_seconds_total=0.5,
-        evicted_state_tokens_total=8,
-        step_tokens_total=40_010,
-        steps_by_tokens=(3, 2, *[0] * 11, 1),
+    gateway.worker.become(
+        load=Load(
+            num_running=2,
+            num_blocks=10,
+            num_free_blocks=4,
+            prompt_tokens_total=7,
+            encode_seconds_total=0.5,
+            evicted_state_tokens_total=8,
+            step_tokens_total=40_010,
+            steps_by_tokens=(3, 2, *[0] * 11, 1),
+        )
     )
     gateway.chat()
     answer = gateway.ask("GET", "/metrics")
-    gateway.worker.load = None
+    gateway.worker.become(load=None)
     lines = answer.body.decode().splitlines()
     labels = '{model_name="tiny",worker="grpc://scripted:1"}'
     for line in (
@@ -236,9 +238,9 @@ def test_metrics(gateway: scripted.Gateway) -> None:
 def test_a_load_that_cannot_be_shown_costs_the_rows_of_engines_only(gateway: scripted.Gateway) -> None:
     failures = {"name": "saccade_metric_collector_failures_total", "collector": "FleetCollector"}
     before = gateway.metric(**failures)
-    gateway.worker.load = Load(steps_by_tokens=(1, 2))  # its client would not have let it in
+    gateway.worker.become(load=Load(steps_by_tokens=(1, 2)))  # its client would not have let it in
     answer = gateway.ask("GET", "/metrics")
-    gateway.worker.load = None
+    gateway.worker.become(load=None)
     assert answer.status == 200
     assert b"saccade_requests_in_flight" in answer.body
     assert b"vllm:num_requests_running" not in answer.body

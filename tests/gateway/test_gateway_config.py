@@ -20,8 +20,8 @@ def test_several_tenants_share_the_rows_of_a_lone_worker(
 ) -> None:
     """Before, only a file of keys made them share: the samples of one key took all rows."""
     with scripted.running(tiny_qwen3_vl, GatewayConfig(api_keys=keys)) as gateway:
-        assert gateway.worker.description is not None
-        assert gateway.worker.description.max_num_seqs == ROWS
+        assert gateway.worker.state.description is not None
+        assert gateway.worker.state.description.max_num_seqs == ROWS
         gateway.worker.script = [TokenDelta("r", [300], FinishReason.STOP, index=index) for index in range(ROWS)]
         headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         assert gateway.ask("POST", "/v1/chat/completions", CHAT, **headers).status == 200

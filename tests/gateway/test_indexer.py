@@ -10,9 +10,9 @@ from random import Random
 
 import msgspec
 import pytest
-from described_worker import Described
 from fronts import DESCRIPTION, Front
 from prometheus_client import CollectorRegistry
+from stub_worker import TEXT_PREFIX, stub
 from waiting import until
 
 from saccade.fleet import shared as shared_index
@@ -87,7 +87,7 @@ async def asking(urls: list[str], path: Path) -> AsyncIterator[tuple[WorkerPool,
     await worker_pool.start()
     shared.start()
     try:
-        await until(lambda: all(client.ready for client in worker_pool.clients))
+        await until(lambda: all(client.state.ready for client in worker_pool.clients))
         yield worker_pool, shared
     finally:
         await shared.close()
@@ -167,7 +167,7 @@ async def test_an_indexer_that_hangs_costs_one_wait(tmp_path: Path, monkeypatch:
     server = await asyncio.get_running_loop().create_unix_server(stream, str(path))
     worker_pool = WorkerPool((), lambda _: None)
     for url in ("unix:/a", "unix:/b"):
-        worker_pool.add(Described(url, DESCRIPTION))
+        worker_pool.add(stub(url, DESCRIPTION))
     shared = SharedIndex(worker_pool, Router("auto", BlockIndex(0), Random(0)), path)
     shared.start()
     try:
@@ -189,7 +189,7 @@ async def test_an_indexer_that_hangs_costs_one_wait(tmp_path: Path, monkeypatch:
 async def test_a_worker_is_never_more_exact_than_either_process_sees(tmp_path: Path) -> None:  # E5
     """The indexer has read the events; the gateway has seen what the worker answers."""
     worker_pool = WorkerPool((), lambda _: None)
-    text, exact = Described("unix:/text", DESCRIPTION), Described("unix:/exact", DESCRIPTION)
+    text, exact = stub("unix:/text", DESCRIPTION, exactness=TEXT_PREFIX), stub("unix:/exact", DESCRIPTION)
     for worker in (text, exact):
         worker_pool.add(worker)
     degraded = Exactness("DEGRADED", "its events began later")
@@ -210,7 +210,7 @@ async def test_a_worker_is_never_more_exact_than_either_process_sees(tmp_path: P
 
 async def test_a_fleet_of_one_needs_no_indexer(tmp_path: Path) -> None:
     worker_pool = WorkerPool((), lambda _: None)
-    worker_pool.add(Described("unix:/a", DESCRIPTION))
+    worker_pool.add(stub("unix:/a", DESCRIPTION))
     shared = SharedIndex(worker_pool, Router("auto", BlockIndex(0), Random(0)), tmp_path / "none.sock")
     assert shared.feed(worker_pool.clients[0]).reason == ALONE
 

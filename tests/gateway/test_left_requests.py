@@ -79,7 +79,9 @@ def busy(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
     """A gateway whose worker takes few requests; more are queued."""
     config = GatewayConfig(dispatch=DispatchLimits(lone_worker_queue=0))
     with scripted.running(tiny_qwen3_vl, config) as gateway:
-        gateway.worker.description = msgspec.structs.replace(gateway.worker.description, max_num_seqs=MAX_NUM_SEQS)
+        gateway.worker.become(
+            description=msgspec.structs.replace(gateway.worker.state.description, max_num_seqs=MAX_NUM_SEQS)
+        )
         yield gateway
 
 

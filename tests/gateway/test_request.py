@@ -147,8 +147,8 @@ def held(
         dispatch=replace(config.dispatch, lone_worker_queue=0),
     )
     with scripted.running(folder, config) as gateway, socket.create_server(("127.0.0.1", 0)) as web:
-        assert gateway.worker.description is not None
-        gateway.worker.description = msgspec.structs.replace(gateway.worker.description, max_num_seqs=1)
+        assert gateway.worker.state.description is not None
+        gateway.worker.become(description=msgspec.structs.replace(gateway.worker.state.description, max_num_seqs=1))
         num_tasks = tasks(gateway)
         with (
             socket.create_connection(("127.0.0.1", gateway.port)) as connection,

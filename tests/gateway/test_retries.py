@@ -38,7 +38,9 @@ def gateway_of(
         gateway.answer_two_tokens()
         first = gateway.worker
         others = [
-            replace(first, url=f"grpc://scripted:{number}", requests=[], pixels=[], script=list(first.script))
+            replace(
+                first, url=f"grpc://scripted:{number}", requests=[], aborted=[], pixels=[], script=list(first.script)
+            )
             for number in range(2, num_workers + 1)
         ]
         for other in others:
@@ -99,12 +101,12 @@ def test_retries_are_bounded_and_each_worker_is_asked_once(
 def test_a_request_that_had_one_worker_does_not_go_to_one_that_came_later(tiny_qwen3_vl: Path) -> None:
     """Its images were not kept."""
     with gateway_of(tiny_qwen3_vl) as (gateway, (first, second)):
-        second.ready = False
+        second.become(ready=False)
         first.script = [go_on := Event(), WorkerFailed("it died")]
         with ThreadPoolExecutor() as threads:
             asked = threads.submit(gateway.chat, CONTENT)
             wait_until(lambda: first.requests)
-            second.ready = True
+            second.become(ready=True)
             go_on.set()
             assert asked.result().json["error"]["code"] == "worker_failed"
         assert second.requests == []
@@ -116,7 +118,8 @@ def test_failure_without_another_worker_is_the_answer(tiny_qwen3_vl: Path) -> No
         with ThreadPoolExecutor() as threads:
             asked = threads.submit(gateway.chat, CONTENT)
             wait_until(lambda: first.requests)
-            first.ready = second.ready = False
+            first.become(ready=False)
+            second.become(ready=False)
             go_on.set()
             assert asked.result().json["error"]["code"] == "worker_failed"
         assert second.requests == []
@@ -157,15 +160,17 @@ def test_a_prompt_of_one_release_is_not_sent_to_workers_of_another(tiny_qwen3_vl
         with ThreadPoolExecutor() as threads:
             asked = threads.submit(gateway.chat, CONTENT)
             wait_until(lambda: first.requests)
-            assert second.description is not None
-            files = dict(second.description.files.files)
+            assert second.state.description is not None
+            files = dict(second.state.description.files.files)
             files["generation_config.json"] = json.dumps(
                 json.loads(files["generation_config.json"]) | {"top_k": 7}
             ).encode()
-            second.description = msgspec.structs.replace(
-                second.description, fingerprint=b"o" * 32, files=ModelFiles(files=files)
+            second.become(
+                description=msgspec.structs.replace(
+                    second.state.description, fingerprint=b"o" * 32, files=ModelFiles(files=files)
+                )
             )
-            first.ready = False
+            first.become(ready=False)
             gateway.loop.call_soon_threadsafe(gateway.worker_pool.changed, first)
             gateway.loop.call_soon_threadsafe(go_on.set)
             assert asked.result().json["error"]["code"] == "worker_failed"

@@ -172,8 +172,8 @@ def serving(folder: Path) -> Iterator[scripted.Gateway]:
     config = replace(CONFIG, fetch=replace(CONFIG.fetch, allowed_networks=("127.0.0.1/32",)))
     with scripted.running(folder, config) as gateway:
         worker = gateway.worker
-        assert worker.description is not None
-        worker.description = msgspec.structs.replace(worker.description, takes_grammars=True)
+        assert worker.state.description is not None
+        worker.become(description=msgspec.structs.replace(worker.state.description, takes_grammars=True))
         # The second answer is read only if it was asked for.
         worker.script = [
             TokenDelta("r", [300 + place], FinishReason.LENGTH if place == 1 else None, index=index)

@@ -46,7 +46,7 @@ async def reports_of_workers(urls: Sequence[str], credentials: WorkerCredentials
     view = CacheListener(pool, Router("cost", BlockIndex(RoutingSettings().routing_index_bytes), Random()))
 
     async def settled() -> bool:
-        return all(one.ready and exactness(one, view).reason in ("", ALONE) for one in pool.clients)
+        return all(one.state.ready and exactness(one, view).reason in ("", ALONE) for one in pool.clients)
 
     await pool.start()
     try:

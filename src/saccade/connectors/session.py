@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
 from saccade.connectors.worker_load import plausible
+from saccade.connectors.worker_state import NO_REFUSALS, Refusals, WorkerState, refusals_of
 from saccade.errors import MAX_CAUSE_CHARACTERS, printable
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
+from saccade.protocol.exactness import Exactness
 from saccade.transport import lasting_task
 from saccade.transport.backoff import Backoff
 
@@ -54,15 +56,44 @@ class Connector(ABC, Generic[S]):
         self.load: Load | None = None
         self.load_times = (0.0, 0.0)
         self.loss = ""
+        self._refusals = NO_REFUSALS
         self._session: S | None = None
         self._on_change = on_change
         self._on_load = on_load
         self._task: asyncio.Task[None] | None = None
 
     @property
+    def state(self) -> WorkerState:
+        """What is known about the worker now."""
+        return WorkerState(
+            self.description,
+            self.ready,
+            self.loss,
+            self.load,
+            self.load_times,
+            self.exactness,
+            self._refusals,
+            self.salt,
+        )
+
+    @property
     def ready(self) -> bool:
         """Whether the worker was connected and healthy when last checked."""
         return self._session is not None
+
+    @property
+    @abstractmethod
+    def exactness(self) -> Exactness:
+        """How exactly the worker's events can report what it holds."""
+
+    @property
+    def salt(self) -> bytes | None:
+        """The only tenant's salt that the worker serves; most keep tenants apart."""
+        return None
+
+    def refusals(self, session: S) -> Refusals:
+        """Return the needs that this wire cannot serve at the worker of *session*."""
+        return NO_REFUSALS
 
     async def start(self) -> None:
         """Begin to connect; returns at once."""
@@ -105,6 +136,7 @@ class Connector(ABC, Generic[S]):
 
     def _enter(self, session: S, description: Description) -> None:
         self._session, self.description, self.loss = session, description, ""
+        self._refusals = {**self.refusals(session), **refusals_of(description)}
         self._on_change(self)
 
     def _leave(self) -> None:

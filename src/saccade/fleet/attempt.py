@@ -53,7 +53,7 @@ class Attempt:
     memory, the worker's work ends at once, and the request fails as soon as *output* takes more.
 
     *resend* prepares pixels that a worker asks for. *on_first_delta* is called before the first delta; until then
-    another worker may be tried. A worker that takes chats only gets *chat*.
+    another worker may be tried. A worker that takes chats gets what *chat* returns.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Attempt:
         count: Callable[[int], bool],
         resend: Resend,
         on_first_delta: Callable[[], object],
-        chat: ChatPrompt | None = None,
+        chat: Callable[[], ChatPrompt],
     ) -> None:
         self.placement = placement
         self.has_begun = False

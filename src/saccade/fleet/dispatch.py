@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Hashable, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence, Set
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,10 +32,11 @@ from saccade.fleet.prompt_keys import PromptKeys
 from saccade.fleet.router import Booking, RoutedImage, RoutedPrompt, Router, RoutingChoice
 from saccade.fleet.serving import NOBODY, MaskKey, Serving, option_of
 from saccade.fleet.settings import DEFAULT_LIMITS, DispatchLimits, RoutingSettings
-from saccade.fleet.worker import Worker, takes_chats_only
+from saccade.fleet.worker import Worker
 from saccade.identity.blocks import root_key
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.media import MediaItem
+from saccade.protocol.needs import Lacks
 from saccade.protocol.request import MAX_NUM_SAMPLES, EngineRequest, MediaPixels
 from saccade.transport import shared_memory
 
@@ -52,10 +53,11 @@ ADVANCE_SECONDS = 1.0
 class Placement:
     """The worker that a request for *model* goes to; *pixel_dtype* is the dtype in which it takes pixels.
 
-    With a *pair*, *worker* is its prefill worker, and the pair may ask for the pixels of any image until the answer's
-    end. *held_share* is the share of the prompt that the worker held, or None if unknown. *can_retry*: if the
-    worker fails, another one may be tried. *takes_chat*: the worker takes the chat instead of token ids.
-    *num_at_once* is how many samples of the request may run at a time, *priority* its priority in the worker's queue.
+    With a *pair*, *worker* is its prefill worker. *keeps_images*: the images are needed until the answer's end.
+    *held_share* is the share of the prompt that the worker held, or None if unknown. *can_retry*: if the
+    worker fails, another one may be tried. *takes_chat*: the worker gets the chat, which has the images, instead of
+    token ids. *num_at_once* is how many samples of the request may run at a time, *priority* its priority in the
+    worker's queue.
     """
 
     worker: Worker
@@ -66,6 +68,7 @@ class Placement:
     held_share: float | None = None
     can_retry: bool = False
     takes_chat: bool = False
+    keeps_images: bool = False
     num_at_once: int = MAX_NUM_SAMPLES
     priority: int = 0
 
@@ -78,6 +81,10 @@ class Placement:
     def workers(self) -> tuple[Worker, ...]:
         """The worker, or both of the pair."""
         return (self.worker,) if self.pair is None else self.pair.workers
+
+    def needs_pixels(self, salt: bytes, content_hash: bytes) -> bool:
+        """Return whether the worker needs the pixels of an image."""
+        return not (self.takes_chat or self.worker.holds(salt, content_hash))
 
     @property
     def failed_worker(self) -> Worker:
@@ -114,20 +121,16 @@ class Preview:
 
 
 class _Query(NamedTuple):
-    """A prompt in the router's terms, the workers at *places* of *serving* that may get it, and what they hold."""
+    """A prompt in the router's terms, the workers of *serving* at *rows* that may get it, and what they hold."""
 
     serving: Serving
-    places: NDArray[np.intp]
+    rows: IntArray
     prompt: RoutedPrompt
     overlaps: Overlaps
 
-    @property
-    def rows(self) -> IntArray:
-        return self.serving.rows[self.places]
-
     def at(self, numbers: NDArray[np.intp]) -> "_Query":
         """Return the same of only some of the workers, by their *numbers* in it."""
-        return self._replace(places=self.places[numbers], overlaps=self.overlaps.at(numbers))
+        return self._replace(rows=self.rows[numbers], overlaps=self.overlaps.at(numbers))
 
 
 class Dispatcher:
@@ -155,7 +158,7 @@ class Dispatcher:
         self._worker_pool = worker_pool
         self._router = router or Router("auto", BlockIndex(RoutingSettings.routing_index_bytes), Random())
         self._lookup = lookup or LocalLookup(self._router.index)
-        self._metrics = metrics or DecisionMetrics(CollectorRegistry(), lambda worker: worker.exactness)
+        self._metrics = metrics or DecisionMetrics(CollectorRegistry(), lambda worker: worker.state.exactness)
         self.prompt_keys = PromptKeys()
         # Workers other than Saccade's do not report which user they run as.
         self._namespaces = (shared_memory.readers(), shared_memory.namespace())
@@ -185,10 +188,9 @@ class Dispatcher:
         """Release *slots* that were not sent."""
         self._worker_pool.release(slots)
 
-    def takers_of_chats(self, model: str) -> tuple[bool, bool]:
-        """Return whether any worker of *model* takes chats only, and whether all do. Raises as place() does."""
-        serving = self._serving(model)
-        return serving.some_take_chats, serving.all_take_chats
+    def lacks(self, model: str) -> Lacks:
+        """Return the needs that workers of *model* cannot serve. Raises as place() does."""
+        return self._serving(model).lacks
 
     async def preview(self, model: str, prompt: Prompt) -> Preview:
         """Return where place() would put a prompt now. Raises ModelNotFound and WorkerUnavailable."""
@@ -225,10 +227,10 @@ class Dispatcher:
             if len(query.rows) > 1:
                 seconds = time.perf_counter() - start
                 held_share = self._metrics.observe(serving.model, worker, len(prompt.token_ids), booking, seconds)
-            description, pair = worker.description, None
+            description, pair = worker.state.description, None
             if description is not None and description.role == "prefill":
                 pair = await self._pair(serving, worker, booking, prompt, excluded, booked)
-            tried = {*excluded, worker.url}
+            tried, takes_chat = {*excluded, worker.url}, worker.state.takes_chats
             yield Placement(
                 worker=worker,
                 pixel_dtype=description.pixel_dtype if description else "uint8",
@@ -237,7 +239,9 @@ class Dispatcher:
                 model=name,
                 held_share=held_share,
                 can_retry=len(tried) <= self.limits.max_retries and serving.is_left(tried),
-                takes_chat=takes_chats_only(worker),
+                takes_chat=takes_chat,
+                # A chat has them, and a pair may ask for any of them.
+                keeps_images=takes_chat or pair is not None,
                 num_at_once=turn.weight,
                 # A worker knows no tenants: at several, a request would overtake those of others there.
                 priority=prompt.priority if self.limits.client_share == 1 else 0,
@@ -271,7 +275,7 @@ class Dispatcher:
         return serving
 
     def _note_load(self, worker: Worker) -> None:
-        if (description := worker.description) is not None and description.model in self._served:
+        if (description := worker.state.description) is not None and description.model in self._served:
             self._router.describe(option_of(worker, self._served[description.model].model))
 
     def _obstacle_to(self, need: object) -> Hashable:
@@ -357,18 +361,16 @@ class Dispatcher:
         return Pair((first, second), end_prefill, booking.first_token)
 
     async def send(
-        self, placement: Placement, request: EngineRequest, sink: Sink, chat: ChatPrompt | None = None
+        self, placement: Placement, request: EngineRequest, sink: Sink, chat: Callable[[], ChatPrompt]
     ) -> Stream:
         """Send *request* with pixels that the worker can read; its deltas go to *sink*.
 
-        A worker that takes chats only gets *chat*. The worker pool releases every slot of *request*, even if this
-        raises. Raises WorkerUnavailable and the errors of connectors.
+        A worker that takes chats gets what *chat* returns. The worker pool releases every slot of *request*, even if
+        this raises. Raises WorkerUnavailable and the errors of connectors.
         """
         worker = placement.worker
         request = msgspec.structs.replace(request, media=await self.reachable(worker, request.media))
-        if chat is not None and takes_chats_only(worker):
-            return worker.generate_chat(request, chat, sink)
-        return (placement.pair or worker).generate(request, sink)
+        return (placement.pair or worker).generate(request, sink, chat)
 
     def begun(self, placement: Placement) -> None:
         """Record the first token of a request at *placement*."""
@@ -391,7 +393,7 @@ class Dispatcher:
         """Return what the router needs to choose a worker at *places*. Raises WorkerUnavailable if none is ready."""
         if len(places) == 1:
             routed = RoutedPrompt(len(prompt.token_ids), num_samples=prompt.num_samples, num_rows=num_rows)
-            return _Query(serving, places, routed, Overlaps.unknown(1))
+            return _Query(serving, serving.rows[places], routed, Overlaps.unknown(1))
         return await self._find(serving, places, prompt, num_rows)
 
     async def _find(self, serving: Serving, places: NDArray[np.intp], prompt: Prompt, num_rows: int) -> _Query:
@@ -406,7 +408,7 @@ class Dispatcher:
             places = np.array([place for place in places.tolist() if workers[place].url in urls], np.intp)
         if not len(places):
             raise WorkerUnavailable(f"No worker of the model {serving.model.name!r} is ready; try again shortly.")
-        return _Query(serving, places, routed, overlaps.at(places))
+        return _Query(serving, serving.rows[places], routed, overlaps.at(places))
 
     def _routed(self, prompt: Prompt, serving: Serving, num_rows: int) -> RoutedPrompt:
         """Return the prompt in the router's terms."""
@@ -433,7 +435,7 @@ class Dispatcher:
 
     async def reachable(self, worker: Worker, media: tuple[M, ...]) -> tuple[M, ...]:
         """Return *media*, with pixels inline if *worker* cannot read our shared memory. Raises InternalError."""
-        description = worker.description
+        description = worker.state.description
         slots = [item.slot.name for item in media if item.slot is not None]
         if not slots or (description is not None and description.shm_namespace in self._namespaces):
             return media

@@ -64,11 +64,11 @@ class CacheListener:
         """Return the current state of *worker*'s feed."""
         if len(self._worker_pool.clients) < 2:
             feed = FeedState(ALONE)
-        elif worker.exactness.level == "NONE":
-            feed = FeedState(worker.exactness.reason)
+        elif worker.state.exactness.level == "NONE":
+            feed = FeedState(worker.state.exactness.reason)
         else:
             feed = self._feeds.setdefault(worker.url, FeedState(AWAY))
-        feed.exactness = worker.exactness
+        feed.exactness = worker.state.exactness
         feed.num_blocks = self.router.index.num_blocks(worker.url)
         feed.num_states = self.router.index.num_states(worker.url)
         return feed
@@ -96,10 +96,10 @@ class CacheListener:
     def _listen(self) -> None:
         """Follow workers that have become ready; drop the expectations of those that are not, or were replaced."""
         for worker in self._worker_pool.clients if len(self._worker_pool.clients) > 1 else ():
-            if not worker.ready:
+            if not worker.state.ready:
                 self.router.expect_nothing(worker.url)
             running = self._tasks.get(worker.url)
-            if worker.ready and worker.exactness.level != "NONE" and (running is None or running.done()):
+            if worker.state.ready and worker.state.exactness.level != "NONE" and (running is None or running.done()):
                 following = partial(self._keep_up, worker)
                 self._tasks[worker.url] = lasting_task.begin(following, f"cache events of {worker.url}")
 
@@ -109,7 +109,7 @@ class CacheListener:
         lost = Backoff(first_seconds=0.05, limit_seconds=10.0, healthy_seconds=5.0)
         full = Backoff(FULL_SECONDS, MOST_FULL_SECONDS, healthy_seconds=2 * MOST_FULL_SECONDS)
         try:
-            while worker.ready:
+            while worker.state.ready:
                 lost.started()
                 full.started()
                 has_room = await self._follow_once(worker, feed)
@@ -142,7 +142,7 @@ class CacheListener:
 
     async def _follow(self, worker: Worker, feed: FeedState) -> None:
         """Index what the worker reports; return if the index has no room for it."""
-        index, description = self.router.index, worker.description
+        index, description = self.router.index, worker.state.description
         if description is None:
             raise WorkerUnavailable(AWAY)
         partition = Partition(description.fingerprint, description.block_size)
@@ -187,7 +187,7 @@ class CacheListener:
     def _note(self, worker: Worker, feed: FeedState, reason: str) -> None:
         """Store why nothing is known about a worker, or "" if its feed is followed; log a change of its exactness."""
         feed.reason = reason
-        known = Exactness("NONE", reason) if reason else worker.exactness
+        known = Exactness("NONE", reason) if reason else worker.state.exactness
         if known == self._logged.get(worker.url, NOT_READY):
             return
         self._logged[worker.url] = known

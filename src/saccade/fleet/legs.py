@@ -14,6 +14,7 @@ import msgspec
 from saccade.connectors.sink import Legs, PrefillSink, Sink, Stream
 from saccade.errors import PeerFailed, SaccadeError, WorkerFailed
 from saccade.fleet.worker import Worker
+from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.description import Description
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.output import TokenDelta
@@ -38,7 +39,7 @@ def partners(first: Worker, workers: Sequence[Worker], max_tokens: int, num_samp
     The list is empty for a request of one token, which needs no decode worker. It is also empty if *first* reports an
     address for its KV state that cannot be its own, since decode workers would connect to it.
     """
-    ours = first.description
+    ours = first.state.description
     if ours is None or ours.kv_transfer_address is None or max_tokens == 1:
         return []
     if not may_be_of_worker(ours.kv_transfer_address, first.url):
@@ -46,7 +47,7 @@ def partners(first: Worker, workers: Sequence[Worker], max_tokens: int, num_samp
     return [
         worker
         for worker in workers
-        if (theirs := worker.description) is not None
+        if (theirs := worker.state.description) is not None
         and theirs.role == "decode"
         and num_samples <= theirs.max_num_seqs
         and _form(theirs) == _form(ours)
@@ -54,7 +55,7 @@ def partners(first: Worker, workers: Sequence[Worker], max_tokens: int, num_samp
 
 
 def _role(worker: Worker) -> str:
-    return worker.description.role if worker.description is not None else "both"
+    return worker.state.description.role if worker.state.description is not None else "both"
 
 
 def _form(description: Description) -> tuple[object, ...]:
@@ -82,16 +83,18 @@ class Pair:
         """Both urls, for the log."""
         return " + ".join(worker.url for worker in self.workers)
 
-    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
+    def generate(self, request: EngineRequest, sink: Sink, chat: Callable[[], ChatPrompt]) -> Stream:
         """Send both legs of *request*, as Worker.generate() does; the decode leg's deltas go to *sink*."""
         prefill, decode = self.workers
         # If the prefill worker fails, a retry may use the same decode worker. Its late messages about this attempt must
         # not end the next one, so every attempt has its own id.
         request = msgspec.structs.replace(request, request_id=request.request_id + self._suffix)
-        first, second = legs_of(request, (prefill.description and prefill.description.kv_transfer_address) or "")
+        first, second = legs_of(
+            request, (prefill.state.description and prefill.state.description.kv_transfer_address) or ""
+        )
         stream = _PairStream(self, sink, request.num_samples)
-        stream.send(prefill, first, _PrefillSink(stream))
-        stream.send(decode, second, stream)
+        stream.send(prefill, first, _PrefillSink(stream), chat)
+        stream.send(decode, second, stream, chat)
         return stream
 
 
@@ -104,10 +107,10 @@ class _PairStream(Legs):
         self.num_prefilling = num_samples
         self.prefill_error: BaseException | None = None
 
-    def send(self, worker: Worker, leg: EngineRequest, sink: Sink) -> None:
+    def send(self, worker: Worker, leg: EngineRequest, sink: Sink, chat: Callable[[], ChatPrompt]) -> None:
         """Send *leg*, or fail its *sink*."""
         try:
-            self.streams.append(worker.generate(leg, sink))
+            self.streams.append(worker.generate(leg, sink, chat))
         except SaccadeError as error:
             sink.fail(error)
 

@@ -96,7 +96,7 @@ class RoutingCollector(Collector):
         yield GAUGE(
             "saccade_router_unindexed_blocks",
             "KV blocks that the caches of these workers have.",
-            value=sum(one.description.num_blocks for one in no_room if one.description),
+            value=sum(one.state.description.num_blocks for one in no_room if one.state.description),
         )
         yield GAUGE("saccade_router_index_bytes", "Estimated memory of the router's index.", value=view.index_bytes)
 
@@ -147,8 +147,8 @@ class FleetCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         clients = self._worker_pool.clients
-        described = [(client, client.description) for client in clients if client.description is not None]
-        loads = [((description.model, client.url), client.load or Load()) for client, description in described]
+        described = [(client, client.state.description) for client in clients if client.state.description is not None]
+        loads = [((description.model, client.url), client.state.load or Load()) for client, description in described]
         for (kind, name, words), field in OF_ENGINES:
             family = KINDS[kind](name, words, labels=LABELS)
             yield filled(family, [(labels, getattr(load, field)) for labels, load in loads])
@@ -172,7 +172,7 @@ class FleetCollector(Collector):
             info.add_metric((one.model, client.url, *map(str, settings)), 1.0)
         yield info
         ready = GAUGE("saccade_worker_ready", "Whether the worker takes requests.", labels=("worker",))
-        yield filled(ready, [((client.url,), float(client.ready)) for client in clients])
+        yield filled(ready, [((client.url,), float(client.state.ready)) for client in clients])
 
 
 def _step_tokens(loads: Iterable[tuple[tuple[str, str], Load]]) -> HistogramMetricFamily:

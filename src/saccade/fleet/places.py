@@ -30,4 +30,4 @@ def rows_of(limits: DispatchLimits, model: Model) -> dict[str, int]:
 
 
 def _num_computed(worker: Worker) -> int:
-    return worker.description.max_num_seqs if worker.description else 1
+    return worker.state.description.max_num_seqs if worker.state.description else 1

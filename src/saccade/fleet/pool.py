@@ -92,7 +92,7 @@ class WorkerPool:
     @property
     def ready(self) -> bool:
         """Whether at least one worker can take a request."""
-        return any(client.ready for client in self._clients)
+        return any(client.state.ready for client in self._clients)
 
     @property
     def clients(self) -> tuple[Worker, ...]:
@@ -159,7 +159,7 @@ class WorkerPool:
         thousand workers for each of a thousand changes would take seconds.
         """
         self._models = None
-        logger.info("worker %s is %s", client.url, "ready" if client.ready else "not ready")
+        logger.info("worker %s is %s", client.url, "ready" if client.state.ready else "not ready")
         if not self._changed:
             asyncio.get_running_loop().call_soon(self._handle_changes)
         self._changed.append(client)
@@ -167,8 +167,8 @@ class WorkerPool:
     def _handle_changes(self) -> None:
         changed, self._changed = self._changed, []
         for client in changed:
-            if client.description is not None and client.ready and client in self._clients:
-                self._log_difference(client, client.description)
+            if (now := client.state).description is not None and now.ready and client in self._clients:
+                self._log_difference(client, now.description)
         self._notify()
 
     def _notify(self) -> None:
@@ -256,7 +256,7 @@ class WorkerPool:
 
     def _find_names(self) -> dict[str, str]:
         """Return the model of every name that a request may use; a model's own name wins over an alias."""
-        descriptions = [client.description for client in self._clients if client.description]
+        descriptions = [one for client in self._clients if (one := client.state.description)]
         names = {one.model: one.model for one in descriptions}
         for one in descriptions:
             names |= {alias: one.model for alias in one.aliases if alias not in names}
@@ -264,13 +264,15 @@ class WorkerPool:
 
     def _model(self, name: str) -> Model:
         """Return the model *name*, without cordoned workers, and those whose release differs from the first one's."""
-        described = [(client, client.description) for client in self._clients if client.description]
-        serving = [(client, description) for client, description in described if description.model == name]
-        ready = [one for one in serving if one[0].ready and not self.traffic.of(one[0].url).cordoned]
+        states = [(client, client.state) for client in self._clients]
+        serving = [
+            (client, one, state.ready) for client, state in states if (one := state.description) and one.model == name
+        ]
+        ready = [one for one in serving if one[2] and not self.traffic.of(one[0].url).cordoned]
         first = (ready or serving)[0][1]
         workers = tuple(
             client
-            for client, description in ready
+            for client, description, _ in ready
             if description.fingerprint == first.fingerprint or not self.releases.difference(description, first)
         )
         return Model(name=name, description=first, workers=workers, traffic=self.traffic)

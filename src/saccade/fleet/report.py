@@ -62,7 +62,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def worker_report(worker: Worker, worker_pool: WorkerPool, cache_view: CacheView) -> WorkerReport:
     """Return the report of *worker* as of now."""
-    description, router = worker.description, cache_view.router
+    description, router = worker.state.description, cache_view.router
     known, feed = exactness(worker, cache_view), cache_view.feed(worker)
     breaker = router.breakers.report(worker.url, time.monotonic())
     work = router.work_of(worker.url)
@@ -74,7 +74,7 @@ def worker_report(worker: Worker, worker_pool: WorkerPool, cache_view: CacheView
         role=description.role if description else None,
         version=description.version if description else None,
         kv_transfer_address=description.kv_transfer_address if description else None,
-        ready=worker.ready,
+        ready=worker.state.ready,
         draining=_drains(worker),
         excluded=why_excluded(worker, worker_pool) or breaker.reason,
         breaker=breaker,
@@ -82,7 +82,7 @@ def worker_report(worker: Worker, worker_pool: WorkerPool, cache_view: CacheView
         reason=known.reason,
         holdings=Holdings(blocks=feed.num_blocks, states=feed.num_states),
         booked=booked(work),
-        load=worker.load,
+        load=worker.state.load,
         traffic=worker_pool.traffic.of(worker.url),
     )
 
@@ -103,19 +103,19 @@ def why_excluded(worker: Worker, worker_pool: WorkerPool) -> str:
         return "it was removed, and finishes its requests"
     if _drains(worker):
         return "it drains"
-    if not worker.ready or worker.description is None:
-        return f"it is not ready: {worker.loss}" if worker.loss else "it is not ready"
+    if not worker.state.ready or worker.state.description is None:
+        return f"it is not ready: {worker.state.loss}" if worker.state.loss else "it is not ready"
     if worker_pool.traffic.of(worker.url).cordoned:
         return CORDONED
-    model = worker_pool.model(worker.description.model)
+    model = worker_pool.model(worker.state.description.model)
     if worker not in model.workers:
-        difference = worker_pool.releases.difference(worker.description, model.description)
+        difference = worker_pool.releases.difference(worker.state.description, model.description)
         return f"it serves another release of its model than the first worker: {difference}"
     return ""
 
 
 def _drains(worker: Worker) -> bool:
-    return worker.load is not None and worker.load.draining
+    return worker.state.load is not None and worker.state.load.draining
 
 
 class ImagePlace(msgspec.Struct, frozen=True):
@@ -206,14 +206,14 @@ def _excluded(preview: Preview, worker_pool: WorkerPool, cache_view: CacheView) 
 
 
 def _refused(worker: Worker, prompt: Prompt) -> str:
-    error = refusal(worker, prompt)
+    error = refusal(worker.state, prompt)
     return f"it cannot serve this request: {error.message}" if error is not None else ""
 
 
 def _candidate(candidate: Candidate, preview: Preview, cache_view: CacheView) -> CandidateReport:
     worker = next(each for each in preview.model.workers if each.url == candidate.name)
     known = exactness(worker, cache_view)
-    block_size = (worker.description or preview.model.description).block_size
+    block_size = (worker.state.description or preview.model.description).block_size
     return CandidateReport(
         worker=worker.url,
         chosen=candidate == preview.choice.chosen,

@@ -18,9 +18,9 @@ from saccade.fleet.pool import Model
 from saccade.fleet.prompt import Prompt, refusal
 from saccade.fleet.router import Option, Router
 from saccade.fleet.settings import DispatchLimits
-from saccade.fleet.worker import Worker, serves_one_salt, takes_chats_only
+from saccade.fleet.worker import Worker
 from saccade.protocol.engine_load import Load
-from saccade.protocol.request_traits import Need
+from saccade.protocol.needs import Lacks, Need
 
 NO_LOAD = Load()
 NOBODY: Set[str] = frozenset()
@@ -33,7 +33,6 @@ class MaskKey(NamedTuple):
     """
 
     needs: Need
-    needs_enforced_grammar: bool
     length: int
     salt: bytes
 
@@ -52,28 +51,30 @@ class Serving:
         self.num_computed = rows_of(limits, model)
         self.num_rows = sum(self.num_computed.values())
         self.most_rows = max(self.num_computed.values())
-        chats_only = [takes_chats_only(worker) for worker in workers]
-        self.some_take_chats, self.all_take_chats = any(chats_only), all(chats_only)
         self._router = router
         self._place_of = {worker.url: place for place, worker in enumerate(workers)}
         self._num_places = np.array([num_places(limits, model, worker) for worker in workers], np.int64)
         first = first_workers(workers)
         self._are_first = np.array([worker in first for worker in workers], np.bool_)
         self.has_pairs = len(first) < len(workers)
-        lengths = [(worker.description or model.description).max_model_len for worker in workers]
-        self._lengths = sorted(set(lengths))
-        self._tells_salts = any(serves_one_salt(worker) for worker in workers)
+        states = [worker.state for worker in workers]
+        self._max_lengths = np.array([(one.description or model.description).max_model_len for one in states], np.int64)
+        self._lengths = sorted(set(self._max_lengths.tolist()))
+        self._lacks = np.array([one.lacks for one in states], np.int64)
+        of_some, of_all = np.bitwise_or.reduce(self._lacks), np.bitwise_and.reduce(self._lacks)
+        self.lacks = Lacks(Need(int(of_some)), Need(int(of_all)))
+        salts = dict.fromkeys(one.salt for one in states if one.salt is not None)
+        self._salts = {salt: number for number, salt in enumerate(salts)}
+        self._salt_of = np.array([-1 if one.salt is None else self._salts[one.salt] for one in states], np.int64)
         traffic = [model.traffic.of(worker.url) for worker in workers]
         self._are_canaries = np.array([one.is_canary for one in traffic], np.bool_)
         self._shares = np.array([one.share or 0.0 for one in traffic], np.float64)
         self._has_canaries = bool(self._are_canaries.any())
-        self._masks: dict[MaskKey, NDArray[np.bool_]] = {}
 
     def key_of(self, prompt: Prompt) -> MaskKey:
         """Return the key of the workers that can take *prompt*."""
-        salt = prompt.salt if self._tells_salts else b""
         length = bisect_left(self._lengths, prompt.num_tokens)
-        return MaskKey(prompt.traits.needs, prompt.needs_grammars is not None, length, salt)
+        return MaskKey(prompt.needs, length, prompt.salt if self._salts else b"")
 
     def takers_of(self, prompt: Prompt, excluded: Set[str], now: float) -> NDArray[np.intp]:
         """Return the places of the workers that may get *prompt*.
@@ -140,14 +141,10 @@ class Serving:
         )
 
     def _mask_of(self, prompt: Prompt) -> NDArray[np.bool_]:
-        """Return whether each worker can take *prompt*; equal keys have one mask."""
-        key = self.key_of(prompt)
-        mask = self._masks.get(key)
-        if mask is None:
-            mask = np.array([refusal(worker, prompt) is None for worker in self.model.workers], np.bool_)
-            # A worker that serves one salt takes the first that comes.
-            if not self._tells_salts:
-                self._masks[key] = mask
+        """Return whether each worker can take *prompt*: refusal() returns None for it."""
+        mask: NDArray[np.bool_] = (self._lacks & prompt.needs == 0) & (self._max_lengths >= prompt.num_tokens)
+        if self._salts:
+            mask &= (self._salt_of < 0) | (self._salt_of == self._salts.get(prompt.salt, len(self._salts)))
         return mask
 
     def _without(self, mask: NDArray[np.bool_], workers: Collection[str]) -> NDArray[np.bool_]:
@@ -160,26 +157,26 @@ class Serving:
 
     def _refusal(self, prompt: Prompt, excluded: Set[str]) -> SaccadeError:
         """Return why no worker outside *excluded* takes *prompt*: the first one's reason."""
-        refusals = (refusal(worker, prompt) for worker in self.model.workers if worker.url not in excluded)
+        refusals = (refusal(worker.state, prompt) for worker in self.model.workers if worker.url not in excluded)
         away = WorkerUnavailable("No other worker of the model is ready; try again shortly.")
         return next((error for error in refusals if error is not None), away)
 
 
 def option_of(worker: Worker, model: Model) -> Option:
     """Return *worker*, which serves *model*, in the router's terms."""
-    description, load = worker.description or model.description, worker.load or NO_LOAD
+    description, load = worker.state.description or model.description, worker.state.load or NO_LOAD
     return Option(
         name=worker.url,
         partition=_partition(worker, model),
         resumes_at_states=description.resumes_at_states,
-        reports=worker.exactness.level != "NONE",
+        reports=worker.state.exactness.level != "NONE",
         num_waiting=load.num_waiting,
         num_running=load.num_running,
-        load_times=worker.load_times,
+        load_times=worker.state.load_times,
         weight=model.traffic.of(worker.url).weight,
     )
 
 
 def _partition(worker: Worker, model: Model) -> Partition:
-    description = worker.description or model.description
+    description = worker.state.description or model.description
     return Partition(description.fingerprint, description.block_size)

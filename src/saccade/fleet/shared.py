@@ -128,7 +128,7 @@ class SharedIndex:
     def _forget_expectations(self) -> None:
         """Drop the expectations for workers that are not ready, or were replaced."""
         for worker in self._worker_pool.clients:
-            if not worker.ready:
+            if not worker.state.ready:
                 self.router.expect_nothing(worker.url)
 
 
@@ -144,4 +144,4 @@ def exactness(worker: Worker, cache_view: CacheView) -> Exactness:
     feed = cache_view.feed(worker)
     if feed.reason:
         return Exactness("NONE", feed.reason)
-    return min(feed.exactness, worker.exactness, key=lambda one: LEVELS.index(one.level))
+    return min(feed.exactness, worker.state.exactness, key=lambda one: LEVELS.index(one.level))

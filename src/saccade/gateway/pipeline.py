@@ -23,7 +23,7 @@ from saccade.gateway.images.pixels import PixelPreparer
 from saccade.gateway.images.prompt_images import PromptImages
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.sampling import TokenRules, sampling_params, token_rules
-from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat
+from saccade.gateway.prompt.chat_prompt import chat_prompt, errors_as_chat
 from saccade.gateway.prompt.conversation import conversation_of
 from saccade.gateway.prompt.prompt_builder import PromptBuilder, is_long
 from saccade.gateway.request import Request
@@ -207,20 +207,21 @@ class Pipeline:
     async def _build_prompt(self, request: Request, part: RequestPart, images: Sequence[EncodedImage]) -> Prompt:
         """Return the prompt, on which the choice of a worker depends. Raises a RequestError that names the field."""
         params, served = part.params, part.served
-        some_take_chats, all_take_chats = self.dispatcher.takers_of_chats(served.name)
+        lacks = self.dispatcher.lacks(served.name)
         layouts = [image.layout for image in images]
         chat = with_pages(part.chat, images)
         built = await self.prompts.build_prompt(
-            served, params, chat, layouts, num_encoded_bytes(images), as_vllm_chat=all_take_chats, salt=part.salt
+            served, params, chat, layouts, num_encoded_bytes(images), lacks=lacks.of_all, salt=part.salt
         )
         grammar = part.answer_grammar
         of_answer = None if grammar is None else grammar.grammar
         sampling = sampling_params(params, served, part.rules, built.token_ids, of_answer)
-        refusal = None
-        if some_take_chats:
-            settings = [image.settings for image in images]
-            limits = [field for image in images for field in image.limits]
-            refusal = why_not_as_chat(served, chat, settings, limits)
+        settings = [image.settings for image in images]
+        limits = [field for image in images for field in image.limits]
+        errors = {
+            **errors_as_chat(served, chat, settings, limits, lacks.of_some),
+            **({} if grammar is None else grammar.errors),
+        }
         return Prompt(
             token_ids=built.token_ids,
             runs=media_runs(zip((image.content_hash for image in images), built.spans, strict=True)),
@@ -228,9 +229,8 @@ class Pipeline:
             spans=built.spans,
             reads_cache=sampling.num_prompt_logprobs is None,
             num_samples=params.n or 1,
-            needs_token_ids=refusal,
             sampling=sampling,
-            needs_grammars=None if grammar is None else grammar.refusal,
+            errors=errors,
             tenant=request.tenant.id,
             tenant_priority=request.tenant.priority,
             priority=part.priority,
@@ -249,13 +249,9 @@ class Pipeline:
             placement = await resources.enter_async_context(self.dispatcher.place(served.name, prompt, failed))
         if not self.model_registry.is_current(served):
             raise WorkerUnavailable("The model's workers have changed; send the request again.")
-        chat = None
-        is_held: Callable[[bytes], bool] = partial(placement.worker.holds, prompt.salt)
-        if placement.takes_chat:
-            # The chat contains the images, so none needs pixels.
-            chat, is_held = chat_prompt(served, part.chat, [image.encoded for image in images]), lambda _: True
-        media = PromptImages(tuple(images), prompt.spans).on_wire(served.layout, placement.pixel_dtype, is_held)
-        if not placement.can_retry:
+        needs_pixels = partial(placement.needs_pixels, prompt.salt)
+        media = PromptImages(tuple(images), prompt.spans).on_wire(served.layout, placement.pixel_dtype, needs_pixels)
+        if not (placement.can_retry or placement.keeps_images):
             images.clear()
         resources.enter_context(await request.pixels(media.num_pixel_bytes))
         items = await self.pixels.prepare_images(served.family, media, prompt.salt, request.client)
@@ -271,9 +267,8 @@ class Pipeline:
             priority=placement.priority or UNSET,
             traceparent=UNSET if trace is None else trace.traceparent,
         )
-        # The worker may ask for images that were sent by their hash; it has the pixels of the others. The decode
-        # worker of a pair has the pixels of none.
-        resendable = media if placement.pair is None else media.all_by_hash()
+        # The worker may ask for images that were sent by their hash; it has the pixels of the others.
+        resendable = media.all_by_hash() if placement.keeps_images else media
         resend = PixelResend(
             preparer=self.pixels,
             family=served.family,
@@ -286,8 +281,7 @@ class Pipeline:
 
         def forget_images() -> None:
             images.clear()
-            # A chat keeps its images, and a pair may ask for any of them at any time.
-            if not (placement.takes_chat or placement.pair):
+            if not placement.keeps_images:
                 resend.forget_images()
 
         attempt = Attempt(
@@ -298,7 +292,7 @@ class Pipeline:
             count=request.count_waiting,
             resend=resend,
             on_first_delta=forget_images,
-            chat=chat,
+            chat=lambda: chat_prompt(served, part.chat, [image.encoded for image in images]),
         )
         resources.callback(attempt.release_unsent)
         if media.images:

@@ -63,7 +63,7 @@ async def pair(legs: Legs, servicer_of: Any, slots: Slots, query: str = "") -> A
 
 
 async def answer(client: SglangPair, *media: MediaItem) -> list[list[int]]:
-    await until(lambda: client.ready)
+    await until(lambda: client.state.ready)
     return [delta.token_ids async for delta in generate(client, ask(*media))]
 
 
@@ -95,12 +95,12 @@ async def test_a_bootstrap_port_that_the_operator_gives(legs: Legs, servicer_of:
 
 async def test_description_of_a_pair(legs: Legs, servicer_of: Any, slots: Slots) -> None:
     async with pair(legs, servicer_of, slots) as client:
-        await until(lambda: client.ready and client.load)
-        assert client.description is not None
-        assert (client.description.model, client.description.files) == ("m", FILES)
-        assert client.load is not None
-        assert (client.load.num_running, client.load.num_waiting) == (2, 2)
-        assert client.exactness.level == "NONE"
+        await until(lambda: client.state.ready and client.state.load)
+        assert client.state.description is not None
+        assert (client.state.description.model, client.state.description.files) == ("m", FILES)
+        assert client.state.load is not None
+        assert (client.state.load.num_running, client.state.load.num_waiting) == (2, 2)
+        assert client.state.exactness.level == "NONE"
 
 
 async def test_closing_aborts_both_legs(legs: Legs, servicer_of: Any, slots: Slots) -> None:  # A8
@@ -108,7 +108,7 @@ async def test_closing_aborts_both_legs(legs: Legs, servicer_of: Any, slots: Slo
     legs.decode.steps = [([1], None)] * 1000
     legs.prefill.wait_seconds = legs.decode.wait_seconds = 0.05
     async with pair(legs, servicer_of, slots) as client:
-        await until(lambda: client.ready)
+        await until(lambda: client.state.ready)
         deltas = generate(client, ask())
         await anext(deltas)
         await deltas.aclose()
@@ -119,7 +119,7 @@ async def test_closing_at_once_aborts_the_prefill_leg(legs: Legs, servicer_of: A
     legs.prefill.steps = [([], None)] * 1000
     legs.prefill.wait_seconds = 0.05
     async with pair(legs, servicer_of, slots) as client:
-        await until(lambda: client.ready)
+        await until(lambda: client.state.ready)
         running = asyncio.all_tasks()
         asking = asyncio.ensure_future(anext(generate(client, ask())))
         await asyncio.sleep(0)  # the prefill leg is a task by now, and has not begun
@@ -156,13 +156,13 @@ async def test_a_prefill_worker_that_dies_is_a_clear_failure(legs: Legs, service
         async with listening(legs.prefill.servicer(servicer_of)) as prefill:
             client = SglangPair(f"sglang://{decode}?prefill={prefill}", context(slots))
             await client.start()
-            await until(lambda: client.ready)
+            await until(lambda: client.state.ready)
             deltas = generate(client, ask())
             first = asyncio.ensure_future(anext(deltas))
             await until(lambda: legs.prefill.requests and legs.decode.requests)
         with pytest.raises((WorkerFailed, WorkerUnavailable)):
             await first
-        await until(lambda: not client.ready)
+        await until(lambda: not client.state.ready)
         slot = slots.filled(PIXELS)
         with pytest.raises(WorkerUnavailable):
             [delta async for delta in generate(client, ask(floats(slot=slot)))]
@@ -179,8 +179,8 @@ async def test_workers_of_different_models_are_no_pair(
     legs.decode.arguments = arguments(other, disaggregation_mode="decode")
     async with pair(legs, servicer_of, slots) as client:
         await until(lambda: "different models" in caplog.text)
-        assert not client.ready
-        assert "different models" in client.loss
+        assert not client.state.ready
+        assert "different models" in client.state.loss
 
 
 # --- addresses ---

@@ -1,6 +1,5 @@
 """The client of SGLang's wire against SMG's own servicer, with a scripted engine in SGLang's place."""
 
-import dataclasses
 import struct
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,9 @@ from saccade.errors import (
     WorkerFailed,
 )
 from saccade.protocol.media import Span
+from saccade.protocol.needs import needs_of_request
 from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest, Grammar, SamplingParams
-from saccade.protocol.request_traits import RequestTraits
 
 VALUES = [float(number) for number in range(48)]
 PIXELS = struct.pack("<48f", *VALUES)
@@ -215,16 +214,17 @@ async def test_refused_parameters_are_known_before_sending(
 ) -> None:  # F9
     traits = {"traits": lambda _: Traits("image_grid_thw")}
     async with listening(engine.servicer(servicer_of)) as target, registered(target, slots, **traits) as client:
-        known = RequestTraits.of_request(ask(salt=b"one"))
-        others = [
-            RequestTraits.of_request(ask(salt=b"other")),
-            RequestTraits.of_request(ask(floats(inline=PIXELS), salt=b"one")),
-        ]
-        others += [RequestTraits.of_request(ask(salt=b"one", seed=1)), dataclasses.replace(known, num_samples=2)]
+        known, other = ask(salt=b"one"), ask(salt=b"other")
+        several = msgspec.structs.replace(known, num_samples=2)
+        others = [other, ask(floats(inline=PIXELS), salt=b"one"), ask(salt=b"one", seed=1), several]
+
+        def are_served(*requests: EngineRequest) -> list[bool]:
+            return [client.state.refusal(needs_of_request(one), one.salt) is None for one in requests]
+
         # To ask does not make a tenant the first.
-        assert [client.refuses(traits) is None for traits in (others[0], known)] == [True, True]
-        [delta async for delta in generate(client, ask(salt=b"one"))]
-        assert [client.refuses(traits) is None for traits in (known, *others)] == [True, False, False, False, False]
+        assert are_served(other, known) == [True, True]
+        [delta async for delta in generate(client, known)]
+        assert are_served(known, *others) == [True, False, False, False, False]
 
 
 async def test_pixels_in_a_form_that_the_worker_does_not_take(servicer_of: Any, engine: Engine, slots: Slots) -> None:

@@ -137,7 +137,7 @@ async def test_exactness(change: dict[str, Any], level: str, reason: str) -> Non
     async with listening(server) as url, registered(url) as client:
         assert client.exactness.level == level
         assert reason in client.exactness.reason
-        assert client.takes_chats_only == (level == "TEXT_PREFIX")
+        assert client.state.takes_chats == (level == "TEXT_PREFIX")
     assert client.exactness.level == "NONE"
 
 

@@ -12,9 +12,9 @@ from saccade.connectors.events.block_keys import media_identifier
 from saccade.connectors.vllm.client import VllmClient
 from saccade.errors import ImageTooLarge, SaccadeError, UnsupportedParameter, WorkerFailed
 from saccade.protocol.chat import ChatPrompt
+from saccade.protocol.needs import needs_of_request
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest, Grammar
-from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import wire
 
 CHAT = ChatPrompt(
@@ -49,13 +49,13 @@ def chats_only(*script: Any) -> VllmServer:
 
 
 async def answer(client: VllmClient, request: EngineRequest, chat: ChatPrompt = TEXT) -> list[TokenDelta]:
-    return [delta async for delta in generate(client, request, chat=chat)]
+    return [delta async for delta in generate(client, request, chat=lambda: chat)]
 
 
 async def test_grammars_are_refused() -> None:  # F13
     async with listening(chats_only()) as url, registered(url) as client:
         asked = ask(grammar=Grammar("structural_tag", "{}"))
-        refusals = [client.refuses(RequestTraits.of_request(request)) for request in (asked, ask())]
+        refusals = [client.state.refusal(needs_of_request(request), b"") for request in (asked, ask())]
     assert isinstance(refusals[0], UnsupportedParameter)
     assert refusals[1] is None
 
@@ -63,7 +63,7 @@ async def test_grammars_are_refused() -> None:  # F13
 async def test_a_chat_with_images() -> None:  # E8
     server = chats_only()
     async with listening(server) as url, registered(url) as client:
-        assert client.takes_chats_only
+        assert client.state.takes_chats
         deltas = await answer(client, ask(*MEDIA, salt=b"tenant", top_k=3, min_tokens=1), CHAT)
     assert [(delta.token_ids, delta.finish_reason, delta.num_cached_tokens) for delta in deltas] == [
         ([1], None, 0),
@@ -149,7 +149,7 @@ async def test_too_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_closing_the_iterator_aborts_the_request() -> None:
     server = chats_only(first(), chunk(1), 60.0)
     async with listening(server) as url, registered(url) as client:
-        deltas = generate(client, ask(), chat=TEXT)
+        deltas = generate(client, ask(), chat=lambda: TEXT)
         await anext(deltas)
         await deltas.aclose()
         await until(lambda: server.num_aborted)

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-import msgspec
 import pytest
 import scripted
 from chats import anthropic_client
@@ -28,12 +27,10 @@ SHELL: Final = {"type": "local_shell"}
 
 
 @pytest.fixture
-def holding(gateway: scripted.Gateway, monkeypatch: pytest.MonkeyPatch) -> Iterator[scripted.Gateway]:
+def holding(gateway: scripted.Gateway) -> Iterator[scripted.Gateway]:
     """The gateway with a worker that takes grammars."""
-    assert gateway.worker.description is not None
-    description = msgspec.structs.replace(gateway.worker.description, takes_grammars=True)
-    monkeypatch.setattr(gateway.worker, "description", description)
-    return gateway
+    with gateway.describing(takes_grammars=True):
+        yield gateway
 
 
 def answer(gateway: scripted.Gateway, name: str, arguments: str, finish: FinishReason) -> None:

@@ -39,11 +39,11 @@ def test_requests_without_a_ready_worker_are_not_charged(stream: bool, tiny_qwen
             body = {"model": "tiny", **BODIES[path]} | ({"stream": True} if stream and path != "/tokenize" else {})
             return gateway.ask("POST", path, body, Authorization=f"Bearer {KEY}")
 
-        gateway.worker.ready = False
+        gateway.worker.become(ready=False)
         for path in (*BODIES, "/tokenize"):
             answer = ask(path)
             assert (answer.status, answer.headers["x-ratelimit-remaining-requests"]) == (503, "2"), path
-        gateway.worker.ready = True
+        gateway.worker.become(ready=True)
         assert [ask("/tokenize").status for _ in range(3)] == [200, 200, 429]
         page = gateway.ask("GET", "/metrics", Authorization="Bearer own").body.decode()
         assert 'saccade_tenant_requests_total{tenant="acme"} 2.0' in page

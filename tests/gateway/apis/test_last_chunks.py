@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import msgspec
 import pytest
 import scripted
 from tables import table
@@ -68,18 +67,15 @@ def prepare(gateway: scripted.Gateway, pieces: tuple[str, ...], finish: FinishRe
 @table("record", RECORDS)
 @table("case", CASES)
 def test_the_finish_reason_comes_alone(
-    case: str, record: str, n: int, at_once: bool, gateway: scripted.Gateway, monkeypatch: pytest.MonkeyPatch
+    case: str, record: str, n: int, at_once: bool, gateway: scripted.Gateway
 ) -> None:  # F2 F13
-    assert gateway.worker.description is not None
-    monkeypatch.setattr(
-        gateway.worker, "description", msgspec.structs.replace(gateway.worker.description, takes_grammars=True)
-    )
     pieces, finish, fields, reason = CASES[case]
     asked = {"tools": [TOOL], "n": n, **fields, **RECORDS[record]}
-    prepare(gateway, pieces, finish, n, at_once)
-    whole = gateway.chat(**{**asked, "stream_options": None}).json["choices"]
-    prepare(gateway, pieces, finish, n, at_once)
-    *events, done = gateway.chat(stream=True, **asked).events
+    with gateway.describing(takes_grammars=True):
+        prepare(gateway, pieces, finish, n, at_once)
+        whole = gateway.chat(**{**asked, "stream_options": None}).json["choices"]
+        prepare(gateway, pieces, finish, n, at_once)
+        *events, done = gateway.chat(stream=True, **asked).events
     assert done == "[DONE]"
     for index in range(n):
         parts = [choice for event in events for choice in event["choices"] if choice["index"] == index]

@@ -3,11 +3,12 @@
 import base64
 from typing import Any
 
-import pytest
 import scripted
 from clips import clip
 from images import encode, random_image
 from tables import table
+
+from saccade.connectors.vllm.client import REFUSALS_OF_CHATS
 
 CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 PNG = base64.b64encode(encode(random_image(640, 480))).decode()
@@ -186,12 +187,14 @@ def test_errors_name_the_limit_of_the_part(request_: Request, param: str, gatewa
     ],
 )
 def test_workers_that_take_chats_only_refuse_limits_by_name(
-    request_: Request, param: str, gateway: scripted.Gateway, monkeypatch: pytest.MonkeyPatch
+    request_: Request, param: str, gateway: scripted.Gateway
 ) -> None:
-    monkeypatch.setattr(gateway.worker, "takes_chats_only", True, raising=False)
-    monkeypatch.setattr(gateway.worker, "refuses", lambda traits: traits.needs_token_ids)
     path, body = request_
-    refused = gateway.ask("POST", path, {"model": "tiny", **body})
+    gateway.worker.become(refusals=REFUSALS_OF_CHATS)
+    try:
+        refused = gateway.ask("POST", path, {"model": "tiny", **body})
+    finally:
+        gateway.worker.become(description=gateway.worker.state.description)
     assert refused.status == 400
     assert f"`{param}`" in refused.json["error"]["message"]
     assert "`messages` is not served" not in refused.json["error"]["message"]

@@ -138,6 +138,6 @@ async def test_images_are_sent_by_hash_while_the_worker_has_them(tiny_qwen3_vl: 
         status, body = await stack.ask("What is it?", A)
         assert (status, body["error"]["code"]) == (503, "worker_unavailable")
         stack.believed = False
-        await until(lambda: stack.client.load and stack.client.load.num_waiting == 0)
+        await until(lambda: stack.client.state.load and stack.client.state.load.num_waiting == 0)
         assert await stack.text("What is it?", B)
         await until(lambda: stack.pool.num_slots == 0)  # decoding goes on where nobody waits for it any more

@@ -60,7 +60,7 @@ def test_each_sample_is_a_choice(stream: bool, gateway: scripted.Gateway, ids_of
     assert usage["prompt_tokens"] == len(request.token_ids)
     assert usage["completion_tokens"] == len(one) + len(other) + 2
     assert usage["prompt_tokens_details"]["cached_tokens"] == 8
-    assert (gateway.worker.aborted_samples, gateway.worker.num_aborted) == ([], 0)
+    assert (gateway.worker.aborted, gateway.worker.num_aborted) == ([], 0)
     if stream:
         roles = [event["choices"][0] for event in answer.events[:3]]
         assert [(choice["index"], choice["delta"]) for choice in roles] == [
@@ -80,7 +80,7 @@ def test_a_stop_string_ends_its_own_sample_only(
     ]
     answer = gateway.chat(n=2, stop="<stop>", stream=stream)
     assert choices(answer) == {0: ("cd", "length"), 1: ("ab", "stop")}
-    assert (gateway.worker.aborted_samples, gateway.worker.num_aborted) == ([1], 0)
+    assert ([index for _, index in gateway.worker.aborted], gateway.worker.num_aborted) == ([1], 0)
 
 
 def test_the_last_sample_that_a_stop_string_ends_takes_the_request_along(
@@ -88,7 +88,7 @@ def test_the_last_sample_that_a_stop_string_ends_takes_the_request_along(
 ) -> None:
     gateway.worker.script = [delta(0, [300], LENGTH), delta(1, ids_of("a<stop>")), 30.0]
     assert choices(gateway.chat(n=2, stop="<stop>"))[1] == ("a", "stop")
-    assert gateway.worker.aborted_samples == []
+    assert gateway.worker.aborted == []
 
 
 @table("stream", [True, False])

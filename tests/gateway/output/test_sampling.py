@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 import scripted
 from tables import table
@@ -89,13 +88,8 @@ def test_refused_thinking_budgets(
 
 
 def test_workers_that_end_no_reasoning_refuse_budgets(gateway: scripted.Gateway) -> None:  # F13
-    described = gateway.worker.description
-    assert described is not None
-    gateway.worker.description = msgspec.structs.replace(described, takes_thinking_budgets=False)
-    try:
+    with gateway.describing(takes_thinking_budgets=False):
         answer = gateway.chat(thinking_token_budget=1)
-    finally:
-        gateway.worker.description = described
     assert (answer.status, answer.json["error"]["param"]) == (400, "thinking_token_budget")
     assert answer.json["error"]["code"] == "unsupported_parameter"
 

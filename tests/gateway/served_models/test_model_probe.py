@@ -156,8 +156,8 @@ def test_the_gateway_goes_on_serving_another_model(tiny_qwen3_vl: Path) -> None:
     with scripted.running(tiny_qwen3_vl) as gateway:
         worker = gateway.worker
         worker.script = [TokenDelta("r", [300]), TokenDelta("r", [301, gateway.eos], FinishReason.STOP)]
-        assert worker.description is not None
-        sound = worker.description.files
+        assert worker.state.description is not None
+        sound = worker.state.description.files
         pattern = normalised(sound, {"type": "Replace", "pattern": {"Regex": "(a|a|aa)+$b"}, "content": ""})
         bad = {
             "loops": changed(sound, chat_template__jinja=LOOPS),
@@ -166,7 +166,7 @@ def test_the_gateway_goes_on_serving_another_model(tiny_qwen3_vl: Path) -> None:
             "pattern": changed(sound, tokenizer__json=pattern),
         }
         for name, hostile in bad.items():
-            said = msgspec.structs.replace(worker.description, model=name, files=hostile)
+            said = msgspec.structs.replace(worker.state.description, model=name, files=hostile)
             other = replace(worker, description=said)
             gateway.worker_pool.add(other)  # type: ignore[arg-type]
             gateway.loop.call_soon_threadsafe(gateway.worker_pool.changed, other)

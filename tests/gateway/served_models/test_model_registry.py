@@ -1,7 +1,6 @@
 """A gateway whose workers have no model that can be served stops, and says why. # A9"""
 
 import asyncio
-import dataclasses
 import json
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import msgspec
 import pytest
 from fronts import DESCRIPTION, Front
 from server import free_port
+from stub_worker import StubWorker, stub
 
 from saccade.errors import ModelNotFound, WorkerUnavailable
 from saccade.fleet.pool import WorkerPool
@@ -20,15 +20,6 @@ from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.models.files import read_model_files
 from saccade.protocol.description import Description, ModelFiles
 from saccade.transport.server import WorkerServer
-
-
-@dataclasses.dataclass
-class Described:
-    """A worker of which only the description matters."""
-
-    description: Description | None
-    url: str = "grpc://described:1"
-    ready: bool = True
 
 
 @pytest.fixture
@@ -50,14 +41,18 @@ def without_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_registry.ModelProbe, "run_child", lambda _: None)
 
 
-async def built(*workers: Described) -> tuple[ModelRegistry, WorkerPool]:
+def worker_of(description: Description | None, **facts: Any) -> StubWorker:
+    return stub("grpc://described:1", description, **facts)
+
+
+async def built(*workers: StubWorker) -> tuple[ModelRegistry, WorkerPool]:
     """A registry that has tried the models of *workers*."""
     worker_pool = WorkerPool((), lambda _: None)
     registry = ModelRegistry(worker_pool, {})
     for worker in workers:
-        worker_pool.add(worker)  # type: ignore[arg-type]
+        worker_pool.add(worker)
     for worker in workers:
-        worker_pool.changed(worker)  # type: ignore[arg-type]
+        worker_pool.changed(worker)
         await asyncio.sleep(0)
     await tried()
     return registry, worker_pool
@@ -68,15 +63,15 @@ async def tried() -> None:
 
 
 async def test_the_only_model_cannot_be_served(broken: Description) -> None:
-    registry, _ = await built(Described(broken), Described(broken))
+    registry, _ = await built(worker_of(broken), worker_of(broken))
     assert "token 99999 stands for images" in registry.unservable.result().message
 
 
 async def test_a_model_is_served_while_one_of_another_length_is_built(sound: Description) -> None:
     """A worker that joins may be the first by its place, and take longer prompts."""
-    registry, worker_pool = await built(worker := Described(sound))
-    worker.description = msgspec.structs.replace(sound, max_model_len=sound.max_model_len // 2)
-    worker_pool.changed(worker)  # type: ignore[arg-type]
+    registry, worker_pool = await built(worker := worker_of(sound))
+    worker.become(description=msgspec.structs.replace(sound, max_model_len=sound.max_model_len // 2))
+    worker_pool.changed(worker)
     await asyncio.sleep(0)
     assert registry.get(sound.model).max_model_len == sound.max_model_len
     await tried()
@@ -84,11 +79,11 @@ async def test_a_model_is_served_while_one_of_another_length_is_built(sound: Des
 
 
 async def test_a_model_of_another_release_is_not_served_before_it_is_built(sound: Description) -> None:
-    registry, worker_pool = await built(worker := Described(sound))
+    registry, worker_pool = await built(worker := worker_of(sound))
     config = json.loads(sound.files.files["config.json"])
     files = {**sound.files.files, "config.json": json.dumps({**config, "rope_theta": 7}).encode()}
-    worker.description = msgspec.structs.replace(sound, fingerprint=b"c" * 32, files=ModelFiles(files=files))
-    worker_pool.changed(worker)  # type: ignore[arg-type]
+    worker.become(description=msgspec.structs.replace(sound, fingerprint=b"c" * 32, files=ModelFiles(files=files)))
+    worker_pool.changed(worker)
     await asyncio.sleep(0)
     with pytest.raises(WorkerUnavailable, match="is not ready yet"):
         registry.get(sound.model)
@@ -97,19 +92,19 @@ async def test_a_model_of_another_release_is_not_served_before_it_is_built(sound
 
 
 async def test_a_model_that_can_be_served_keeps_the_gateway(broken: Description, sound: Description) -> None:
-    registry, worker_pool = await built(Described(broken), served := Described(sound))
+    registry, worker_pool = await built(worker_of(broken), served := worker_of(sound))
     assert registry.unservable.cancelled()
-    served.description = msgspec.structs.replace(broken, model=sound.model)
-    worker_pool.changed(served)  # type: ignore[arg-type]
+    served.become(description=msgspec.structs.replace(broken, model=sound.model))
+    worker_pool.changed(served)
     await asyncio.sleep(0)
     await tried()
     assert registry.models() == []
 
 
 async def test_a_request_may_leave_out_the_only_model(sound: Description) -> None:
-    one, _ = await built(Described(sound))
+    one, _ = await built(worker_of(sound))
     assert one.get(None) is one.get(sound.model)
-    two, _ = await built(Described(sound), Described(msgspec.structs.replace(sound, model="other")))
+    two, _ = await built(worker_of(sound), worker_of(msgspec.structs.replace(sound, model="other")))
     with pytest.raises(ModelNotFound, match=f"name one of the models {sound.model}, other"):
         two.get(None)
     none, _ = await built()
@@ -118,10 +113,10 @@ async def test_a_request_may_leave_out_the_only_model(sound: Description) -> Non
 
 
 async def test_a_worker_that_has_described_nothing_may_have_another_model(broken: Description) -> None:
-    registry, worker_pool = await built(Described(broken), late := Described(None, ready=False))
+    registry, worker_pool = await built(worker_of(broken), late := worker_of(None, ready=False))
     assert not registry.unservable.done()
-    late.description, late.ready = broken, True
-    worker_pool.changed(late)  # type: ignore[arg-type]
+    late.become(description=broken, ready=True)
+    worker_pool.changed(late)
     await asyncio.sleep(0)
     assert registry.unservable.done()
 

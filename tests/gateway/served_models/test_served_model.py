@@ -145,7 +145,7 @@ def test_model_that_cannot_be_built_is_not_ready(tmp_path: Path, tiny_qwen3_vl: 
     with scripted.running(tiny_qwen3_vl, described=False) as gateway:
         # A gateway that has never served a model would stop; this one is as one that has.
         gateway.loop.call_soon_threadsafe(gateway.application.model_registry.unservable.cancel)
-        gateway.worker.description, gateway.worker.ready = scripted.describe(tmp_path), True
+        gateway.worker.become(description=scripted.describe(tmp_path), ready=True)
         gateway.loop.call_soon_threadsafe(gateway.worker_pool.changed, gateway.worker)
         wait = asyncio.run_coroutine_threadsafe(_until_built(), gateway.loop)
         wait.result(20)

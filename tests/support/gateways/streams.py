@@ -22,6 +22,11 @@ async def no_pixels(_: Sequence[int]) -> tuple[MediaPixels, ...]:
     raise WorkerUnavailable("The test has no pixels.")
 
 
+def no_chat() -> ChatPrompt:
+    """Fail."""
+    raise WorkerUnavailable("The test has no chat.")
+
+
 class QueueSink:
     """Keeps what arrives; *supply* brings pixels."""
 
@@ -48,11 +53,11 @@ class QueueSink:
 
 
 async def generate(
-    worker: Any, request: EngineRequest, supply: Supply = no_pixels, chat: ChatPrompt | None = None
+    worker: Any, request: EngineRequest, supply: Supply = no_pixels, chat: Callable[[], ChatPrompt] = no_chat
 ) -> AsyncGenerator[TokenDelta, None]:
     """Yield the deltas of *worker*; closing the iterator closes the stream."""
     sink = QueueSink(supply)
-    stream = worker.generate(request, sink) if chat is None else worker.generate_chat(request, chat, sink)
+    stream = worker.generate(request, sink, chat)
     num_open = request.num_samples
     try:
         while num_open:
@@ -93,7 +98,7 @@ async def stream(
     placement: Placement,
     request: EngineRequest,
     supply: Supply = no_pixels,
-    chat: ChatPrompt | None = None,
+    chat: Callable[[], ChatPrompt] = no_chat,
 ) -> AsyncGenerator[TokenDelta, None]:
     """Yield the deltas of an attempt; closing the iterator ends it."""
     output = QueueOutput(request.num_samples)

@@ -9,7 +9,7 @@ import socket
 import ssl
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,15 +17,16 @@ from typing import Any
 
 import decode_servers
 import model_trials
+import msgspec
 import openai
 import structlog
 import uvloop
 from chats import openai_client
-from streams import ScriptedStream
+from stub_worker import StubWorker
 from waiting import until, wait_until
 
 from saccade.connectors.sink import Sink, Stream
-from saccade.errors import RequestError
+from saccade.connectors.worker_state import WorkerState
 from saccade.fleet.pool import WorkerPool
 from saccade.gateway import app
 from saccade.gateway.config import ConnectionLimits, GatewayConfig
@@ -34,11 +35,9 @@ from saccade.gateway.server.connections import Connections
 from saccade.log_writer import LineWriter, LogOutput
 from saccade.models.files import read_model_files
 from saccade.protocol.description import Description
-from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import Exactness
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest
-from saccade.protocol.request_traits import RequestTraits
 from saccade.tokenization.tokenizer import Segment, Tokenizer
 from saccade.transport import shared_memory
 
@@ -55,56 +54,28 @@ SILENT = Exactness("NONE", "a script says nothing of caches")
 structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # its lines would only clutter the tests
 
 
-@dataclass
-class ScriptedWorker:
-    """Stands where a WorkerClient stands."""
+@dataclass(eq=False)
+class ScriptedWorker(StubWorker):
+    """A worker that plays *script*. It keeps the *pixels* of the last request, and counts what was aborted."""
 
-    description: Description | None
-    pool: DecodePool
+    pool: DecodePool | None = None
     script: list[Step] = field(default_factory=list)
-    requests: list[EngineRequest] = field(default_factory=list)
     pixels: list[bytes] = field(default_factory=list)
     num_aborted: int = 0
-    aborted_samples: list[int] = field(default_factory=list)
-    resets: list[dict[str, bool]] = field(default_factory=list)
-    url: str = "grpc://scripted:1"
-    ready: bool = True
-    load: Load | None = None
-    load_times: tuple[float, float] = (0.0, 0.0)
-    loss: str = ""
-    exactness: Exactness = SILENT
-    on_change: Callable[["ScriptedWorker"], object] = field(default=lambda _: None, repr=False)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        """Say what its client would: that it is ready or no longer, or describes itself or refuses in another way."""
-        super().__setattr__(name, value)
-        self._note_change(name)
+    def __post_init__(self) -> None:
+        self.play = self._play
 
-    def __delattr__(self, name: str) -> None:
-        super().__delattr__(name)
-        self._note_change(name)
-
-    def _note_change(self, name: str) -> None:
-        if name in ("ready", "description", "refuses", "takes_chats_only") and "on_change" in self.__dict__:
-            self.on_change(self)
-
-    def refuses(self, traits: RequestTraits) -> RequestError | None:
-        """It refuses nothing."""
-        return None
-
-    def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """It holds nothing."""
-        return False
-
-    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
+    def generate(self, request: EngineRequest, sink: Sink, chat: object = None) -> Stream:
         """Play the script; the request's slots are read and given back at once, before a test sees the request."""
         slots = [item.slot for item in request.media if item.slot is not None]
         self.pixels = [shared_memory.read_slot(slot) for slot in slots]
-        self.pool.release(slot.name for slot in slots)
-        self.requests.append(request)
-        return ScriptedStream(self._play(request.num_samples), sink, self.aborted_samples.append)
+        if self.pool is not None:
+            self.pool.release(slot.name for slot in slots)
+        return super().generate(request, sink, chat)
 
-    async def _play(self, num_open: int) -> AsyncGenerator[TokenDelta, None]:
+    async def _play(self, request: EngineRequest, _: Sink) -> AsyncGenerator[TokenDelta, None]:
+        num_open = request.num_samples
         try:
             for step in self.script:
                 if isinstance(step, float):
@@ -118,11 +89,6 @@ class ScriptedWorker:
                     yield step
         finally:
             self.num_aborted += num_open > 0
-
-    def reset_caches(self, **which: bool) -> bool:
-        """Note what is to be forgotten."""
-        self.resets.append(which)
-        return self.ready
 
 
 @dataclass
@@ -206,6 +172,17 @@ class Gateway:
         assert isinstance(made, Connections)
         return made
 
+    @contextmanager
+    def describing(self, **changes: Any) -> Iterator[None]:
+        """Have the worker describe itself with *changes* during the block."""
+        before = self.worker.state
+        assert before.description is not None
+        self.worker.become(description=msgspec.structs.replace(before.description, **changes))
+        try:
+            yield
+        finally:
+            self.worker.become(**vars(before))
+
     def answer_two_tokens(self) -> None:
         """Have the worker answer two tokens and stop."""
         self.worker.script = [TokenDelta("r", [300]), TokenDelta("r", [301, self.eos], FinishReason.STOP)]
@@ -232,8 +209,8 @@ class Gateway:
     @property
     def eos(self) -> int:
         """The id that ends an answer."""
-        assert self.worker.description is not None
-        return int(json.loads(self.worker.description.files.files["generation_config.json"])["eos_token_id"][0])
+        assert self.worker.state.description is not None
+        return int(json.loads(self.worker.state.description.files.files["generation_config.json"])["eos_token_id"][0])
 
     def lines(self, request_id: str) -> list[Any]:
         """What the log says of a request so far; of one that has just been answered, perhaps nothing yet."""
@@ -326,12 +303,14 @@ def _running(
         worker_pool = WorkerPool((), pool.release)
         loop = asyncio.get_running_loop()
         worker = ScriptedWorker(
-            description,
-            pool,
-            ready=description is not None,
+            "grpc://scripted:1",
+            WorkerState(exactness=SILENT),
             on_change=lambda one: loop.call_soon_threadsafe(worker_pool.changed, one),
+            pool=pool,
         )
-        worker_pool.add(worker)  # type: ignore[arg-type]
+        if description is not None:
+            worker.become(description=description, ready=True)
+        worker_pool.add(worker)
         listener = app.listen("127.0.0.1", 0) if config.uds is None else app.listen_unix(config.uds)
         application = app.create_app(config, worker_pool, pool, logs=log)
         await application.start()

@@ -26,7 +26,6 @@ from saccade.connectors.sink import Sink, Stream
 from saccade.errors import (
     ImageTooLarge,
     InternalError,
-    RequestError,
     WorkerFailed,
     WorkerUnavailable,
     from_code,
@@ -36,7 +35,6 @@ from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, MediaPixels, ResetCaches, SupplyPixels
-from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import lasting_task
 from saccade.transport.allowance import Allowance
 from saccade.transport.arrivals import Arrivals
@@ -274,10 +272,6 @@ class WorkerClient(Connector[_NativeSession]):
         """Whether to send it new requests: a stream is open to a running engine that is not draining."""
         return self._session is not None and not (self.load is not None and self.load.draining)
 
-    def refuses(self, traits: RequestTraits) -> RequestError | None:
-        """Return None: this wire can express everything that a request may ask for."""
-        return None
-
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """Return whether the worker is believed to hold an image's encoder output, so that pixels need not be sent."""
         return (salt, content_hash) in self._held_images
@@ -291,7 +285,7 @@ class WorkerClient(Connector[_NativeSession]):
             raise WorkerUnavailable(NOT_READY)
         return kv_feed.follow(self._stub, blocks=blocks, images=images)
 
-    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
+    def generate(self, request: EngineRequest, sink: Sink, chat: object = None) -> Stream:
         """Send *request*; the deltas of its samples go to *sink*.
 
         Raises WorkerUnavailable if no engine is ready, and ImageTooLarge for more inline pixels than a message holds.

@@ -32,13 +32,12 @@ from saccade.connectors.sink import Sink, Stream
 from saccade.connectors.smg import kv_events, shared_memory_links
 from saccade.connectors.smg import model as smg_model
 from saccade.connectors.smg.answer import SmgAnswer, error_of
-from saccade.connectors.smg.request import refused_parameter
 from saccade.connectors.smg.session import ClientContext, SmgSession
 from saccade.connectors.smg.shared_memory_links import Links
+from saccade.connectors.worker_state import Refusals, not_served
 from saccade.errors import (
     ImageTooLarge,
     InternalError,
-    RequestError,
     SaccadeError,
     StartupError,
     UnsupportedParameter,
@@ -49,9 +48,9 @@ from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.media import MediaItem
+from saccade.protocol.needs import Need, needs_of_request
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
-from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import lasting_task, shared_memory, wire
 from saccade.transport.grpc_call import Call
 from saccade.transport.grpc_calls import GrpcCalls
@@ -71,6 +70,13 @@ MAX_INLINE_BYTES = wire.MAX_MESSAGE_BYTES - (8 << 20)
 
 MAX_REPLY_BYTES = 8 << 20
 """Of a message, except those of Generate. Files come in small parts, and a batch of events has those of one step."""
+
+REFUSALS = {
+    Need.SEVERAL_ANSWERS: not_served("n"),
+    Need.ALLOWED_TOKENS: not_served("allowed_token_ids"),
+    Need.PROMPT_LOGPROBS: not_served("prompt_logprobs"),
+}
+NO_IMAGES = UnsupportedParameter("Images for this model are not served by its workers.", "messages")
 
 OPTIONS = {  # of two values with one name gRPC takes the first
     **dict(wire.CLIENT_OPTIONS),
@@ -118,21 +124,12 @@ class SmgClient(Connector[SmgSession]):
     def message(self, request: EngineRequest, payloads: Sequence[str | bytes], session: SmgSession) -> Any:
         """Return *request* as this wire's GenerateRequest; *payloads* are its pixels, or names of shared memory."""
 
-    def refused(self, traits: RequestTraits, session: SmgSession) -> RequestError | None:
-        """Return the error for a request that this wire cannot express, or None if it can."""
-        return refused_parameter(traits)
-
     def begin(self, request: EngineRequest) -> None:  # most wires have nothing to note
         """Note that *request* is sent now."""
 
-    def refuses(self, traits: RequestTraits) -> RequestError | None:
-        """Return the result of refused() for the worker as it is now."""
-        session = self._session
-        if session is None:
-            return None
-        if traits.has_images and session.traits.grid_name is None:
-            return UnsupportedParameter("Images for this model are not served by its workers.", "messages")
-        return self.refused(traits, session)
+    def refusals(self, session: SmgSession) -> Refusals:
+        """Return what these wires lack. They could not abort one of several samples."""
+        return REFUSALS if session.traits.grid_name is not None else {Need.IMAGES: NO_IMAGES, **REFUSALS}
 
     def unknowable(self, server: Any) -> str:
         """Return, from GetServerInfo, why the worker's events cannot be read, or "" if they can."""
@@ -201,7 +198,11 @@ class SmgClient(Connector[SmgSession]):
         self._note_load(smg_model.pushed_load_of(record, num_blocks), time.monotonic() - record.age_ms / 1000)
 
     def generate(
-        self, request: EngineRequest, sink: Sink, complete: Callable[[Any], object] = lambda _: None
+        self,
+        request: EngineRequest,
+        sink: Sink,
+        chat: object = None,
+        complete: Callable[[Any], object] = lambda _: None,
     ) -> Stream:
         """Send *request*, to whose message *complete* may add; its deltas go to *sink*.
 
@@ -217,7 +218,7 @@ class SmgClient(Connector[SmgSession]):
         session = self._session
         if session is None:
             raise WorkerUnavailable(NOT_READY)
-        if error := self.refused(RequestTraits.of_request(request), session):
+        if error := self.state.refusal(needs_of_request(request), request.salt):
             raise error
         self.begin(request)
         _check_pixels(request, session.description)

@@ -3,9 +3,7 @@
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from saccade.errors import UnsupportedParameter
 from saccade.protocol.request import SamplingParams
-from saccade.protocol.request_traits import RequestTraits
 
 NO_LIMIT = -1
 
@@ -35,22 +33,6 @@ def sampling_fields(sampling: SamplingParams, eos_token_ids: Collection[int]) ->
         "n": 1,
         **({"structural_tag": sampling.grammar.text} if sampling.grammar is not None else {}),
     }
-
-
-def refused_parameter(traits: RequestTraits) -> UnsupportedParameter | None:
-    """Return the error for a parameter that these wires lack, or None. They could not abort one of several samples."""
-    sampling = traits.sampling
-    requested = {
-        "n": traits.num_samples > 1,
-        "allowed_token_ids": sampling is not None and bool(sampling.allowed_token_ids),
-        "prompt_logprobs": sampling is not None and sampling.num_prompt_logprobs is not None,
-    }
-    return next((unsupported(name) for name, is_asked in requested.items() if is_asked), None)
-
-
-def unsupported(name: str) -> UnsupportedParameter:
-    """Return the error for parameter *name*, which a wire cannot express."""
-    return UnsupportedParameter(f"`{name}` is not served by this model's workers; leave it out.", name)
 
 
 def int64_bytes(values: Iterable[int]) -> bytes:

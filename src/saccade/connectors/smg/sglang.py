@@ -10,15 +10,15 @@ from saccade.connectors.events.sent_images import SentImages
 from saccade.connectors.rank_urls import RankedAddresses
 from saccade.connectors.smg import model as smg_model
 from saccade.connectors.smg.client import SmgClient
-from saccade.connectors.smg.request import unsupported
 from saccade.connectors.smg.session import ClientContext, SmgSession
 from saccade.connectors.smg.sglang_address import SCHEME
 from saccade.connectors.smg.sglang_messages import generate_request
-from saccade.errors import RequestError, StartupError, UnsupportedParameter
+from saccade.connectors.worker_state import Refusals, not_served
+from saccade.errors import StartupError, UnsupportedParameter
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.exactness import Exactness
+from saccade.protocol.needs import Need
 from saccade.protocol.request import EngineRequest
-from saccade.protocol.request_traits import RequestTraits
 
 TEXT_PREFIX = Exactness(
     "TEXT_PREFIX",
@@ -28,6 +28,13 @@ BIGRAMS = "with speculative decoding of this kind its blocks depend on the token
 BIGRAM_ALGORITHMS = ("EAGLE", "NEXTN", "FROZEN_KV_MTP")
 BOOTSTRAP_PORT = 8998
 """SGLang's default."""
+
+# SGLang's servicer computes no positions. Without them such a request would end the engine's scheduler.
+NO_POSITIONS = UnsupportedParameter(
+    "Images for this model are not served by its workers: SGLang's gRPC call lacks the positions that the model needs "
+    "with them.",
+    "messages",
+)
 
 BOTH, PREFILL, DECODE = "null", "prefill", "decode"
 """`--disaggregation-mode` of a worker."""
@@ -40,8 +47,6 @@ class SglangClient(SmgClient):
     MESSAGES = pb
     STUB = SglangSchedulerStub
     KNOWN = TEXT_PREFIX
-
-    serves_one_salt = True
 
     def __init__(self, url: str, context: ClientContext, mode: str = BOTH) -> None:
         super().__init__(url, context, SentImages())
@@ -65,31 +70,21 @@ class SglangClient(SmgClient):
     def message(self, request: EngineRequest, payloads: Sequence[Any], session: SmgSession) -> pb.GenerateRequest:
         return generate_request(request, payloads, session.traits.grid_name, session.eos_token_ids)
 
-    def refused(self, traits: RequestTraits, session: SmgSession) -> RequestError | None:
-        """Return the error for what this wire lacks, or for a second tenant."""
-        if error := super().refused(traits, session):
-            return error
-        sampling = traits.sampling
-        if sampling is not None and sampling.seed is not None and sampling.temperature > 0:
-            return unsupported("seed")
-        if traits.has_images and not session.traits.plain_positions:
-            # SGLang's servicer computes no positions. Without them such a request would end the engine's scheduler.
-            return UnsupportedParameter(
-                "Images for this model are not served by its workers: SGLang's gRPC call lacks the positions that "
-                "the model needs with them.",
-                "messages",
-            )
-        if self._salt not in (None, traits.salt):
-            return RequestError(
-                "An SGLang worker serves one API key and one value of `cache_salt`, the first that asked, because it "
-                "cannot keep the caches of several apart. Send the request with those; for several, the operator must "
-                "run other workers, such as vLLM's."
-            )
-        return None
+    def refusals(self, session: SmgSession) -> Refusals:
+        """Return what this wire lacks. It takes images of models whose positions do not follow from grids."""
+        images = {} if session.traits.plain_positions else {Need.IMAGES: NO_POSITIONS}
+        return {Need.SEED: not_served("seed"), **images, **super().refusals(session)}
+
+    @property
+    def salt(self) -> bytes | None:
+        """The first tenant's: the worker cannot keep the caches of several apart."""
+        return self._salt
 
     def begin(self, request: EngineRequest) -> None:
         """Note the tenant: from now on this worker serves no other one."""
-        self._salt = request.salt
+        if self._salt is None:
+            self._salt = request.salt
+            self._on_change(self)
 
     def unknowable(self, server: Any) -> str:
         """Return why the worker's events cannot be read, or "" if they can."""

@@ -19,13 +19,10 @@ from saccade.connectors.smg.session import ClientContext
 from saccade.connectors.smg.sglang import DECODE, PREFILL, SglangClient
 from saccade.connectors.smg.sglang_address import SCHEME, SglangAddress
 from saccade.connectors.smg.sglang_messages import MAX_ROOM, Meeting
-from saccade.errors import RequestError, StartupError, WorkerUnavailable
-from saccade.protocol.description import Description
-from saccade.protocol.engine_load import Load
-from saccade.protocol.exactness import Exactness
+from saccade.connectors.worker_state import WorkerState
+from saccade.errors import StartupError, WorkerUnavailable
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.request import EngineRequest
-from saccade.protocol.request_traits import RequestTraits
 
 DIFFERENT = "its prefill and decode worker serve different models"
 
@@ -38,8 +35,6 @@ class SglangPair:
     If a leg fails before the first delta, the request fails. When the request ends, legs that still run are aborted.
     """
 
-    serves_one_salt = True
-
     def __init__(self, url: str, context: ClientContext) -> None:
         address = SglangAddress.read(url)
         if not address.prefill:
@@ -50,42 +45,34 @@ class SglangPair:
         self._prefill = SglangClient(SCHEME + address.prefill, of_workers, PREFILL)
         self._decode = SglangClient(SCHEME + address.target, of_workers, DECODE)
         self._bootstrap = address.bootstrap
-        self._was_ready = False
+        self._noted: tuple[bool, bytes | None] = (False, None)
 
     @property
-    def description(self) -> Description | None:
-        """The prefill worker's description, because that worker computes the prompts, and keeps them."""
-        return self._prefill.description
-
-    @property
-    def load(self) -> Load | None:
-        """The decode worker's load, with the number of requests that wait for either worker."""
-        prefill, decode = self._prefill.load, self._decode.load
-        if prefill is None or decode is None:
-            return None
-        return msgspec.structs.replace(decode, num_waiting=prefill.num_waiting + decode.num_waiting)
-
-    @property
-    def load_times(self) -> tuple[float, float]:
-        """Two times between which both were as busy as *load* reports."""
-        prefill, decode = self._prefill.load_times, self._decode.load_times
-        return min(prefill[0], decode[0]), max(prefill[1], decode[1])
-
-    @property
-    def exactness(self) -> Exactness:
-        """How exactly the prefill worker's events can tell what it holds."""
-        return self._prefill.exactness
+    def state(self) -> WorkerState:
+        """The prefill worker's, which computes the prompts and keeps them, with what the decode worker adds."""
+        prefill, decode = self._prefill.state, self._decode.state
+        load = None
+        if prefill.load is not None and decode.load is not None:
+            num_waiting = prefill.load.num_waiting + decode.load.num_waiting
+            load = msgspec.structs.replace(decode.load, num_waiting=num_waiting)
+        losses = (f"{one.url}: {one.loss}" for one in (self._prefill, self._decode) if one.loss)
+        return dataclasses.replace(
+            prefill,
+            ready=self.ready,
+            loss=next(losses, DIFFERENT if self._differ() else ""),
+            load=load,
+            # Both were as busy as the load says between these times.
+            load_times=(
+                min(prefill.load_times[0], decode.load_times[0]),
+                max(prefill.load_times[1], decode.load_times[1]),
+            ),
+            refusals={**decode.refusals, **prefill.refusals},
+        )
 
     @property
     def ready(self) -> bool:
         """Whether both workers are ready, and serve the same files."""
         return self._prefill.ready and self._decode.ready and self._agree()
-
-    @property
-    def loss(self) -> str:
-        """Why one of them is not connected, or why both together serve nothing; "" if they are ready."""
-        losses = (f"{one.url}: {one.loss}" for one in (self._prefill, self._decode) if one.loss)
-        return next(losses, DIFFERENT if self._differ() else "")
 
     async def start(self) -> None:
         """Begin to connect; returns at once."""
@@ -94,9 +81,6 @@ class SglangPair:
     async def close(self) -> None:
         """End every call; open requests raise WorkerFailed."""
         await asyncio.gather(self._prefill.close(), self._decode.close())
-
-    def refuses(self, traits: RequestTraits) -> RequestError | None:
-        return self._prefill.refuses(traits) or self._decode.refuses(traits)
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """Return False: this wire takes no image without its pixels."""
@@ -110,7 +94,7 @@ class SglangPair:
         """Return False: this wire has no such command."""
         return False
 
-    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
+    def generate(self, request: EngineRequest, sink: Sink, chat: object = None) -> Stream:
         """Send both legs of *request*; the decode worker's deltas go to *sink*.
 
         Raises WorkerUnavailable if a worker is not ready. The sink fails as that of SglangClient.generate(): for either
@@ -123,8 +107,8 @@ class SglangPair:
         meeting = Meeting(self._prefill.host, port, 1 + secrets.randbelow(MAX_ROOM))
         legs = Legs(sink)
         decode_leg = msgspec.structs.replace(request, media=())
-        legs.streams.append(self._prefill.generate(request, PrefillSink(legs), meeting.tell))
-        legs.streams.append(self._decode.generate(decode_leg, legs, meeting.tell))
+        legs.streams.append(self._prefill.generate(request, PrefillSink(legs), complete=meeting.tell))
+        legs.streams.append(self._decode.generate(decode_leg, legs, complete=meeting.tell))
         return legs
 
     def _agree(self) -> bool:
@@ -138,9 +122,10 @@ class SglangPair:
         self._context.on_load(self)
 
     def _changed(self, _: object) -> None:
-        """Report that the pair has become ready, or is no longer."""
+        """Report that the pair has become ready or is no longer, or now serves one tenant."""
         if self._differ():
             logger.error("worker %s: %s; it gets no work", self.url, DIFFERENT)
-        if self.ready != self._was_ready:
-            self._was_ready = self.ready
+        now = self.ready, self._prefill.salt
+        if now != self._noted:
+            self._noted = now
             self._context.on_change(self)

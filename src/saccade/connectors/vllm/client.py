@@ -20,12 +20,12 @@ from saccade.connectors.sink import Sink, Stream
 from saccade.connectors.vllm import server as vllm_server
 from saccade.connectors.vllm.answer import VllmAnswer, error_of
 from saccade.connectors.vllm.http import Http, VllmAddress, address, events
-from saccade.connectors.vllm.messages import chat_body, generate_body, refused_parameter
+from saccade.connectors.vllm.messages import chat_body, generate_body
 from saccade.connectors.vllm.pulled_stream import PulledStream
 from saccade.connectors.vllm.server import CHAT, GENERATE, FileReader, Server
+from saccade.connectors.worker_state import CHATS_ONLY, Refusals, not_served
 from saccade.errors import (
     InternalError,
-    RequestError,
     SaccadeError,
     UnsupportedParameter,
     WorkerFailed,
@@ -35,9 +35,9 @@ from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.description import Description
 from saccade.protocol.exactness import LEVELS, Exactness
 from saccade.protocol.kv_events import KvEvents
+from saccade.protocol.needs import Need
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
-from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.credentials import WorkerCredentials
 
 WATCH_EVERY_SECONDS = 5.0
@@ -49,6 +49,13 @@ MAX_MISSES = 3
 """A worker that lacks this many images in a row keeps none."""
 
 AWAY = Exactness("NONE", "it has not been reached yet")
+REFUSALS = {Need.PROMPT_LOGPROBS: not_served("prompt_logprobs")}
+REFUSALS_OF_CHATS = {
+    **REFUSALS,
+    # Flags of the server decide whether it would wait for the end of the reasoning.
+    Need.GRAMMAR: UnsupportedParameter("This model's workers take chats only, and no grammars.", "response_format"),
+    Need.TOKEN_IDS: CHATS_ONLY,
+}
 OTHER_TOKENS = Exactness("NONE", "it tokenises chats differently than its model's files say")
 
 logger = logging.getLogger(__name__)
@@ -119,19 +126,9 @@ class VllmClient(Connector[_VllmSession]):
             return OTHER_TOKENS
         return min(self._session.server.exactness, self._coverage.exactness, key=lambda one: LEVELS.index(one.level))
 
-    @property
-    def takes_chats_only(self) -> bool:
-        """Whether prompts go by generate_chat(), because the server takes no token ids."""
-        return self._session is not None and self._session.server.form is None
-
-    def refuses(self, traits: RequestTraits) -> RequestError | None:
-        """Return the error for what vLLM does not stream, or a prompt that cannot be a chat if the server needs one."""
-        if (error := refused_parameter(traits)) or not self.takes_chats_only:
-            return error
-        if traits.sampling is not None and traits.sampling.grammar is not None:
-            # Flags of the server decide whether it would wait for the end of the reasoning.
-            return UnsupportedParameter("This model's workers take chats only, and no grammars.", "response_format")
-        return traits.needs_token_ids
+    def refusals(self, session: _VllmSession) -> Refusals:
+        """Return what vLLM does not stream, and what a chat cannot have if the server takes nothing else."""
+        return REFUSALS if session.server.form is not None else REFUSALS_OF_CHATS
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """Return whether the server was sent an image recently and so is believed to hold its pixels."""
@@ -150,15 +147,22 @@ class VllmClient(Connector[_VllmSession]):
         finally:
             self._is_followed = False
 
-    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
-        """Send *request* as token ids; the deltas of its samples go to *sink*.
+    def generate(self, request: EngineRequest, sink: Sink, chat: Callable[[], ChatPrompt] | None = None) -> Stream:
+        """Send *request* as token ids, or *chat* if the server takes no ids; the deltas of its samples go to *sink*.
 
         If the server no longer holds an image, the sink is asked for its pixels, and the request is sent once more.
         Raises WorkerUnavailable if the server is away. The sink fails with WorkerFailed if the server dies or sends
         nonsense, with UnsupportedParameter for what this wire cannot express, and with ImageTooLarge for too many
         pixels. If the server refuses, the error is RequestError, QueueFull or DeadlineExceeded.
         """
-        session = self._checked(request)
+        if slots := slots_of(request):
+            self._on_released(slots)
+            raise InternalError("The images lie where this worker cannot read them.")
+        session = self._session
+        if session is None:
+            raise WorkerUnavailable(NOT_READY)
+        if session.server.form is None and chat is not None:
+            return PulledStream(self.url, sink, partial(self._read_chat, session, request, chat(), sink))
         return PulledStream(self.url, sink, lambda stream: self._read(session, request, sink, stream))
 
     async def _read(self, session: _VllmSession, request: EngineRequest, sink: Sink, stream: PulledStream) -> None:
@@ -176,12 +180,9 @@ class VllmClient(Connector[_VllmSession]):
         again = _with_pixels(request, await stream.pixels(by_hash))
         await self._read_tokens(session, again, VllmAnswer(request), sink)
 
-    def generate_chat(self, request: EngineRequest, chat: ChatPrompt, sink: Sink) -> Stream:
-        """Do the same as generate(), but send *request* as *chat*. Its media need no pixels."""
-        session = self._checked(request)
-        return PulledStream(self.url, sink, lambda _: self._read_chat(session, request, chat, sink))
-
-    async def _read_chat(self, session: _VllmSession, request: EngineRequest, chat: ChatPrompt, sink: Sink) -> None:
+    async def _read_chat(
+        self, session: _VllmSession, request: EngineRequest, chat: ChatPrompt, sink: Sink, _: PulledStream
+    ) -> None:
         answer = VllmAnswer(request)
         body = await _made(request, partial(chat_body, request, session.server.description.model, chat))
         async with contextlib.aclosing(self._deltas(session, CHAT, body, answer, request.traceparent)) as deltas:
@@ -189,15 +190,6 @@ class VllmClient(Connector[_VllmSession]):
             async for delta in deltas:
                 self._compare(request, answer)
                 sink.delta(delta)
-
-    def _checked(self, request: EngineRequest) -> _VllmSession:
-        """Return the session. Raises WorkerUnavailable, and InternalError for pixels that vLLM cannot read."""
-        if slots := slots_of(request):
-            self._on_released(slots)
-            raise InternalError("The images lie where this worker cannot read them.")
-        if self._session is None:
-            raise WorkerUnavailable(NOT_READY)
-        return self._session
 
     async def _read_tokens(self, session: _VllmSession, request: EngineRequest, answer: VllmAnswer, sink: Sink) -> None:
         server = session.server

@@ -13,10 +13,10 @@ import pybase64
 from saccade.connectors.events.block_keys import cache_salt, media_identifier
 from saccade.connectors.vllm import media as vllm_media
 from saccade.connectors.vllm.media import PROBE_IDENTIFIER, PROBE_IMAGE, ImageForm
+from saccade.connectors.worker_state import not_served
 from saccade.errors import ImageTooLarge, InternalError, UnsupportedParameter
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.request import EngineRequest, SamplingParams
-from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import wire
 
 MAX_TOP_LOGPROBS = 20
@@ -92,18 +92,10 @@ def probe_body(model: str) -> bytes:
     return msgspec.json.encode({"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 1})
 
 
-def refused_parameter(traits: RequestTraits) -> UnsupportedParameter | None:
-    """Return the error for a parameter that vLLM does not stream, or None."""
-    if traits.sampling is None or traits.sampling.num_prompt_logprobs is None:
-        return None
-    return UnsupportedParameter(
-        "`prompt_logprobs` is not served by this model's workers; leave it out.", "prompt_logprobs"
-    )
-
-
 def _check_parameters(request: EngineRequest) -> None:
-    if error := refused_parameter(RequestTraits.of_request(request)):
-        raise error
+    """Raise UnsupportedParameter for what vLLM does not stream."""
+    if request.sampling.num_prompt_logprobs is not None:
+        raise not_served("prompt_logprobs")
 
 
 def _sampling(sampling: SamplingParams) -> dict[str, Any]:

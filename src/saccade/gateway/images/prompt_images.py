@@ -35,14 +35,14 @@ class PromptImages:
         return images
 
     def on_wire(
-        self, layout: Layout, pixel_dtype: str, is_held: Callable[[bytes], bool] = lambda _: False
+        self, layout: Layout, pixel_dtype: str, needs_pixels: Callable[[bytes], bool] = lambda _: True
     ) -> "PromptImages":
         """Return a copy in a worker's pixel format: uint8 for Saccade's own workers, normalised otherwise.
 
-        Images whose content hash satisfies *is_held* are sent without pixels. Raises UnsupportedParameter if the
-        model's family or a video has no normalised format.
+        Images whose content hash does not satisfy *needs_pixels* are sent without them. Raises UnsupportedParameter if
+        the model's family or a video has no normalised format.
         """
-        held_hashes = frozenset(image.content_hash for image in self.images if is_held(image.content_hash))
+        held_hashes = frozenset(image.content_hash for image in self.images if not needs_pixels(image.content_hash))
         images = self.images
         if pixel_dtype != "uint8":
             _refuse_videos(images)

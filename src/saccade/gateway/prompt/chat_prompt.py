@@ -9,12 +9,26 @@ from saccade.gateway.parameters import MAX_NAMES
 from saccade.gateway.prompt.rendering import texts_of
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.chat import ChatPrompt
+from saccade.protocol.needs import Need
 from saccade.tokenization.image_tag import ImageTag
 
 
 def chat_prompt(served: ServedModel, chat: Chat, images: Sequence[bytes]) -> ChatPrompt:
     """Return *chat* with its encoded *images*, for a worker that renders and tokenises chats itself."""
     return ChatPrompt(tuple(served.template.tagged(chat.messages)), tuple(images), chat.switches)
+
+
+def errors_as_chat(
+    served: ServedModel, chat: Chat, image_settings: Sequence[Mapping[str, Any]], limits: Sequence[str], lacks: Need
+) -> Mapping[Need, RequestError]:
+    """Return the error for workers without token ids, if some lack them and cannot serve *chat*; see why_not_as_chat().
+
+    *lacks* has the needs that some workers cannot serve.
+    """
+    if Need.TOKEN_IDS not in lacks:
+        return {}
+    error = why_not_as_chat(served, chat, image_settings, limits)
+    return {} if error is None else {Need.TOKEN_IDS: error}
 
 
 def why_not_as_chat(

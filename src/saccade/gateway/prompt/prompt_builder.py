@@ -24,6 +24,7 @@ from saccade.gateway.work_threads import WorkThreads
 from saccade.media.header import MediaLimits
 from saccade.models.family import VideoOptions
 from saccade.protocol.media import ImageLayout, Span
+from saccade.protocol.needs import NO_NEED, Need
 from saccade.telemetry import Metrics
 
 THREAD_FROM_CHARACTERS = 16 * 1024
@@ -97,19 +98,19 @@ class PromptBuilder:
         layouts: Sequence[ImageLayout] = (),
         num_image_bytes: int = 0,
         *,
-        as_vllm_chat: bool = False,
+        lacks: Need = NO_NEED,
         salt: bytes = b"",
     ) -> PromptTokens:
         """Return the token ids of *chat*; image i has layouts[i].
 
-        The encoded images have *num_image_bytes* together. With *as_vllm_chat*, the ids are those that vLLM would
-        compute. Parts of a long chat that the tenant with *salt* has sent before are not encoded again if they are
-        still cached. Raises a RequestError that names the field.
+        The encoded images have *num_image_bytes* together. No worker serves the needs in *lacks*: without TOKEN_IDS,
+        the ids are those that vLLM would compute. Parts of a long chat that the tenant with *salt* has sent before are
+        not encoded again if they are still cached. Raises a RequestError that names the field.
         """
         if chat.plain is not None:
             return PromptTokens(chat.plain)
         # Image processors add a BOS that the template did not write; for text alone, transformers adds none either.
-        adds_bos = served.declaration.takes_images and not as_vllm_chat
+        adds_bos = served.declaration.takes_images and Need.TOKEN_IDS not in lacks
         encode = served.tokenizer.encode if adds_bos else served.tokenizer.encode_as_vllm_chat
         placeholders, long = served.placeholders, chat.num_characters > THREAD_FROM_CHARACTERS
         pieces = partial(self.pieces.encode, salt, served.scope) if long else None

@@ -125,7 +125,7 @@ class ModelRegistry:
 
     def _judge(self) -> None:
         """Set *unservable* if there are workers and all their models have been refused."""
-        described = [client.description for client in self._worker_pool.clients]
+        described = [client.state.description for client in self._worker_pool.clients]
         reasons = [None if description is None else self._refused.get(description.model) for description in described]
         first = next(iter(reasons), None)
         if first is not None and all(reasons) and not self.unservable.done():

@@ -4,18 +4,19 @@ Tenants share neither trials nor cached outcomes; otherwise an answer's timing w
 """
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from saccade.byte_lru import ByteLru
-from saccade.errors import DeadlineExceeded, InternalError, UnsupportedParameter, from_code
+from saccade.errors import DeadlineExceeded, InternalError, RequestError, UnsupportedParameter, from_code
 from saccade.fair_queue import FairQueue
 from saccade.gateway.limited_child import ChildLimits
 from saccade.gateway.memory_parts import MemoryPart
 from saccade.gateway.single_flight import SingleFlight
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.trial import LIMITS, Outcome, Trial
+from saccade.protocol.needs import Need
 from saccade.protocol.request import Grammar
 
 CACHE_BYTES = 16 << 20
@@ -41,15 +42,16 @@ class AnswerGrammar:
     dropped: list[str] = field(default_factory=list)
 
     @property
-    def refusal(self) -> UnsupportedParameter | None:
-        """The error for a request if its model's workers take no grammars; None for a structural tag."""
+    def errors(self) -> Mapping[Need, RequestError]:
+        """The error for workers that enforce no grammars; none for a structural tag."""
         if self.grammar.kind == "structural_tag":
-            return None
+            return {}
         field = self.param.split(".")[0]
-        return UnsupportedParameter(
+        error = UnsupportedParameter(
             f"`{field}` is not served by this model's workers, which cannot enforce grammars; leave it out.",
             field,
         )
+        return {Need.ENFORCED_GRAMMAR: error}
 
 
 class RequestGrammars:
