@@ -87,7 +87,7 @@ class Simulation:
         images = [image._replace(holders=self._holders(image.key)) for image in prompt.images]
         routed = RoutedPrompt(prompt.num_tokens, {self._partition: reusable}, images)
         overlaps = self._lookup.find(self._targets, routed.keys)
-        booking = self._router.book(self._rows, routed, overlaps, self._now)
+        booking = self._router.book(routed.among(self._rows, overlaps), self._now)
         self._workers[booking.worker].start(SimulatedSequence(prompt, arrived_at, booking))
 
     def _holders(self, key: bytes) -> int:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from fronts import DESCRIPTION
 from stub_worker import stub
+from tables import table
 from waiting import until
 
+from saccade.fleet.cost import Policy
 from saccade.fleet.dispatch import Dispatcher
 from saccade.fleet.index import BlockIndex, Partition
 from saccade.fleet.pool import WorkerPool
@@ -23,7 +25,7 @@ from saccade.protocol.kv_events import KvEvents
 PROMPT = Prompt(list(range(200)))
 
 
-def dispatcher_of(num_workers: int, limits: DispatchLimits) -> Dispatcher:
+def dispatcher_of(num_workers: int, limits: DispatchLimits, policy: Policy = "cost") -> Dispatcher:
     """A fleet whose caches are known to be empty, asked once already."""
     worker_pool, index = WorkerPool((), lambda _: None), BlockIndex(1 << 30)
     for number in range(num_workers):
@@ -32,7 +34,7 @@ def dispatcher_of(num_workers: int, limits: DispatchLimits) -> Dispatcher:
             f"unix:/{number}", Partition(DESCRIPTION.fingerprint, DESCRIPTION.block_size), resumes_at_states=False
         )
         index.take(f"unix:/{number}", KvEvents(0, [], snapshot=True))
-    return Dispatcher(worker_pool, Router("cost", index, Random(0)), limits=limits)
+    return Dispatcher(worker_pool, Router(policy, index, Random(0)), limits=limits)
 
 
 async def calls_of(step: Callable[[], Awaitable[Any]]) -> int:
@@ -51,8 +53,8 @@ async def calls_of(step: Callable[[], Awaitable[Any]]) -> int:
     return count
 
 
-async def calls_of_placing(num_workers: int) -> int:
-    dispatcher = dispatcher_of(num_workers, DispatchLimits())
+async def calls_of_placing(num_workers: int, policy: Policy) -> int:
+    dispatcher = dispatcher_of(num_workers, DispatchLimits(), policy)
 
     async def place() -> None:
         async with dispatcher.place("m", PROMPT):
@@ -65,8 +67,9 @@ async def calls_of_placing(num_workers: int) -> int:
     return min([await calls_of(place) for _ in range(3)])
 
 
-async def test_placing_takes_as_many_calls_for_a_thousand_workers_as_for_two() -> None:
-    assert await calls_of_placing(2) == await calls_of_placing(1000)
+@table("policy", ["cost", "round_robin", "consistent_hash"])
+async def test_placing_takes_as_many_calls_for_a_thousand_workers_as_for_two(policy: Policy) -> None:
+    assert await calls_of_placing(2, policy) == await calls_of_placing(1000, policy)
 
 
 @pytest.mark.ci

@@ -365,7 +365,9 @@ async def test_pixels_that_the_gateway_could_not_supply_are_not_the_workers_fail
 async def test_workers_that_are_full_or_excluded_are_passed_over() -> None:
     _, _, dispatcher = scripted("a", "b", limits=DispatchLimits(worker_queue=0), max_num_seqs=2)
     async with contextlib.AsyncExitStack() as held:
-        places = [await held.enter_async_context(dispatcher.place("echo", Prompt([1]), {"b"})) for _ in range(2)]
+        places = [
+            await held.enter_async_context(dispatcher.place("echo", Prompt([1], excluded={"b"}))) for _ in range(2)
+        ]
         places += [await held.enter_async_context(dispatcher.place("echo", Prompt([1]))) for _ in range(2)]
         assert [place.worker.url for place in places] == ["a", "a", "b", "b"]
         waiting = asyncio.create_task(answer(dispatcher, ask("r", [1])))
@@ -376,7 +378,7 @@ async def test_workers_that_are_full_or_excluded_are_passed_over() -> None:
     assert await waiting == [0]
     assert dispatcher.num_requests == 0
     with pytest.raises(WorkerUnavailable, match="No other worker"):
-        async with dispatcher.place("echo", Prompt([1]), {"a", "b"}):
+        async with dispatcher.place("echo", Prompt([1], excluded={"a", "b"})):
             pass
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tables import table
 
-from saccade.fleet.cost import Candidates, Chooser, Policy, WorkInFlight
+from saccade.fleet.cost import Candidates, Chooser, Policy, WorkInFlight, seed_of
 
 
 class Candidate(NamedTuple):
@@ -28,6 +28,7 @@ class Candidate(NamedTuple):
     weight: float = 1.0
 
 
+ROWS = ["a", "b", "c", "d", "heavy", "light", "half", "holder", "elsewhere"]
 TERMS = (
     "prompt_tokens", "image_tokens", "held_tokens", "foreign_requests", "foreign_running", "foreign_decode_blocks"
 )  # fmt: skip
@@ -38,7 +39,8 @@ def choose(chooser: Chooser, each: Sequence[Candidate], affinity: bytes = b"", *
     column = {name: np.array([getattr(one, name) for one in each]) for name in TERMS}
     work = np.array([one.work for one in each]).T
     candidates = Candidates(
-        names=[one.name for one in each],
+        rows=np.array([ROWS.index(one.name) for one in each]),
+        seeds=np.array([seed_of(one.name.encode()) for one in each], np.uint64),
         work=work,
         overlap_tokens=column["held_tokens"],
         weights=np.array([one.weight for one in each]),

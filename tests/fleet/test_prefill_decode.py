@@ -110,8 +110,10 @@ class Cluster:
         return ()
 
     async def answer(self, request: EngineRequest, on_token: Callable[[], object] = lambda: None) -> list[int]:
-        prompt = Prompt(request.token_ids, sampling=request.sampling, num_samples=request.num_samples)
-        async with self.dispatcher.place("m", prompt, self.excluded) as placement:
+        prompt = Prompt(
+            request.token_ids, sampling=request.sampling, num_samples=request.num_samples, excluded=self.excluded
+        )
+        async with self.dispatcher.place("m", prompt) as placement:
             tokens = []
             try:
                 async with contextlib.aclosing(stream(self.dispatcher, placement, request, self.supply)) as deltas:

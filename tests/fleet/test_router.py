@@ -30,7 +30,7 @@ def router_of(policy: Policy = "auto", hybrid: bool = False, **held: list[KvEven
 
 def book(router: Router, options: Sequence[Option], prompt: RoutedPrompt, now: float) -> Booking:
     """Look up what the workers hold, and book."""
-    return router.book(rows_of(router, options), prompt, looked_up(router, options, prompt), now)
+    return router.book(prompt.among(rows_of(router, options), looked_up(router, options, prompt)), now)
 
 
 def looked_up(router: Router, options: Sequence[Option], prompt: RoutedPrompt) -> Overlaps:
@@ -44,7 +44,7 @@ def rows_of(router: Router, options: Sequence[Option]) -> IntArray:
 
 def preview(router: Router, options: Sequence[Option], prompt: RoutedPrompt, now: float) -> RoutingChoice:
     """The choice without reports."""
-    return router.preview(rows_of(router, options), prompt, Overlaps.unknown(len(options)), now)
+    return router.preview(prompt.among(rows_of(router, options), Overlaps.unknown(len(options))), now)
 
 
 def expected(router: Router, worker: str) -> list[bytes]:
@@ -152,7 +152,9 @@ def test_candidates_show_every_term_of_the_cost_and_a_preview_books_nothing() ->
     book(router, [B], RoutedPrompt(161, {HERE: [b"other"]}), now=0)
     busy = B._replace(num_waiting=3, load_times=(5, 5))
     before = router.works()
-    candidates, chosen, _ = router.preview(rows_of(router, [A, busy]), prompt, looked_up(router, [A, B], prompt), now=6)
+    candidates, chosen, _ = router.preview(
+        prompt.among(rows_of(router, [A, busy]), looked_up(router, [A, B], prompt)), now=6
+    )
     one, other = WorkInFlight(1, 161, decode_blocks=11, num_samples=1, num_rows=1), WorkInFlight(1, 161, 161, 0, 1, 1)
     # One of the three that wait is this gateway's own.
     assert candidates == [
@@ -206,7 +208,7 @@ def test_prediction_continues_a_report() -> None:
     router = router_of("cost", a=blocks(3), b=[])
     book(router, [A, B], PROMPT, now=0).first_token()
     assert set(expected(router, "a")) == set(KEYS[3:])
-    candidates, *_ = router.preview(rows_of(router, [A, B]), PROMPT, looked_up(router, [A, B], PROMPT), now=1)
+    candidates, *_ = router.preview(PROMPT.among(rows_of(router, [A, B]), looked_up(router, [A, B], PROMPT)), now=1)
     assert [(each.overlap_tokens, each.held_tokens) for each in candidates] == [(48, 160), (0, 0)]
 
 

@@ -85,7 +85,7 @@ def test_held_tokens_equal_those_of_a_set_of_keys_for_each_worker(steps: list[tu
             now += count
         elif step == "send":
             found = LocalLookup(index).find(targets, prompts[prompt].keys).at(np.array([number]))
-            router.book(rows[[number]], prompts[prompt], found, now).first_token()
+            router.book(prompts[prompt].among(rows[[number]], found), now).first_token()
             models[number].send(keys, now)
         elif option.reports:
             models[number].reported = keys[:count]
@@ -99,5 +99,6 @@ def test_held_tokens_equal_those_of_a_set_of_keys_for_each_worker(steps: list[tu
         for asked in prompts:
             found = LocalLookup(index).find(targets, asked.keys)
             assert isinstance(found, Overlaps)
-            shown = [each.held_tokens // BLOCK_SIZE for each in router.preview(rows, asked, found, now).candidates]
+            candidates = router.preview(asked.among(rows, found), now).candidates
+            shown = [each.held_tokens // BLOCK_SIZE for each in candidates]
             assert shown == [model.num_held(list(asked.keys[model.option.partition]), now) for model in models]

@@ -1,6 +1,7 @@
 """A request that one kind of worker cannot serve goes to one that can; it is refused only where none can."""
 
 import asyncio
+from dataclasses import replace
 from random import Random
 
 import msgspec
@@ -73,10 +74,10 @@ async def test_request_is_refused_if_no_ready_worker_can_serve_it() -> None:  # 
     worker_pool.changed(able)
     await asyncio.sleep(0)
     with pytest.raises(UnsupportedParameter):
-        async with over.place(MODEL, SEVERAL, {"unix:/b"}):
+        async with over.place(MODEL, replace(SEVERAL, excluded={"unix:/b"})):
             pass
     with pytest.raises(WorkerUnavailable):
-        async with over.place(MODEL, SEVERAL, {"unix:/b", "tokenspeed://a:1"}):
+        async with over.place(MODEL, replace(SEVERAL, excluded={"unix:/b", "tokenspeed://a:1"})):
             pass
 
 

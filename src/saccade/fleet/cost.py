@@ -1,8 +1,7 @@
 """Chooses one of the workers that serve a model, by the prompt's work there and the work in flight."""
 
 import copy
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import Literal, NamedTuple
@@ -44,7 +43,7 @@ class WorkInFlight(NamedTuple):
 NUM_REQUESTS, PREFILL_TOKENS, DECODE_BLOCKS, NUM_SAMPLES, NUM_ROWS = 0, 2, 3, 4, 5
 """Places of fields of WorkInFlight."""
 
-HASH_BYTES = 6
+HASH_BITS = 53
 """A float has room for all of them."""
 
 
@@ -52,16 +51,17 @@ HASH_BYTES = 6
 class Candidates:
     """The workers that could take a prompt, and the terms of its cost there: arrays with an element for each worker.
 
-    *names* has the workers' names, and *work* the work in flight, as an array for each field of WorkInFlight. The
-    workers have reported *overlap_tokens* of the prompt; *held_tokens* adds those that they are expected to hold soon.
-    *prompt_tokens* follow these; *image_tokens* belong to images that must be encoded. By the workers' reports,
-    *foreign_requests* wait and *foreign_running* run that this gateway process cannot have sent.
+    Each worker has its own number in *rows* and in *seeds*. *work* is the work in flight, as an array for each field of
+    WorkInFlight. The workers have reported *overlap_tokens* of the prompt; *held_tokens* adds those that they are
+    expected to hold soon. *prompt_tokens* follow these; *image_tokens* belong to images that must be encoded. By the
+    workers' reports, *foreign_requests* wait and *foreign_running* run that this gateway process cannot have sent.
     *foreign_decode_blocks* are the blocks of the running ones if each has as many as this prompt. A worker of weight 2
     in *weights* is taken to be twice as fast as one of weight 1. A token that must be computed weighs as much as
     *recompute_weight* tokens that wait.
     """
 
-    names: Sequence[str]
+    rows: IntArray
+    seeds: NDArray[np.uint64]
     work: IntArray
     prompt_tokens: IntArray
     image_tokens: IntArray
@@ -74,7 +74,7 @@ class Candidates:
     recompute_weight: float = RECOMPUTE_WEIGHT
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.rows)
 
     @property
     def left_tokens(self) -> IntArray:
@@ -118,12 +118,16 @@ class Chooser:
         self.policy = policy
         self._temperature = temperature
         self._random = random
-        # What each worker is owed, by name: prefill and decode workers are chosen separately.
-        self._credits: dict[str, float] = {}
+        # What each worker is owed, by row: prefill and decode workers are chosen separately.
+        self._credits = np.zeros(0, np.float64)
 
     def copy(self) -> "Chooser":
         """Return a chooser that makes the next choice as this one will."""
         return copy.deepcopy(self)
+
+    def forget(self, row: int) -> None:
+        """Owe nothing to the worker at *row*, which has left."""
+        self._credits[row : row + 1] = 0
 
     def effective(self, *, reported: bool) -> Policy:
         """Return the policy that decides: auto is cost or least_load."""
@@ -143,8 +147,7 @@ class Chooser:
             case "power_of_two":
                 return self._least(candidates, np.array(self._random.sample(range(len(candidates)), 2), np.int64))
             case "consistent_hash":
-                names, weights = candidates.names, candidates.weights.tolist()
-                return min(range(len(names)), key=lambda place: _distance(affinity, names[place], weights[place]))
+                return int(_distances(affinity, candidates.seeds, candidates.weights).argmin())
             case _:
                 return self._least(candidates, np.arange(len(candidates), dtype=np.int64))
 
@@ -159,11 +162,12 @@ class Chooser:
 
         Smooth weighted round robin (nginx, ngx_http_upstream_round_robin.c): with equal weights the workers take turns.
         """
-        names, weights, credits = candidates.names, candidates.weights.tolist(), self._credits
-        for name, weight in zip(names, weights, strict=True):
-            credits[name] = credits.get(name, 0.0) + weight
-        chosen = min(range(len(names)), key=lambda place: (-credits[names[place]], names[place]))
-        credits[names[chosen]] -= sum(weights)
+        rows = candidates.rows
+        if (num_missing := int(rows.max()) + 1 - len(self._credits)) > 0:
+            self._credits = np.pad(self._credits, (0, num_missing))
+        self._credits[rows] += candidates.weights
+        chosen = int(self._credits[rows].argmax())
+        self._credits[rows[chosen]] -= candidates.weights.sum()
         return chosen
 
     def _least(self, candidates: Candidates, places: IntArray) -> int:
@@ -190,11 +194,22 @@ def _weights(costs: FloatArray, temperature: float) -> FloatArray:
     return np.exp(-(costs - least) / (spread * temperature)) if spread else np.ones_like(costs)
 
 
-def _distance(affinity: bytes, name: str, weight: float) -> float:
-    """Return how far a worker is from *affinity*, over 0; the nearest one gets the prompt.
+def seed_of(content: bytes) -> int:
+    """Return a hash of *content*, 64 bits."""
+    return int.from_bytes(blake3(content).digest(8), "little")
+
+
+def _distances(affinity: bytes, seeds: NDArray[np.uint64], weights: FloatArray) -> FloatArray:
+    """Return how far each worker is from *affinity*, over 0; the nearest one gets the prompt.
 
     A worker that comes or goes moves only its own prompts, and a worker gets as much as its weight among all. Weighted
-    rendezvous hashing by logarithms (Schindelhauer and Schomaker, Weighted Distributed Hash Tables, 2005).
+    rendezvous hashing by logarithms (Schindelhauer and Schomaker, Weighted Distributed Hash Tables, 2005). A worker's
+    hash of a prompt is SplitMix64's output function (Steele, Lea and Flood, Fast Splittable Pseudorandom Number
+    Generators, 2014) of both their seeds.
     """
-    digest = blake3(len(affinity).to_bytes(8, "little") + affinity + name.encode()).digest(HASH_BYTES)
-    return -math.log((int.from_bytes(digest, "big") + 0.5) / (1 << 8 * HASH_BYTES)) / weight
+    mixed = seeds ^ np.uint64(seed_of(affinity))
+    mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    distances: FloatArray = -np.log(((mixed >> np.uint64(64 - HASH_BITS)) + 0.5) / (1 << HASH_BITS)) / weights
+    return distances

@@ -5,12 +5,12 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -20,17 +20,17 @@ from prometheus_client import CollectorRegistry
 from saccade.connectors.sink import Sink, Stream
 from saccade.errors import InternalError, WorkerFailed, WorkerUnavailable
 from saccade.fair_queue import FairQueue
-from saccade.fleet.cost import NUM_REQUESTS, IntArray
+from saccade.fleet.cost import NUM_REQUESTS
 from saccade.fleet.decision_metrics import DecisionMetrics
 from saccade.fleet.index import BlockIndex
 from saccade.fleet.legs import Pair, partners
-from saccade.fleet.lookup import LocalLookup, Lookup, Overlaps
+from saccade.fleet.lookup import LocalLookup, Lookup
 from saccade.fleet.places import UNBOUNDED
 from saccade.fleet.pool import Model, WorkerPool
 from saccade.fleet.prompt import Prompt
 from saccade.fleet.prompt_keys import PromptKeys
 from saccade.fleet.router import Booking, RoutedImage, RoutedPrompt, Router, RoutingChoice
-from saccade.fleet.serving import NOBODY, MaskKey, Serving, option_of
+from saccade.fleet.serving import Serving, option_of
 from saccade.fleet.settings import DEFAULT_LIMITS, DispatchLimits, RoutingSettings
 from saccade.fleet.worker import Worker
 from saccade.identity.blocks import root_key
@@ -99,18 +99,6 @@ class Placement:
             self.pair.on_first_token()
 
 
-class _Ask(NamedTuple):
-    """A request in the queue. It waits for the workers that *key* stands for, except those in *excluded*.
-
-    If none can take it, it ends with the error of *prompt*.
-    """
-
-    model: str
-    key: MaskKey
-    excluded: Set[str]
-    prompt: Prompt
-
-
 @dataclass(frozen=True)
 class Preview:
     """Where *prompt* would go now."""
@@ -118,19 +106,6 @@ class Preview:
     model: Model
     prompt: Prompt
     choice: RoutingChoice
-
-
-class _Query(NamedTuple):
-    """A prompt in the router's terms, the workers of *serving* at *rows* that may get it, and what they hold."""
-
-    serving: Serving
-    rows: IntArray
-    prompt: RoutedPrompt
-    overlaps: Overlaps
-
-    def at(self, numbers: NDArray[np.intp]) -> "_Query":
-        """Return the same of only some of the workers, by their *numbers* in it."""
-        return self._replace(rows=self.rows[numbers], overlaps=self.overlaps.at(numbers))
 
 
 class Dispatcher:
@@ -195,13 +170,12 @@ class Dispatcher:
     async def preview(self, model: str, prompt: Prompt) -> Preview:
         """Return where place() would put a prompt now. Raises ModelNotFound and WorkerUnavailable."""
         serving = self._serving(model)
-        query = await self._query(serving, prompt, NOBODY, prompt.num_samples)
-        choice = self._router.preview(query.rows, query.prompt, query.overlaps, time.monotonic())
-        return Preview(serving.model, prompt, choice)
+        routed = await self._routed(serving, prompt, prompt.num_samples)
+        return Preview(serving.model, prompt, self._router.preview(routed, time.monotonic()))
 
     @asynccontextmanager
-    async def place(self, model: str, prompt: Prompt, excluded: Set[str] = frozenset()) -> AsyncIterator[Placement]:
-        """Choose a worker outside *excluded* for a prompt, and book it there until the block ends.
+    async def place(self, model: str, prompt: Prompt) -> AsyncIterator[Placement]:
+        """Choose a worker for a prompt, and book it there until the block ends.
 
         If every worker is at its limit, wait until one is not: one free place is enough. A request weighs as much as it
         has samples, or what its tenant may hold if that is less; no more samples run at a time. Raises ModelNotFound,
@@ -210,27 +184,26 @@ class Dispatcher:
         serving = self._serving(model)
         name, queue = serving.model.name, self._queue_of(serving.model.name)
         weight = min(prompt.num_samples, serving.most_rows)
-        ask = _Ask(name, serving.key_of(prompt), frozenset(excluded), prompt)
         with ExitStack() as booked:
             self._advance_later()
-            turn = await queue.enter(prompt.tenant, weight, prompt.tenant_priority, ask, prompt.priority)
+            turn = await queue.enter(prompt.tenant, weight, prompt.tenant_priority, prompt, prompt.priority)
             # The end of the turn lets others have its place, when all else is given back.
             booked.enter_context(turn)
             serving = self._serving(model)
-            query = await self._query(serving, prompt, excluded, turn.weight)
+            routed = await self._routed(serving, prompt, turn.weight)
             self._num_booked[name] += turn.weight
             booked.callback(self._num_booked.subtract, {name: turn.weight})
             start = time.perf_counter()
-            worker, booking = self._book(query, booked)
+            worker, booking = self._book(serving, routed, booked)
             self.num_placed[worker.url] += 1
             held_share = None
-            if len(query.rows) > 1:
+            if len(routed.rows) > 1:
                 seconds = time.perf_counter() - start
                 held_share = self._metrics.observe(serving.model, worker, len(prompt.token_ids), booking, seconds)
             description, pair = worker.state.description, None
             if description is not None and description.role == "prefill":
-                pair = await self._pair(serving, worker, booking, prompt, excluded, booked)
-            tried, takes_chat = {*excluded, worker.url}, worker.state.takes_chats
+                pair = await self._pair(serving, worker, booking, prompt, booked)
+            tried, takes_chat = {*prompt.excluded, worker.url}, worker.state.takes_chats
             yield Placement(
                 worker=worker,
                 pixel_dtype=description.pixel_dtype if description else "uint8",
@@ -262,7 +235,7 @@ class Dispatcher:
                 wait_seconds=self.limits.wait_seconds,
                 client_capacity=partial(self._num_rows_for_one, model) if self.limits.client_share < 1 else None,
                 client_share=self.limits.client_share,
-                obstacle_to=self._obstacle_to,
+                obstacle_to=partial(self._obstacle_to, model),
             )
         return self._queues[model]
 
@@ -278,32 +251,32 @@ class Dispatcher:
         if (description := worker.state.description) is not None and description.model in self._served:
             self._router.describe(option_of(worker, self._served[description.model].model))
 
-    def _obstacle_to(self, need: object) -> Hashable:
-        """Return what keeps a request from a worker, if all are full: the key and side of those that could serve it.
+    def _obstacle_to(self, model: str, prompt: object) -> Hashable:
+        """Return what keeps *prompt*, a request's in the queue, from a worker, if all are full: the key of these.
 
         Raises ModelNotFound, WorkerUnavailable, and the prompt's own error if no worker can take it.
         """
-        if not isinstance(need, _Ask):
+        if not isinstance(prompt, Prompt):
             return None
-        serving, name = self._serving(need.model), need.model
-        places = serving.takers_of(need.prompt, need.excluded, time.monotonic())
+        serving = self._serving(model)
+        places = serving.takers_of(prompt, time.monotonic())
         # Some requests have their turn but are not booked yet.
-        if serving.num_free(places).sum() > self._queues[name].weight - self._num_booked[name]:
+        if serving.num_free(places).sum() > self._queues[model].weight - self._num_booked[model]:
             return None
-        return need.key, need.excluded, serving.are_canaries(places)
+        return serving.key_of(prompt, places)
 
-    async def _query(self, serving: Serving, prompt: Prompt, excluded: Set[str], num_rows: int) -> _Query:
+    async def _routed(self, serving: Serving, prompt: Prompt, num_at_once: int) -> RoutedPrompt:
         """Look up *prompt* at the workers that may get it and have room, or at all that may if none has.
 
         If decode workers lack little of it, they are these workers.
         """
         if serving.has_pairs and self.limits.disaggregation_min_tokens:
-            alone = await self._alone(serving, prompt, excluded, num_rows)
+            alone = await self._alone(serving, prompt, num_at_once)
             if alone is not None:
                 return alone
-        places = serving.takers_of(prompt, excluded, time.monotonic())
+        places = serving.takers_of(prompt, time.monotonic())
         with_room = places[serving.num_free(places) > 0]
-        return await self._look_up(serving, with_room if len(with_room) else places, prompt, num_rows)
+        return await self._look_up(serving, with_room if len(with_room) else places, prompt, num_at_once)
 
     def _num_rows_for_one(self, model: str, num_of_others: int) -> int:
         """Return how many rows at workers of *model* one tenant may hold if others hold *num_of_others*."""
@@ -320,38 +293,38 @@ class Dispatcher:
         if self.num_waiting:
             self._advance_later()
 
-    def _book(self, query: _Query, booked: ExitStack) -> tuple[Worker, Booking]:
-        """Book the prompt of *query* at one of its workers, until *booked* closes or earlier."""
-        now = time.monotonic()
-        booking = self._router.book(query.rows, query.prompt, query.overlaps, now)
+    def _book(self, serving: Serving, prompt: RoutedPrompt, booked: ExitStack) -> tuple[Worker, Booking]:
+        """Book *prompt* at one of its workers, until *booked* closes or earlier."""
+        booking = self._router.book(prompt, time.monotonic())
         booked.callback(lambda: booking.close(time.monotonic()))
-        return query.serving.worker(booking.worker), booking
+        return serving.worker(booking.worker), booking
 
-    async def _alone(self, serving: Serving, prompt: Prompt, excluded: Set[str], num_rows: int) -> _Query | None:
+    async def _alone(self, serving: Serving, prompt: Prompt, num_at_once: int) -> RoutedPrompt | None:
         """Return the decode workers that lack too little of *prompt* for a prefill worker; None if there are none.
 
         Dynamo's and llm-d's gateways do the same, as conditional disaggregation.
         """
-        places = serving.decoders_of(prompt, excluded, time.monotonic())
+        places = serving.decoders_of(prompt, time.monotonic())
         if not len(places):
             return None
-        query = await self._find(serving, places, prompt, num_rows)
-        num_left = self._router.num_left(query.rows, query.prompt, query.overlaps, time.monotonic())
+        routed = await self._find(serving, places, prompt, num_at_once)
+        num_left = self._router.num_left(routed, time.monotonic())
         few = (num_left < self.limits.disaggregation_min_tokens).nonzero()[0]
-        return query.at(few) if len(few) else None
+        return routed.at(few) if len(few) else None
 
     async def _pair(
-        self, serving: Serving, first: Worker, at_first: Booking, prompt: Prompt, excluded: Set[str], booked: ExitStack
+        self, serving: Serving, first: Worker, at_first: Booking, prompt: Prompt, booked: ExitStack
     ) -> Pair | None:
         """Also book *prompt* at a decode worker for *first*, a prefill worker; return None if it serves alone."""
-        workers = [worker for worker in serving.model.workers if worker.url not in excluded]
+        workers = [worker for worker in serving.model.workers if worker.url not in prompt.excluded]
         decoders = partners(first, workers, prompt.sampling.max_tokens, prompt.num_samples)
         if not decoders:
             return None
         now = time.monotonic()
         allowed = [worker for worker in decoders if self._router.breakers.allows(worker.url, now)] or decoders
         places = serving.on_side(np.array([serving.place_of(worker.url) for worker in allowed], np.intp), prompt)
-        second, booking = self._book(await self._look_up(serving, places, prompt, prompt.num_samples), booked)
+        routed = await self._look_up(serving, places, prompt, prompt.num_samples)
+        second, booking = self._book(serving, routed, booked)
 
         def end_prefill() -> None:
             at_first.first_token()
@@ -389,17 +362,25 @@ class Dispatcher:
                 "routing: worker %s gets no requests for %.0f s: %s", worker.url, report.wait_seconds, report.reason
             )
 
-    async def _look_up(self, serving: Serving, places: NDArray[np.intp], prompt: Prompt, num_rows: int) -> _Query:
+    async def _look_up(
+        self, serving: Serving, places: NDArray[np.intp], prompt: Prompt, num_at_once: int
+    ) -> RoutedPrompt:
         """Return what the router needs to choose a worker at *places*. Raises WorkerUnavailable if none is ready."""
-        if len(places) == 1:
-            routed = RoutedPrompt(len(prompt.token_ids), num_samples=prompt.num_samples, num_rows=num_rows)
-            return _Query(serving, serving.rows[places], routed, Overlaps.unknown(1))
-        return await self._find(serving, places, prompt, num_rows)
+        if len(places) > 1:
+            return await self._find(serving, places, prompt, num_at_once)
+        return RoutedPrompt(
+            len(prompt.token_ids),
+            num_samples=prompt.num_samples,
+            num_samples_at_once=num_at_once,
+            rows=serving.rows[places],
+            num_blocks=np.zeros(1, np.int64),
+            are_exact=np.zeros(1, np.bool_),
+        )
 
-    async def _find(self, serving: Serving, places: NDArray[np.intp], prompt: Prompt, num_rows: int) -> _Query:
+    async def _find(self, serving: Serving, places: NDArray[np.intp], prompt: Prompt, num_at_once: int) -> RoutedPrompt:
         """Look up what the workers at *places* hold of *prompt*. Raises WorkerUnavailable if none is ready."""
         with self._metrics.stage("keys"):
-            routed = self._routed(prompt, serving, num_rows)
+            routed = self._with_keys(prompt, serving, num_at_once)
         with self._metrics.stage("lookup"):
             overlaps = await self._lookup.overlaps(serving.targets, routed.keys)
         now = self._worker_pool.model(serving.model.name)
@@ -408,10 +389,10 @@ class Dispatcher:
             places = np.array([place for place in places.tolist() if workers[place].url in urls], np.intp)
         if not len(places):
             raise WorkerUnavailable(f"No worker of the model {serving.model.name!r} is ready; try again shortly.")
-        return _Query(serving, serving.rows[places], routed, overlaps.at(places))
+        return routed.among(serving.rows[places], overlaps.at(places))
 
-    def _routed(self, prompt: Prompt, serving: Serving, num_rows: int) -> RoutedPrompt:
-        """Return the prompt in the router's terms."""
+    def _with_keys(self, prompt: Prompt, serving: Serving, num_at_once: int) -> RoutedPrompt:
+        """Return the prompt in the router's terms, without workers yet."""
         num_tokens = len(prompt.token_ids)
         # The last token is always computed, so its block is never reused.
         token_ids = prompt.token_ids[: num_tokens - 1]
@@ -431,7 +412,7 @@ class Dispatcher:
             for run in prompt.runs
         )
         affinity = _affinity(prompt)
-        return RoutedPrompt(num_tokens, keys, images, affinity, prompt.reads_cache, prompt.num_samples, num_rows)
+        return RoutedPrompt(num_tokens, keys, images, affinity, prompt.reads_cache, prompt.num_samples, num_at_once)
 
     async def reachable(self, worker: Worker, media: tuple[M, ...]) -> tuple[M, ...]:
         """Return *media*, with pixels inline if *worker* cannot read our shared memory. Raises InternalError."""

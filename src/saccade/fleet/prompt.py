@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -25,8 +25,9 @@ class Prompt:
     The tokens of image i lie in spans[i]; *runs* are the same spans in prompt order. *reads_cache* is False if the
     worker must compute the whole prompt, whatever it holds. *sampling* draws *num_samples* answers. *errors* has
     further needs, each with the error if only workers that lack it are left. The request waits among those of *tenant*,
-    by *priority*. A tenant with *tenant_priority* 2 gets twice the share of one with 1. *conversation* is the same for
-    all turns of a chat, and "" for a prompt that is no chat.
+    by *priority*. It goes to none of the workers with the urls *excluded*, which have failed. A tenant with
+    *tenant_priority* 2 gets twice the share of one with 1. *conversation* is the same for all turns of a chat, and ""
+    for a prompt that is no chat.
     """
 
     token_ids: list[int]
@@ -40,6 +41,7 @@ class Prompt:
     tenant: bytes = b""
     tenant_priority: int = 1
     priority: int = 0
+    excluded: Set[str] = frozenset()
     conversation: bytes = b""
 
     @property

@@ -24,6 +24,7 @@ from saccade.fleet.cost import (
     IntArray,
     Policy,
     WorkInFlight,
+    seed_of,
 )
 from saccade.fleet.expectations import (
     ASSUMED_KEYS,
@@ -37,6 +38,8 @@ from saccade.fleet.index import BlockIndex, Partition
 from saccade.fleet.lookup import Overlaps
 from saccade.fleet.own_samples import OwnSamples
 
+NO_NUMBERS: IntArray = np.zeros(0, np.int64)
+NO_FLAGS: NDArray[np.bool_] = np.zeros(0, np.bool_)
 FIRST_ROWS = 8
 """Rows that there are at first; their number doubles."""
 
@@ -54,11 +57,12 @@ class RoutedImage(NamedTuple):
 
 
 class RoutedPrompt(NamedTuple):
-    """A prompt as the input of a choice.
+    """A prompt as the input of a choice, with the workers that may get it.
 
     *keys* are the keys of reusable blocks by partition; the last token is always computed. consistent_hash uses
     *affinity*. *reads_cache* is False for a prompt that is computed as a whole. It gets *num_samples* answers, of
-    which *num_rows* are computed at a time.
+    which *num_samples_at_once* are computed at a time. The workers are at *rows*. Each has reported *num_blocks*
+    leading blocks, which are all that it holds if its element of *are_exact* is true.
     """
 
     num_tokens: int
@@ -67,7 +71,20 @@ class RoutedPrompt(NamedTuple):
     affinity: bytes = b""
     reads_cache: bool = True
     num_samples: int = 1
-    num_rows: int = 1
+    num_samples_at_once: int = 1
+    rows: IntArray = NO_NUMBERS
+    num_blocks: IntArray = NO_NUMBERS
+    are_exact: NDArray[np.bool_] = NO_FLAGS
+
+    def among(self, rows: IntArray, overlaps: Overlaps) -> "RoutedPrompt":
+        """Return the same prompt for the workers at *rows*, which hold *overlaps*."""
+        return self._replace(rows=rows, num_blocks=overlaps.num_blocks, are_exact=overlaps.are_exact)
+
+    def at(self, numbers: NDArray[np.intp]) -> "RoutedPrompt":
+        """Return the same prompt for only some of the workers, by their *numbers* in it."""
+        return self._replace(
+            rows=self.rows[numbers], num_blocks=self.num_blocks[numbers], are_exact=self.are_exact[numbers]
+        )
 
 
 class Option(NamedTuple):
@@ -118,6 +135,7 @@ class RoutingChoice(NamedTuple):
 class Booking:
     """A prompt's place at *worker*, in its *row*, until close(): as *work*, from its first token as *decoding*.
 
+    Both have an element for each field of WorkInFlight.
     When the worker was chosen, it had reported *overlap_tokens* of the prompt, and no candidate had reported more than
     *most_overlap_tokens*. *matched_tokens* are the former, or None if that is not certain. *expectation* is withdrawn
     if no token comes.
@@ -126,8 +144,8 @@ class Booking:
     router: "Router"
     worker: str
     row: int
-    work: WorkInFlight
-    decoding: WorkInFlight
+    work: IntArray
+    decoding: IntArray
     overlap_tokens: int
     most_overlap_tokens: int
     matched_tokens: int | None
@@ -140,7 +158,7 @@ class Booking:
         """Note that the prompt is computed: from now on its samples decode."""
         if not (self.has_begun or self.has_ended):
             self.has_begun = True
-            self.router.exchange(self.row, self.work, self.decoding)
+            self.router.work[:, self.row] += self.decoding - self.work
             self.work = self.decoding
 
     def close(self, now: float) -> None:
@@ -148,7 +166,7 @@ class Booking:
         if self.has_ended:
             return
         self.has_ended = True
-        self.router.exchange(self.row, self.work, WorkInFlight())
+        self.router.work[:, self.row] -= self.work
         self.router.note_samples(self.row, now)
         if not self.has_begun:
             self.expectations.withdraw(self.expectation)
@@ -187,6 +205,7 @@ class Router:
         self._samples: list[OwnSamples] = [OwnSamples() for _ in range(FIRST_ROWS)]
         self._block_sizes = np.ones(FIRST_ROWS, np.int64)
         self._weights = np.ones(FIRST_ROWS, np.float64)
+        self._seeds = np.zeros(FIRST_ROWS, np.uint64)
         self._partitions: dict[Partition, int] = {}
         self._partition_numbers = np.zeros(FIRST_ROWS, np.int64)
         self._foreign = np.zeros((2, FIRST_ROWS), np.int64)
@@ -202,6 +221,7 @@ class Router:
                 self._grow()
             self._rows[worker] = row
             self._names[row] = worker
+            self._seeds[row] = seed_of(worker.encode())
             self._options[row] = None
         return row
 
@@ -230,52 +250,46 @@ class Router:
         """Return the work in flight at every worker, by name."""
         return {name: self.work_of(name) for name in self._rows}
 
-    def book(self, rows: IntArray, prompt: RoutedPrompt, overlaps: Overlaps, now: float) -> Booking:
-        """Choose one of the workers at *rows*, which must not be empty, and book the prompt there.
+    def book(self, prompt: RoutedPrompt, now: float) -> Booking:
+        """Choose one of the workers of *prompt*, which must have some, and book the prompt there.
 
-        *overlaps* has the prefixes that they hold. *now* is a monotonic clock, in seconds.
+        *now* is a monotonic clock, in seconds.
         """
-        candidates = self._weigh(rows, prompt, overlaps, now)
-        place = self._chosen(self._chooser, rows, candidates, prompt, overlaps)
-        row, block_size = int(rows[place]), int(self._block_sizes[rows[place]])
-        option = self._option(row)
-        overlap_tokens = int(candidates.overlap_tokens[place])
-        work = WorkInFlight(
-            1, prompt.num_tokens, int(candidates.left_tokens[place]), 0, prompt.num_samples, prompt.num_rows
-        )
+        candidates = self._weigh(prompt, now)
+        place = self._chosen(self._chooser, candidates, prompt)
+        row = int(prompt.rows[place])
+        option, block_size = self._option(row), int(self._block_sizes[row])
+        overlap_tokens, left_tokens = int(candidates.overlap_tokens[place]), int(candidates.left_tokens[place])
+        num_blocks, samples = -(-prompt.num_tokens // block_size), (prompt.num_samples, prompt.num_samples_at_once)
+        work = np.array((1, prompt.num_tokens, left_tokens, 0, *samples), np.int64)
         expectations = self.assumptions if self._assumed_rows >> row & 1 else self.predictions
         booking = Booking(
             router=self,
             worker=option.name,
             row=row,
             work=work,
-            decoding=work._replace(prefill_tokens=0, decode_blocks=-(-prompt.num_tokens // block_size)),
+            decoding=np.array((1, prompt.num_tokens, 0, num_blocks, *samples), np.int64),
             overlap_tokens=overlap_tokens,
             most_overlap_tokens=int(candidates.overlap_tokens.max()),
-            matched_tokens=overlap_tokens if len(rows) > 1 and overlaps.are_exact[place] else None,
+            matched_tokens=overlap_tokens if len(prompt.rows) > 1 and prompt.are_exact[place] else None,
             expectations=expectations,
             expectation=expectations.add(row, _expected(option, prompt, overlap_tokens // block_size), now),
         )
-        self.exchange(row, WorkInFlight(), work)
+        self.work[:, row] += work
         self.note_samples(row, now)
         self.breakers.on_send(option.name, now)
         return booking
 
-    def num_left(self, rows: IntArray, prompt: RoutedPrompt, overlaps: Overlaps, now: float) -> IntArray:
-        """Return how many tokens of *prompt* each worker at *rows* must compute, those of images to encode included."""
-        return self._weigh(rows, prompt, overlaps, now).left_tokens
+    def num_left(self, prompt: RoutedPrompt, now: float) -> IntArray:
+        """Return how many tokens of *prompt* each of its workers must compute, those of images to encode included."""
+        return self._weigh(prompt, now).left_tokens
 
-    def preview(self, rows: IntArray, prompt: RoutedPrompt, overlaps: Overlaps, now: float) -> RoutingChoice:
+    def preview(self, prompt: RoutedPrompt, now: float) -> RoutingChoice:
         """Return the choice that book() would make, without a booking or a turn."""
-        candidates, chooser = self._weigh(rows, prompt, overlaps, now), self._chooser.copy()
-        place = self._chosen(chooser, rows, candidates, prompt, overlaps)
-        each = _each(candidates)
-        policy = chooser.effective(reported=self._is_reported(rows, overlaps))
-        return RoutingChoice(each, each[place], policy)
-
-    def exchange(self, row: int, old: WorkInFlight, new: WorkInFlight) -> None:
-        """Replace *old*, a part of the work of the worker at *row*, with *new*."""
-        self.work[:, row] += np.subtract(new, old)
+        candidates, chooser = self._weigh(prompt, now), self._chooser.copy()
+        place = self._chosen(chooser, candidates, prompt)
+        each = _each(candidates, self._names)
+        return RoutingChoice(each, each[place], chooser.effective(reported=self._is_reported(prompt)))
 
     def note_samples(self, row: int, now: float) -> None:
         """Note that the number of this gateway's samples at the worker at *row* has changed."""
@@ -294,6 +308,7 @@ class Router:
         self.breakers.forget(worker)
         if (row := self._rows.pop(worker, None)) is not None:
             self._names[row], self._options[row], self._samples[row] = "", None, OwnSamples()
+            self._chooser.forget(row)
             self.work[:, row] = 0
             self._foreign[:, row] = 0
 
@@ -306,6 +321,7 @@ class Router:
         self._foreign = np.pad(self._foreign, ((0, 0), (0, num_more)))
         self._block_sizes = np.pad(self._block_sizes, (0, num_more), constant_values=1)
         self._weights = np.pad(self._weights, (0, num_more), constant_values=1)
+        self._seeds = np.pad(self._seeds, (0, num_more))
         self._partition_numbers = np.pad(self._partition_numbers, (0, num_more))
 
     def _option(self, row: int) -> Option:
@@ -314,24 +330,24 @@ class Router:
             raise ValueError(f"The worker {self._names[row]!r} is not described.")
         return option
 
-    def _chosen(
-        self, chooser: Chooser, rows: IntArray, candidates: Candidates, prompt: RoutedPrompt, overlaps: Overlaps
-    ) -> int:
-        return chooser.choose(candidates, prompt.affinity, reported=self._is_reported(rows, overlaps))
+    def _chosen(self, chooser: Chooser, candidates: Candidates, prompt: RoutedPrompt) -> int:
+        return chooser.choose(candidates, prompt.affinity, reported=self._is_reported(prompt))
 
-    def _is_reported(self, rows: IntArray, overlaps: Overlaps) -> bool:
+    def _is_reported(self, prompt: RoutedPrompt) -> bool:
         """Return whether the contents of a worker's caches are reported or assumed."""
-        return bool(np.count_nonzero(overlaps.are_exact) or np.count_nonzero(members_of(self._assumed_rows, rows)))
+        are_assumed = members_of(self._assumed_rows, prompt.rows)
+        return bool(np.count_nonzero(prompt.are_exact) or np.count_nonzero(are_assumed))
 
-    def _weigh(self, rows: IntArray, prompt: RoutedPrompt, overlaps: Overlaps, now: float) -> Candidates:
-        """Return what the workers at *rows* hold, must compute and must encode, and the work that waits there."""
+    def _weigh(self, prompt: RoutedPrompt, now: float) -> Candidates:
+        """Return what the workers hold, must compute and must encode, and the work that waits there."""
+        rows = prompt.rows
         block_sizes = self._block_sizes[rows]
-        num_reported = overlaps.num_blocks if prompt.reads_cache else np.zeros(len(rows), np.int64)
+        num_reported = prompt.num_blocks if prompt.reads_cache else np.zeros(len(rows), np.int64)
         self.predictions.expire(now)
         self.assumptions.expire(now)
         num_held = num_reported
         if prompt.reads_cache and (self.predictions or self.assumptions):
-            num_held = np.maximum(num_reported, self._num_expected(rows, prompt, num_reported))
+            num_held = np.maximum(num_reported, self._num_expected(prompt, num_reported))
         held_tokens = block_sizes * num_held
         image_tokens = np.zeros(len(rows), np.int64)
         for image in prompt.images:
@@ -341,7 +357,8 @@ class Router:
             image_tokens += image.num_tokens * must_encode
         foreign = self._foreign[:, rows]
         return Candidates(
-            names=_Names(self._names, rows),
+            rows=rows,
+            seeds=self._seeds[rows],
             work=self.work[:, rows],
             prompt_tokens=prompt.num_tokens - held_tokens,
             image_tokens=image_tokens,
@@ -361,11 +378,12 @@ class Router:
         assumed = self._assumed_rows
         return self.predictions.rows_of(key) & ~assumed | self.assumptions.rows_of(key) & assumed
 
-    def _num_expected(self, rows: IntArray, prompt: RoutedPrompt, num_reported: IntArray) -> NDArray[np.int64]:
-        """Return how many of the prompt's blocks the worker at each of *rows* will hold when its requests have ended.
+    def _num_expected(self, prompt: RoutedPrompt, num_reported: IntArray) -> NDArray[np.int64]:
+        """Return how many of the prompt's blocks each of its workers will hold when the worker's requests have ended.
 
         They follow those that it reported. A worker that resumes at states holds all up to the last one expected.
         """
+        rows = prompt.rows
         expected = np.zeros(len(self._names), np.int64)
         expected[rows] = num_reported
         for partition, keys in prompt.keys.items():
@@ -402,28 +420,14 @@ class Router:
                     return
 
 
-class _Names(Sequence[str]):
-    """The names of *rows*; most choices need none of them."""
-
-    def __init__(self, names: Sequence[str], rows: IntArray) -> None:
-        self._names = names
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, place: int) -> str:  # type: ignore[override]
-        return self._names[int(self._rows[place])]
-
-
 def _with_bit(bits: int, number: int, is_set: bool) -> int:
     return bits | 1 << number if is_set else bits & ~(1 << number)
 
 
-def _each(candidates: Candidates) -> list[Candidate]:
-    """Return *candidates* as a list of Candidate."""
+def _each(candidates: Candidates, names: Sequence[str]) -> list[Candidate]:
+    """Return *candidates* as a list of Candidate; *names* has the workers' names by row."""
     columns = zip(
-        candidates.names,
+        [names[row] for row in candidates.rows.tolist()],
         candidates.work.T.tolist(),
         candidates.prompt_tokens.tolist(),
         candidates.image_tokens.tolist(),

@@ -1,8 +1,7 @@
 """A model's workers in the form that a choice needs: columns with an element for each, rebuilt if a worker changes."""
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Set
-from typing import NamedTuple
+from collections.abc import Collection, Hashable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,18 +22,6 @@ from saccade.protocol.engine_load import Load
 from saccade.protocol.needs import Lacks, Need
 
 NO_LOAD = Load()
-NOBODY: Set[str] = frozenset()
-
-
-class MaskKey(NamedTuple):
-    """What decides which workers can take a prompt: requests with equal keys wait for the same workers.
-
-    *length* is the number of the workers' context lengths that are too short for it.
-    """
-
-    needs: Need
-    length: int
-    salt: bytes
 
 
 class Serving:
@@ -71,21 +58,22 @@ class Serving:
         self._shares = np.array([one.share or 0.0 for one in traffic], np.float64)
         self._has_canaries = bool(self._are_canaries.any())
 
-    def key_of(self, prompt: Prompt) -> MaskKey:
-        """Return the key of the workers that can take *prompt*."""
+    def key_of(self, prompt: Prompt, places: NDArray[np.intp]) -> Hashable:
+        """Return the same for all prompts that wait for the same workers: *places*, all of one side of the canaries."""
         length = bisect_left(self._lengths, prompt.num_tokens)
-        return MaskKey(prompt.needs, length, prompt.salt if self._salts else b"")
+        salt = prompt.salt if self._salts else b""
+        return prompt.needs, length, salt, prompt.excluded, bool(self._are_canaries[places[0]])
 
-    def takers_of(self, prompt: Prompt, excluded: Set[str], now: float) -> NDArray[np.intp]:
+    def takers_of(self, prompt: Prompt, now: float) -> NDArray[np.intp]:
         """Return the places of the workers that may get *prompt*.
 
         Breakers never exclude the last worker. A request goes to prefill workers first, and a conversation to its side
-        of the canaries. Raises WorkerUnavailable if all are *excluded*, and the first worker's refusal if none can take
-        the prompt.
+        of the canaries. Raises WorkerUnavailable if it excludes all, and the first worker's refusal if none can take
+        it.
         """
-        mask = self._without(self._mask_of(prompt), excluded)
+        mask = self._mask_of(prompt)
         if not np.count_nonzero(mask):
-            raise self._refusal(prompt, excluded)
+            raise self._refusal(prompt)
         if len(self.rows) > 1:
             allowed = self._without(mask, self._router.breakers.refusing(now))
             mask = allowed if np.count_nonzero(allowed) else mask
@@ -105,14 +93,9 @@ class Serving:
         side = places[self._are_canaries[places] == is_drawn]
         return side if len(side) else places
 
-    def are_canaries(self, places: NDArray[np.intp]) -> bool:
-        """Whether *places*, all of one side, are canaries."""
-        return bool(self._are_canaries[places[0]])
-
-    def decoders_of(self, prompt: Prompt, excluded: Set[str], now: float) -> NDArray[np.intp]:
+    def decoders_of(self, prompt: Prompt, now: float) -> NDArray[np.intp]:
         """Return the places of the decode workers that could serve *prompt* alone now, and have room for it."""
-        refusing = self._router.breakers.refusing(now)
-        mask = self._without(self._mask_of(prompt), {*excluded, *refusing})
+        mask = self._without(self._mask_of(prompt), self._router.breakers.refusing(now))
         places = self.on_side((mask & ~self._are_first).nonzero()[0], prompt)
         return places[self.num_free(places) > 0]
 
@@ -141,11 +124,11 @@ class Serving:
         )
 
     def _mask_of(self, prompt: Prompt) -> NDArray[np.bool_]:
-        """Return whether each worker can take *prompt*: refusal() returns None for it."""
+        """Return whether each worker can take *prompt*: it is not excluded, and refusal() returns None for it."""
         mask: NDArray[np.bool_] = (self._lacks & prompt.needs == 0) & (self._max_lengths >= prompt.num_tokens)
         if self._salts:
             mask &= (self._salt_of < 0) | (self._salt_of == self._salts.get(prompt.salt, len(self._salts)))
-        return mask
+        return self._without(mask, prompt.excluded)
 
     def _without(self, mask: NDArray[np.bool_], workers: Collection[str]) -> NDArray[np.bool_]:
         if not workers:
@@ -155,9 +138,9 @@ class Serving:
         rest[places] = False
         return rest
 
-    def _refusal(self, prompt: Prompt, excluded: Set[str]) -> SaccadeError:
-        """Return why no worker outside *excluded* takes *prompt*: the first one's reason."""
-        refusals = (refusal(worker.state, prompt) for worker in self.model.workers if worker.url not in excluded)
+    def _refusal(self, prompt: Prompt) -> SaccadeError:
+        """Return why no worker takes *prompt*: the first one's reason."""
+        refusals = (refusal(worker.state, prompt) for worker in self.model.workers if worker.url not in prompt.excluded)
         away = WorkerUnavailable("No other worker of the model is ready; try again shortly.")
         return next((error for error in refusals if error is not None), away)
 

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -131,8 +131,7 @@ class Pipeline:
                 output = deliver(answer)
                 of_attempt = await resources.enter_async_context(AsyncExitStack())
                 work = _Work(request, part, prompt, images, output, answer.id)
-                attempt = await self._attempt(of_attempt, work, frozenset())
-            failed = frozenset[str]()
+                attempt = await self._attempt(of_attempt, work)
             while True:
                 answer.sent_to(attempt.placement.url, attempt.abort_sample)
                 try:
@@ -141,10 +140,10 @@ class Pipeline:
                     if attempt.has_begun or not attempt.placement.can_retry:
                         raise
                     worker = attempt.placement.failed_worker.url
-                    failed |= {worker}
+                    work.prompt = replace(work.prompt, excluded=work.prompt.excluded | {worker})
                     await of_attempt.aclose()
                     try:
-                        attempt = await self._attempt(of_attempt, work, failed)
+                        attempt = await self._attempt(of_attempt, work)
                     except SaccadeError as other:
                         logger.info(
                             "request %s: worker %s failed, and no other took it: %s", answer.id, worker, other.reason
@@ -237,8 +236,8 @@ class Pipeline:
             conversation=conversation_of(chat, [image.content_hash for image in images]),
         )
 
-    async def _attempt(self, resources: AsyncExitStack, work: "_Work", failed: frozenset[str]) -> Attempt:
-        """Place the prompt of *work* with a worker that is not in *failed*, and prepare its pixels.
+    async def _attempt(self, resources: AsyncExitStack, work: "_Work") -> Attempt:
+        """Place the prompt of *work* with a worker that it does not exclude, and prepare its pixels.
 
         Nothing is sent yet. *resources* takes over whatever the attempt holds. An attempt that cannot be retried drops
         the images of *work*. Raises SaccadeError.
@@ -246,7 +245,7 @@ class Pipeline:
         request, part, prompt, images = work.request, work.part, work.prompt, work.images
         served = part.served
         with self.metrics.stage("route"):
-            placement = await resources.enter_async_context(self.dispatcher.place(served.name, prompt, failed))
+            placement = await resources.enter_async_context(self.dispatcher.place(served.name, prompt))
         if not self.model_registry.is_current(served):
             raise WorkerUnavailable("The model's workers have changed; send the request again.")
         needs_pixels = partial(placement.needs_pixels, prompt.salt)
@@ -304,7 +303,10 @@ class Pipeline:
 
 @dataclass
 class _Work:
-    """State that all attempts to answer a part share. *images* are dropped when no attempt needs them any more."""
+    """State that all attempts to answer a part share.
+
+    *prompt* excludes the workers of those that failed. *images* are dropped when no attempt needs them any more.
+    """
 
     request: Request
     part: RequestPart
