@@ -18,7 +18,6 @@ ROOT = Path(saccade.__file__).parent
 DIVIDED = {
     "saccade": "what a package exports, and what it imports when that is asked for",
     "saccade.engine.executor.decode_graphs": "graphs, and why a model has none",
-    "saccade.fleet.legs": "pairs of workers, and the two requests that go to one",
     "saccade.engine.gpu_devices": "whether there are GPUs, and how many",
     "saccade.gateway.prompt.tools": "the tools of a chat: what it declares, and what a template takes of it",
     "saccade.log_setup": "the logs of programs that configure their lines, and of those that do not",
@@ -46,7 +45,7 @@ DIVIDED = {
 }
 """Modules in several groups that neither refer to each other nor have an importer in common, and why they stay whole."""
 
-REBUILT_NEXT = ("fleet/", "connectors/")
+REBUILT_NEXT = ("connectors/",)
 """Modules that will be written anew, and whose constants stay where they are until then."""
 
 MOST_ANNOTATION = 80

@@ -25,6 +25,13 @@ idle workers while one new prompt waits there. `benchmarks.routing_simulation` c
 """
 
 
+NUM_REQUESTS, PREFILL_TOKENS, DECODE_BLOCKS, NUM_SAMPLES, NUM_ROWS = 0, 2, 3, 4, 5
+"""Places of fields of WorkInFlight."""
+
+HASH_BITS = 53
+"""A float has room for all of them."""
+
+
 class WorkInFlight(NamedTuple):
     """The unfinished work that a gateway has sent to a worker. Ordered: fewer requests first, then fewer tokens.
 
@@ -38,13 +45,6 @@ class WorkInFlight(NamedTuple):
     decode_blocks: int = 0
     num_samples: int = 0
     num_rows: int = 0
-
-
-NUM_REQUESTS, PREFILL_TOKENS, DECODE_BLOCKS, NUM_SAMPLES, NUM_ROWS = 0, 2, 3, 4, 5
-"""Places of fields of WorkInFlight."""
-
-HASH_BITS = 53
-"""A float has room for all of them."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from saccade.fair_queue import FairQueue
 from saccade.fleet.cost import NUM_REQUESTS
 from saccade.fleet.decision_metrics import DecisionMetrics
 from saccade.fleet.index import BlockIndex
-from saccade.fleet.legs import Pair, partners
+from saccade.fleet.legs import Pair
 from saccade.fleet.lookup import LocalLookup, Lookup
 from saccade.fleet.places import UNBOUNDED
 from saccade.fleet.pool import Model, WorkerPool
@@ -316,13 +316,9 @@ class Dispatcher:
         self, serving: Serving, first: Worker, at_first: Booking, prompt: Prompt, booked: ExitStack
     ) -> Pair | None:
         """Also book *prompt* at a decode worker for *first*, a prefill worker; return None if it serves alone."""
-        workers = [worker for worker in serving.model.workers if worker.url not in prompt.excluded]
-        decoders = partners(first, workers, prompt.sampling.max_tokens, prompt.num_samples)
-        if not decoders:
+        places = serving.partners_of(first, prompt, time.monotonic())
+        if not len(places):
             return None
-        now = time.monotonic()
-        allowed = [worker for worker in decoders if self._router.breakers.allows(worker.url, now)] or decoders
-        places = serving.on_side(np.array([serving.place_of(worker.url) for worker in allowed], np.intp), prompt)
         routed = await self._look_up(serving, places, prompt, prompt.num_samples)
         second, booking = self._book(serving, routed, booked)
 

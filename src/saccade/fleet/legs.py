@@ -6,7 +6,7 @@ worker alone; the decode worker may ask for them later if it has to compute the 
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -15,52 +15,12 @@ from saccade.connectors.sink import Legs, PrefillSink, Sink, Stream
 from saccade.errors import PeerFailed, SaccadeError, WorkerFailed
 from saccade.fleet.worker import Worker
 from saccade.protocol.chat import ChatPrompt
-from saccade.protocol.description import Description
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.transport.kv_transfer.channel import new_key
-from saccade.transport.named_addresses import may_be_of_worker
 
 SEED_BITS = 63
-
-
-def first_workers(workers: Sequence[Worker]) -> Sequence[Worker]:
-    """Return the workers that a request can go to first: prefill workers and workers that serve alone.
-
-    If there are none, return the decode workers: a worker of any role can serve alone.
-    """
-    return [worker for worker in workers if _role(worker) != "decode"] or workers
-
-
-def partners(first: Worker, workers: Sequence[Worker], max_tokens: int, num_samples: int) -> list[Worker]:
-    """Return the decode workers that could continue after *first*, a prefill worker.
-
-    The list is empty for a request of one token, which needs no decode worker. It is also empty if *first* reports an
-    address for its KV state that cannot be its own, since decode workers would connect to it.
-    """
-    ours = first.state.description
-    if ours is None or ours.kv_transfer_address is None or max_tokens == 1:
-        return []
-    if not may_be_of_worker(ours.kv_transfer_address, first.url):
-        return []
-    return [
-        worker
-        for worker in workers
-        if (theirs := worker.state.description) is not None
-        and theirs.role == "decode"
-        and num_samples <= theirs.max_num_seqs
-        and _form(theirs) == _form(ours)
-    ]
-
-
-def _role(worker: Worker) -> str:
-    return worker.state.description.role if worker.state.description is not None else "both"
-
-
-def _form(description: Description) -> tuple[object, ...]:
-    """Return what two workers must have in common to exchange KV state."""
-    return description.fingerprint, description.block_size, description.dtype, description.kv_cache_dtype
 
 
 class Pair:

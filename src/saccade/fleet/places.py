@@ -1,7 +1,7 @@
 """How many samples the workers of a model may get from this process of the gateway, and how many they compute."""
 
-from saccade.fleet.legs import first_workers
 from saccade.fleet.pool import Model
+from saccade.fleet.roles import first_workers
 from saccade.fleet.settings import DispatchLimits
 from saccade.fleet.worker import Worker
 

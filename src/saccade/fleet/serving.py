@@ -10,11 +10,11 @@ from saccade.errors import SaccadeError, WorkerUnavailable
 from saccade.fleet.canaries import draw
 from saccade.fleet.cost import NUM_ROWS, IntArray
 from saccade.fleet.index import Partition
-from saccade.fleet.legs import first_workers
 from saccade.fleet.lookup import Targets
 from saccade.fleet.places import num_places, rows_of
 from saccade.fleet.pool import Model
 from saccade.fleet.prompt import Prompt, refusal
+from saccade.fleet.roles import first_workers, is_decoder, kv_form, sends_kv
 from saccade.fleet.router import Option, Router
 from saccade.fleet.settings import DispatchLimits
 from saccade.fleet.worker import Worker
@@ -45,7 +45,13 @@ class Serving:
         self._are_first = np.array([worker in first for worker in workers], np.bool_)
         self.has_pairs = len(first) < len(workers)
         states = [worker.state for worker in workers]
-        self._max_lengths = np.array([(one.description or model.description).max_model_len for one in states], np.int64)
+        descriptions = [one.description or model.description for one in states]
+        self._max_lengths = np.array([one.max_model_len for one in descriptions], np.int64)
+        self._max_seqs = np.array([one.max_num_seqs for one in descriptions], np.int64)
+        self._are_decoders = np.array([is_decoder(one) for one in descriptions], np.bool_)
+        self._send_kv = [sends_kv(worker.url, one) for worker, one in zip(workers, descriptions, strict=True)]
+        forms = {form: number for number, form in enumerate({kv_form(one) for one in descriptions})}
+        self._forms = np.array([forms[kv_form(one)] for one in descriptions], np.int64)
         self._lengths = sorted(set(self._max_lengths.tolist()))
         self._lacks = np.array([one.lacks for one in states], np.int64)
         of_some, of_all = np.bitwise_or.reduce(self._lacks), np.bitwise_and.reduce(self._lacks)
@@ -75,29 +81,27 @@ class Serving:
         if not np.count_nonzero(mask):
             raise self._refusal(prompt)
         if len(self.rows) > 1:
-            allowed = self._without(mask, self._router.breakers.refusing(now))
-            mask = allowed if np.count_nonzero(allowed) else mask
+            mask = self._allowed(mask, now)
             first = mask & self._are_first
             mask = first if np.count_nonzero(first) else mask
-        return self.on_side(mask.nonzero()[0], prompt)
-
-    def on_side(self, places: NDArray[np.intp], prompt: Prompt) -> NDArray[np.intp]:
-        """Return those of *places* at which the conversation of *prompt* goes on: canaries, or all others.
-
-        The conversation's hash decides, so it stays on its side, at any gateway. If that side has no place, return the
-        other one.
-        """
-        if not self._has_canaries or len(places) < 2:
-            return places
-        is_drawn = draw(self.model.name, prompt) < self._shares[places].sum()
-        side = places[self._are_canaries[places] == is_drawn]
-        return side if len(side) else places
+        return self._on_side(mask.nonzero()[0], prompt)
 
     def decoders_of(self, prompt: Prompt, now: float) -> NDArray[np.intp]:
         """Return the places of the decode workers that could serve *prompt* alone now, and have room for it."""
         mask = self._without(self._mask_of(prompt), self._router.breakers.refusing(now))
-        places = self.on_side((mask & ~self._are_first).nonzero()[0], prompt)
+        places = self._on_side((mask & ~self._are_first).nonzero()[0], prompt)
         return places[self.num_free(places) > 0]
+
+    def partners_of(self, first: Worker, prompt: Prompt, now: float) -> NDArray[np.intp]:
+        """Return the places of the decode workers that could continue *prompt* after *first*, a prefill worker.
+
+        There are none for a request of one token, which needs no decode worker.
+        """
+        place = self._place_of[first.url]
+        if not self._send_kv[place] or prompt.sampling.max_tokens == 1:
+            return np.zeros(0, np.intp)
+        mask = self._are_decoders & (self._forms == self._forms[place]) & (self._max_seqs >= prompt.num_samples)
+        return self._on_side(self._allowed(self._without(mask, prompt.excluded), now).nonzero()[0], prompt)
 
     def num_free(self, places: NDArray[np.intp]) -> IntArray:
         """Return how many more samples the worker at each of *places* may get."""
@@ -107,10 +111,6 @@ class Serving:
     def is_left(self, tried: Iterable[str]) -> bool:
         """Return whether there is a worker other than those *tried*."""
         return sum(url in self._place_of for url in tried) < len(self.rows)
-
-    def place_of(self, worker: str) -> int:
-        """Return the place of the worker with the url *worker*."""
-        return self._place_of[worker]
 
     def worker(self, url: str) -> Worker:
         """Return the worker at *url*."""
@@ -123,12 +123,29 @@ class Serving:
             1 << row for row, worker in zip(rows, self.model.workers, strict=True) if worker.holds(salt, content_hash)
         )
 
+    def _on_side(self, places: NDArray[np.intp], prompt: Prompt) -> NDArray[np.intp]:
+        """Return those of *places* at which the conversation of *prompt* goes on: canaries, or all others.
+
+        The conversation's hash decides, so it stays on its side, at any gateway. If that side has no place, return the
+        other one.
+        """
+        if not self._has_canaries or len(places) < 2:
+            return places
+        is_drawn = draw(self.model.name, prompt) < self._shares[places].sum()
+        side = places[self._are_canaries[places] == is_drawn]
+        return side if len(side) else places
+
     def _mask_of(self, prompt: Prompt) -> NDArray[np.bool_]:
         """Return whether each worker can take *prompt*: it is not excluded, and refusal() returns None for it."""
         mask: NDArray[np.bool_] = (self._lacks & prompt.needs == 0) & (self._max_lengths >= prompt.num_tokens)
         if self._salts:
             mask &= (self._salt_of < 0) | (self._salt_of == self._salts.get(prompt.salt, len(self._salts)))
         return self._without(mask, prompt.excluded)
+
+    def _allowed(self, mask: NDArray[np.bool_], now: float) -> NDArray[np.bool_]:
+        """Return *mask* without the workers that breakers exclude, unless that leaves none."""
+        allowed = self._without(mask, self._router.breakers.refusing(now))
+        return allowed if np.count_nonzero(allowed) else mask
 
     def _without(self, mask: NDArray[np.bool_], workers: Collection[str]) -> NDArray[np.bool_]:
         if not workers:
