@@ -643,9 +643,8 @@ async def test_delayed_lookup_chooses_among_ready_workers() -> None:
         assert placement.worker.url == "b"
     workers["a"].become(ready=True)
     preview = await dispatcher.preview("echo", Prompt(list(range(64))))
-    candidates, chosen, policy = preview.choice
-    assert [candidate.name for candidate in candidates] == ["b"]
-    assert (chosen.name, policy, preview.model.name) == ("b", "round_robin", "echo")
+    assert preview.choice.workers == ["b"]
+    assert (preview.choice.worker, preview.choice.policy, preview.model.name) == ("b", "round_robin", "echo")
     workers["b"].become(ready=False)
     with pytest.raises(WorkerUnavailable):
         await dispatcher.preview("echo", Prompt([1]))

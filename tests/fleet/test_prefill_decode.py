@@ -265,7 +265,7 @@ async def test_images_to_encode_count_for_a_decode_worker_that_would_serve_alone
     async with subject.dispatcher.place("m", prompt) as placement:
         assert placement.pair is not None
     preview = await subject.dispatcher.preview("m", Prompt([1], sampling=SamplingParams(max_tokens=3)))
-    assert preview.choice.chosen.name == "d"
+    assert preview.choice.worker == "d"
 
 
 @pytest.mark.parametrize("change", [{"block_size": 32}, {"kv_cache_dtype": "float8_e4m3fn"}, {"dtype": "bfloat16"}])

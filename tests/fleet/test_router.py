@@ -10,7 +10,7 @@ from saccade.fleet.cost import IntArray, Policy, WorkInFlight
 from saccade.fleet.expectations import ASSUMED_SECONDS, PREDICTED_SECONDS
 from saccade.fleet.index import BlockIndex, Partition
 from saccade.fleet.lookup import LocalLookup, Overlaps, Targets
-from saccade.fleet.router import Booking, Candidate, Option, RoutedImage, RoutedPrompt, Router, RoutingChoice
+from saccade.fleet.router import Booking, Option, RoutedImage, RoutedPrompt, Router, RoutingChoice
 from saccade.protocol.kv_events import BlockStored, KvEvent, KvEvents, StateStored
 
 HERE = Partition(b"f", 16)
@@ -45,6 +45,11 @@ def rows_of(router: Router, options: Sequence[Option]) -> IntArray:
 def preview(router: Router, options: Sequence[Option], prompt: RoutedPrompt, now: float) -> RoutingChoice:
     """The choice without reports."""
     return router.preview(prompt.among(rows_of(router, options), Overlaps.unknown(len(options))), now)
+
+
+def held_tokens(router: Router, options: Sequence[Option], now: float) -> list[int]:
+    held: list[int] = preview(router, options, PROMPT, now).candidates.held_tokens.tolist()
+    return held
 
 
 def expected(router: Router, worker: str) -> list[bytes]:
@@ -152,16 +157,17 @@ def test_candidates_show_every_term_of_the_cost_and_a_preview_books_nothing() ->
     book(router, [B], RoutedPrompt(161, {HERE: [b"other"]}), now=0)
     busy = B._replace(num_waiting=3, load_times=(5, 5))
     before = router.works()
-    candidates, chosen, _ = router.preview(
-        prompt.among(rows_of(router, [A, busy]), looked_up(router, [A, B], prompt)), now=6
-    )
+    choice = router.preview(prompt.among(rows_of(router, [A, busy]), looked_up(router, [A, B], prompt)), now=6)
+    found = choice.candidates
     one, other = WorkInFlight(1, 161, decode_blocks=11, num_samples=1, num_rows=1), WorkInFlight(1, 161, 161, 0, 1, 1)
+    assert found.work.T.tolist() == [list(one), list(other)]
+    assert (found.prompt_tokens.tolist(), found.image_tokens.tolist()) == ([113, 161], [100, 100])
+    assert (found.overlap_tokens.tolist(), found.held_tokens.tolist()) == ([48, 0], [48, 0])
     # One of the three that wait is this gateway's own.
-    assert candidates == [
-        Candidate("a", one, 113, 100, 48, 48, 0, 0, 0, 0, 1.5, cost=1.5 * (113 + 100) + 11),
-        Candidate("b", other, 161, 100, 0, 0, 2, 0, 0, 322, 1.5, cost=1.5 * (161 + 100) + 161 + 2 * 161),
-    ]
-    assert chosen == candidates[0]
+    assert (found.foreign_requests.tolist(), found.foreign_tokens.tolist()) == ([0, 2], [0, 322])
+    assert (found.foreign_running.tolist(), found.foreign_decode_blocks.tolist()) == ([0, 0], [0, 0])
+    assert found.costs.tolist() == [1.5 * (113 + 100) + 11, 1.5 * (161 + 100) + 161 + 2 * 161]
+    assert (choice.workers, choice.worker) == (["a", "b"], "a")
     assert router.works() == before
     assert not expected(router, "a")
 
@@ -169,7 +175,7 @@ def test_candidates_show_every_term_of_the_cost_and_a_preview_books_nothing() ->
 def test_a_preview_takes_no_turn() -> None:
     router = router_of("round_robin")
     for _ in range(3):
-        assert preview(router, [A, B], PROMPT, now=0)[1].name == "a"
+        assert preview(router, [A, B], PROMPT, now=0).worker == "a"
     assert [book(router, [A, B], PROMPT, now=0).worker for _ in range(2)] == ["a", "b"]
 
 
@@ -187,11 +193,9 @@ def test_prompts_sent_to_a_worker_without_reports_are_assumed_cached() -> None:
         assert (again.worker, again.matched_tokens) == (first.worker, None)  # an assumption is no fact
         again.first_token()
         again.close(now=later)
-    candidates, *_ = preview(router, SILENT, PROMPT, now=later + ASSUMED_SECONDS)
-    assert [candidate.held_tokens for candidate in candidates] == [0, 0]
+    assert held_tokens(router, SILENT, now=later + ASSUMED_SECONDS) == [0, 0]
     router.expect_nothing(first.worker)
-    candidates, *_ = preview(router, SILENT, PROMPT, now=later)
-    assert [candidate.held_tokens for candidate in candidates] == [0, 0]
+    assert held_tokens(router, SILENT, now=later) == [0, 0]
 
 
 @pytest.mark.parametrize("silent", [True, False])
@@ -200,16 +204,17 @@ def test_nothing_is_assumed_if_disabled_or_if_workers_report(silent: bool) -> No
     options = SILENT if silent else [A, B]
     booking = book(router, options, PROMPT, now=0)
     booking.first_token()
-    assert max(each.held_tokens for each in preview(router, options, PROMPT, now=1)[0]) == 160  # predicted
-    assert not any(each.held_tokens for each in preview(router, options, PROMPT, now=2 * PREDICTED_SECONDS)[0])
+    assert max(held_tokens(router, options, now=1)) == 160  # predicted
+    assert not any(held_tokens(router, options, now=2 * PREDICTED_SECONDS))
 
 
 def test_prediction_continues_a_report() -> None:
     router = router_of("cost", a=blocks(3), b=[])
     book(router, [A, B], PROMPT, now=0).first_token()
     assert set(expected(router, "a")) == set(KEYS[3:])
-    candidates, *_ = router.preview(PROMPT.among(rows_of(router, [A, B]), looked_up(router, [A, B], PROMPT)), now=1)
-    assert [(each.overlap_tokens, each.held_tokens) for each in candidates] == [(48, 160), (0, 0)]
+    routed = PROMPT.among(rows_of(router, [A, B]), looked_up(router, [A, B], PROMPT))
+    found = router.preview(routed, now=1).candidates
+    assert (found.overlap_tokens.tolist(), found.held_tokens.tolist()) == ([48, 0], [160, 0])
 
 
 def test_a_trial_of_a_failing_worker_is_noted_with_the_booking() -> None:
@@ -241,8 +246,8 @@ def test_load_report_excludes_this_gateways_requests_at_its_time() -> None:
     }
     for load_times, expected in cases.items():
         reported = B._replace(num_waiting=9, load_times=load_times)
-        found = preview(router, [A, reported], PROMPT, now=32).candidates[1].foreign_requests
-        assert found == expected, load_times
+        found = preview(router, [A, reported], PROMPT, now=32).candidates
+        assert found.foreign_requests[1] == expected, load_times
 
 
 def test_a_repeat_goes_to_its_holder_although_a_poll_saw_this_gateways_own_requests_there() -> None:
@@ -261,10 +266,12 @@ def test_running_requests_of_other_gateways_count_as_load() -> None:
     router = router_of("cost")
     book(router, [B], PROMPT._replace(num_samples=4), now=7)
 
-    def foreign(num_running: int, num_waiting: int) -> tuple[int, int, int]:
+    def foreign(num_running: int, num_waiting: int) -> tuple[int, ...]:
         reported = B._replace(num_running=num_running, num_waiting=num_waiting, load_times=(7, 7))
-        found = preview(router, [A, reported], PROMPT, now=7).candidates[1]
-        return found.foreign_requests, found.foreign_running, found.foreign_decode_blocks
+        found = preview(router, [A, reported], PROMPT, now=7).candidates
+        return tuple(
+            int(column[1]) for column in (found.foreign_requests, found.foreign_running, found.foreign_decode_blocks)
+        )
 
     num_blocks = -(-PROMPT.num_tokens // 16)
     assert foreign(4, 0) == foreign(0, 4) == (0, 0, 0)

@@ -100,5 +100,5 @@ def test_held_tokens_equal_those_of_a_set_of_keys_for_each_worker(steps: list[tu
             found = LocalLookup(index).find(targets, asked.keys)
             assert isinstance(found, Overlaps)
             candidates = router.preview(asked.among(rows, found), now).candidates
-            shown = [each.held_tokens // BLOCK_SIZE for each in candidates]
+            shown = (candidates.held_tokens // BLOCK_SIZE).tolist()
             assert shown == [model.num_held(list(asked.keys[model.option.partition]), now) for model in models]

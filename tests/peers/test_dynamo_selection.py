@@ -160,6 +160,6 @@ async def test_the_only_holder_is_chosen_by_both_while_all_are_idle(selection_se
         for holder, prompt in zip(holders, prompts, strict=True):
             keys = {PARTITION: keys_of(prompt)}
             overlaps = LocalLookup(fleet.index).find(TARGETS, keys)
-            chosen = router.preview(RoutedPrompt(len(prompt.token_ids), keys).among(rows, overlaps), now=0.0).chosen
+            chosen = router.preview(RoutedPrompt(len(prompt.token_ids), keys).among(rows, overlaps), now=0.0).worker
             selected = await fleet.dynamo.select(query(prompt))
-            assert (chosen.name, str(selected["worker_id"])) == (str(holder), str(holder))
+            assert (chosen, str(selected["worker_id"])) == (str(holder), str(holder))

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 import msgspec
 
 from saccade.fleet.breaker import BreakerReport
-from saccade.fleet.cost import WorkInFlight
+from saccade.fleet.cost import DECODE_BLOCKS, PREFILL_TOKENS, Candidates, WorkInFlight
 from saccade.fleet.dispatch import Preview
 from saccade.fleet.pool import WorkerPool
 from saccade.fleet.prompt import Prompt, refusal
-from saccade.fleet.router import Candidate, RoutingChoice
+from saccade.fleet.router import RoutingChoice
 from saccade.fleet.shared import CacheView, exactness
 from saccade.fleet.traffic import ORDINARY, WorkerTraffic
 from saccade.fleet.worker import Worker
@@ -176,18 +176,18 @@ def route_report(preview: Preview, worker_pool: WorkerPool, cache_view: CacheVie
         prompt_tokens=len(preview.prompt.token_ids),
         images=[ImagePlace(run.start, run.length) for run in preview.prompt.runs],
         policy=preview.choice.policy,
-        worker=preview.choice.chosen.name,
+        worker=preview.choice.worker,
         reason=_reason(preview.choice),
-        candidates=[_candidate(each, preview, cache_view) for each in preview.choice.candidates],
+        candidates=[_candidate(place, preview, cache_view) for place in range(len(preview.choice.workers))],
         excluded=_excluded(preview, worker_pool, cache_view),
     )
 
 
 def _excluded(preview: Preview, worker_pool: WorkerPool, cache_view: CacheView) -> list[ExcludedWorker]:
     """Return the workers of the model that are not candidates, and why."""
-    candidates = {candidate.name for candidate in preview.choice.candidates}
+    candidates = frozenset(preview.choice.workers)
     traffic = preview.model.traffic
-    is_drawn = traffic.of(preview.choice.chosen.name).is_canary
+    is_drawn = traffic.of(preview.choice.worker).is_canary
     others = [worker for worker in worker_pool.clients if worker.url not in candidates]
     reports = [(worker, worker_report(worker, worker_pool, cache_view)) for worker in others]
 
@@ -210,47 +210,51 @@ def _refused(worker: Worker, prompt: Prompt) -> str:
     return f"it cannot serve this request: {error.message}" if error is not None else ""
 
 
-def _candidate(candidate: Candidate, preview: Preview, cache_view: CacheView) -> CandidateReport:
-    worker = next(each for each in preview.model.workers if each.url == candidate.name)
+def _candidate(place: int, preview: Preview, cache_view: CacheView) -> CandidateReport:
+    """Return the report of the candidate at *place*."""
+    choice, candidates = preview.choice, preview.choice.candidates
+    worker = next(each for each in preview.model.workers if each.url == choice.workers[place])
+    overlap_tokens = int(candidates.overlap_tokens[place])
     known = exactness(worker, cache_view)
     block_size = (worker.state.description or preview.model.description).block_size
     return CandidateReport(
         worker=worker.url,
-        chosen=candidate == preview.choice.chosen,
+        chosen=place == choice.place,
         exactness=known.level,
         exactness_reason=known.reason,
         block_size=block_size,
         num_blocks=(len(preview.prompt.token_ids) - 1) // block_size,
-        overlap_blocks=candidate.overlap_tokens // block_size,
-        overlap_tokens=candidate.overlap_tokens,
-        held_tokens=candidate.held_tokens,
-        cost=_terms(candidate),
-        recompute_weight=candidate.recompute_weight,
-        weight=candidate.weight,
+        overlap_blocks=overlap_tokens // block_size,
+        overlap_tokens=overlap_tokens,
+        held_tokens=int(candidates.held_tokens[place]),
+        cost=_terms(candidates, place),
+        recompute_weight=candidates.recompute_weight,
+        weight=float(candidates.weights[place]),
         share=preview.model.traffic.of(worker.url).share,
     )
 
 
-def _terms(candidate: Candidate) -> dict[str, float]:
-    return {
-        "prompt_tokens": candidate.prompt_tokens,
-        "image_tokens": candidate.image_tokens,
-        "waiting_prefill_tokens": candidate.work.prefill_tokens,
-        "decode_blocks": candidate.work.decode_blocks,
-        "foreign_tokens": candidate.foreign_tokens,
-        "foreign_decode_blocks": candidate.foreign_decode_blocks,
-        "total": candidate.cost,
+def _terms(candidates: Candidates, place: int) -> dict[str, float]:
+    columns = {
+        "prompt_tokens": candidates.prompt_tokens,
+        "image_tokens": candidates.image_tokens,
+        "waiting_prefill_tokens": candidates.work[PREFILL_TOKENS],
+        "decode_blocks": candidates.work[DECODE_BLOCKS],
+        "foreign_tokens": candidates.foreign_tokens,
+        "foreign_decode_blocks": candidates.foreign_decode_blocks,
+        "total": candidates.costs,
     }
+    return {name: column[place].item() for name, column in columns.items()}
 
 
 def _reason(choice: RoutingChoice) -> str:
     """Return a phrase for people that says what decided the choice."""
-    if len(choice.candidates) == 1:
+    if len(choice.workers) == 1:
         return "the only worker that may get it"
     if choice.policy != "cost":
         return f"chosen by {choice.policy}, whatever the cost"
-    costs = [each.cost for each in choice.candidates]
-    if choice.chosen.cost > min(costs):
+    costs = choice.candidates.costs.tolist()
+    if costs[choice.place] > min(costs):
         return "drawn at random, by cost and temperature"
     ties = costs.count(min(costs))
     return "the least cost" if ties == 1 else f"drawn at random of {ties} with the least cost"

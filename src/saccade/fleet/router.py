@@ -105,30 +105,21 @@ class Option(NamedTuple):
     weight: float = 1.0
 
 
-class Candidate(NamedTuple):
-    """A worker that could take a prompt, with the terms of Candidates."""
-
-    name: str
-    work: WorkInFlight
-    prompt_tokens: int
-    image_tokens: int
-    overlap_tokens: int
-    held_tokens: int
-    foreign_requests: int
-    foreign_running: int
-    foreign_decode_blocks: int
-    foreign_tokens: int
-    recompute_weight: float
-    cost: float
-    weight: float = 1.0
-
-
 class RoutingChoice(NamedTuple):
-    """The result of a choice: *chosen* is one of *candidates*. *policy* is never auto, but the one that auto meant."""
+    """The result of a choice: the one at *place* of *candidates*, whose names are *workers*.
 
-    candidates: Sequence[Candidate]
-    chosen: Candidate
+    *policy* is never auto, but the one that auto meant.
+    """
+
+    workers: Sequence[str]
+    candidates: Candidates
+    place: int
     policy: Policy
+
+    @property
+    def worker(self) -> str:
+        """The name of the chosen one."""
+        return self.workers[self.place]
 
 
 @dataclass
@@ -288,8 +279,8 @@ class Router:
         """Return the choice that book() would make, without a booking or a turn."""
         candidates, chooser = self._weigh(prompt, now), self._chooser.copy()
         place = self._chosen(chooser, candidates, prompt)
-        each = _each(candidates, self._names)
-        return RoutingChoice(each, each[place], chooser.effective(reported=self._is_reported(prompt)))
+        workers = [self._names[row] for row in prompt.rows.tolist()]
+        return RoutingChoice(workers, candidates, place, chooser.effective(reported=self._is_reported(prompt)))
 
     def note_samples(self, row: int, now: float) -> None:
         """Note that the number of this gateway's samples at the worker at *row* has changed."""
@@ -422,30 +413,6 @@ class Router:
 
 def _with_bit(bits: int, number: int, is_set: bool) -> int:
     return bits | 1 << number if is_set else bits & ~(1 << number)
-
-
-def _each(candidates: Candidates, names: Sequence[str]) -> list[Candidate]:
-    """Return *candidates* as a list of Candidate; *names* has the workers' names by row."""
-    columns = zip(
-        [names[row] for row in candidates.rows.tolist()],
-        candidates.work.T.tolist(),
-        candidates.prompt_tokens.tolist(),
-        candidates.image_tokens.tolist(),
-        candidates.overlap_tokens.tolist(),
-        candidates.held_tokens.tolist(),
-        candidates.foreign_requests.tolist(),
-        candidates.foreign_running.tolist(),
-        candidates.foreign_decode_blocks.tolist(),
-        candidates.foreign_tokens.tolist(),
-        candidates.costs.tolist(),
-        candidates.weights.tolist(),
-        strict=True,
-    )
-    recompute_weight = candidates.recompute_weight
-    return [
-        Candidate._make((name, WorkInFlight(*work), *terms, recompute_weight, cost, weight))
-        for name, work, *terms, cost, weight in columns
-    ]
 
 
 def _expected(option: Option, prompt: RoutedPrompt, num_reported: int) -> list[bytes]:
