@@ -188,7 +188,7 @@ class Silent:
 def test_open_stream_takes_one_task(tiny_qwen3_vl: Path) -> None:  # F14
     sinks: list[Sink] = []
 
-    def generate(request: EngineRequest, sink: Sink) -> Silent:
+    def generate(request: EngineRequest, sink: Sink, _: object) -> Silent:
         sinks.append(sink)
         return Silent()
 
