@@ -63,12 +63,11 @@ class Serving:
         self._are_canaries = np.array([one.is_canary for one in traffic], np.bool_)
         self._shares = np.array([one.share or 0.0 for one in traffic], np.float64)
         self._has_canaries = bool(self._are_canaries.any())
+        self._masks: dict[tuple[int, int, int], NDArray[np.bool_]] = {}
 
     def key_of(self, prompt: Prompt, places: NDArray[np.intp]) -> Hashable:
         """Return the same for all prompts that wait for the same workers: *places*, all of one side of the canaries."""
-        length = bisect_left(self._lengths, prompt.num_tokens)
-        salt = prompt.salt if self._salts else b""
-        return prompt.needs, length, salt, prompt.excluded, bool(self._are_canaries[places[0]])
+        return self._kind_of(prompt), prompt.excluded, bool(self._are_canaries[places[0]])
 
     def takers_of(self, prompt: Prompt, now: float) -> NDArray[np.intp]:
         """Return the places of the workers that may get *prompt*.
@@ -137,10 +136,18 @@ class Serving:
 
     def _mask_of(self, prompt: Prompt) -> NDArray[np.bool_]:
         """Return whether each worker can take *prompt*: it is not excluded, and refusal() returns None for it."""
-        mask: NDArray[np.bool_] = (self._lacks & prompt.needs == 0) & (self._max_lengths >= prompt.num_tokens)
-        if self._salts:
-            mask &= (self._salt_of < 0) | (self._salt_of == self._salts.get(prompt.salt, len(self._salts)))
+        kind = self._kind_of(prompt)
+        mask = self._masks.get(kind)
+        if mask is None:
+            needs, _, salt = kind
+            mask = (self._lacks & needs == 0) & (self._max_lengths >= prompt.num_tokens)
+            self._masks[kind] = mask = mask & ((self._salt_of < 0) | (self._salt_of == salt))
         return self._without(mask, prompt.excluded)
+
+    def _kind_of(self, prompt: Prompt) -> tuple[int, int, int]:
+        """Return what decides which workers can take *prompt*: its needs, and the ranks of its length and its salt."""
+        length = bisect_left(self._lengths, prompt.num_tokens)
+        return int(prompt.needs), length, self._salts.get(prompt.salt, len(self._salts))
 
     def _allowed(self, mask: NDArray[np.bool_], now: float) -> NDArray[np.bool_]:
         """Return *mask* without the workers that breakers exclude, unless that leaves none."""
