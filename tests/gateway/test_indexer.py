@@ -216,12 +216,11 @@ async def test_a_fleet_of_one_needs_no_indexer(tmp_path: Path) -> None:
 
 
 async def test_indexer_that_cannot_start_leaves_no_socket(tmp_path: Path) -> None:
-    class Failing(Described):
+    class Failing(WorkerPool):
         async def start(self) -> None:
             raise OSError
 
-    worker_pool = WorkerPool((), lambda _: None)
-    worker_pool.add(Failing("unix:/a", DESCRIPTION))
+    worker_pool = Failing((), lambda _: None)
     with pytest.raises(OSError):  # noqa: PT011  it has no words
         await serve_index(worker_pool, tmp_path / "i.sock", (), SourceConfig(), 0)
     assert not (tmp_path / "i.sock").exists()
