@@ -120,7 +120,8 @@ def test_malformed_addresses(url: str) -> None:
 def test_refusal_of_an_address_names_every_kind() -> None:
     with pytest.raises(StartupError) as caught:
         check_url("http://h:1")
-    kinds = ("unix:", "grpc://", TLS_SCHEME, tokenspeed.SCHEME, sglang_address.SCHEME, *vllm_http.SCHEMES)
+    ranked = (*tokenspeed.ADDRESSES.schemes, *vllm_http.ADDRESSES.schemes)
+    kinds = ("unix:", "grpc://", TLS_SCHEME, sglang_address.SCHEME, *ranked)
     assert [kind for kind in kinds if kind not in caught.value.message] == []
 
 

@@ -18,9 +18,10 @@ import pytest
 from vllm_publisher import Prompt, Publisher, hashes, publisher, removed, stored
 from waiting import until
 
-from saccade.connectors.events.block_keys import Coverage, KeyContext
-from saccade.connectors.events.published_blocks import follow
-from saccade.connectors.events.publisher import EventSource
+from saccade.connectors.events.event_source import EventSource
+from saccade.connectors.events.named_images import NamedImages
+from saccade.connectors.events.published_events import follow
+from saccade.connectors.events.reported_cache import KeyContext, ReportedCache
 from saccade.fleet.index import BlockIndex, Partition
 from saccade.fleet.lookup import LocalLookup, Targets
 from saccade.fleet.router import Option, RoutedPrompt, Router
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.peers
 
 SIZE = 16
 PARTITION = Partition(b"fingerprint", SIZE)
-CONTEXT = KeyContext(PARTITION.fingerprint, SIZE, max_model_len=4096, placeholder_ids=frozenset())
+CONTEXT = KeyContext(PARTITION.fingerprint, SIZE, SIZE, max_model_len=4096)
 WORKERS = ("0", "1", "2", "3")
 TARGETS = Targets(WORKERS, [PARTITION] * len(WORKERS))
 
@@ -103,7 +104,8 @@ class Fleet:
     async def listen(self, worker: str, source: EventSource) -> None:
         """Keep our index up to date."""
         self.index.begin(worker, PARTITION, resumes_at_states=False)
-        async with contextlib.aclosing(follow(source, CONTEXT, Coverage())) as messages:
+        cache = ReportedCache(CONTEXT, NamedImages(frozenset()))
+        async with contextlib.aclosing(follow(source, cache)) as messages:
             async for message in messages:
                 assert self.index.take(worker, message) == 0
 

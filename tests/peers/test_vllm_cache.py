@@ -16,8 +16,10 @@ from checkpoints import qwen_networks, write_qwen3_vl
 from vllm_server import BLOCK_SIZE, VllmServer, vllm
 
 from saccade.cli.model_input import build_prompt
-from saccade.connectors.events.block_keys import Coverage, KeyContext, cache_salt, media_identifier
-from saccade.connectors.events.published_blocks import event_source, follow
+from saccade.connectors.events.event_source import event_source
+from saccade.connectors.events.named_images import NamedImages, cache_salt, media_identifier
+from saccade.connectors.events.published_events import follow
+from saccade.connectors.events.reported_cache import KeyContext, ReportedCache
 from saccade.errors import WorkerUnavailable
 from saccade.fleet.index import BlockIndex, Partition
 from saccade.gateway.served_models.served_model import ServedModel
@@ -82,9 +84,10 @@ class Gateway:
     """The parts of a gateway that this needs: prompts, the index of what the worker holds, and requests."""
 
     def __init__(self, worker: VllmServer, folder: Path) -> None:
-        self.coverage = Coverage()
         self.index = BlockIndex(1 << 30)
         self.served = ServedModel.from_files("m", read_model_files(folder), 1024)
+        naming = NamedImages(frozenset({self.served.placeholder_token_id}))
+        self.cache = ReportedCache(KeyContext(FINGERPRINT, BLOCK_SIZE, BLOCK_SIZE, 1024), naming)
         self._worker = worker
         self._messages = 0
 
@@ -118,9 +121,8 @@ class Gateway:
         sources = await asyncio.to_thread(self._worker.call, "/kv_event_sources")
         source = event_source("127.0.0.1", sources["0"])
         assert source is not None
-        context = KeyContext(FINGERPRINT, BLOCK_SIZE, 1024, frozenset({self.served.placeholder_token_id}))
         self.index.begin("w", PARTITION, resumes_at_states=False)
-        async with contextlib.aclosing(follow(source, context, self.coverage)) as messages:
+        async with contextlib.aclosing(follow(source, self.cache)) as messages:
             async for message in messages:
                 self._messages += 1
                 assert self.index.take("w", message) == 0  # orphans
@@ -208,7 +210,7 @@ async def test_what_is_known_equals_what_vllm_finds(worker: VllmServer, folder: 
         tenant = await gateway.prompt(1, question="What is in this image?", salt=b"tenant")
         assert (await gateway.check(tenant))[1] == 0
         assert (await gateway.check(tenant))[1] > 0
-        assert gateway.coverage.exactness.level == "EXACT"
+        assert gateway.cache.exactness.level == "EXACT"
 
 
 async def test_an_answer_s_blocks_are_known_too(worker: VllmServer, folder: Path) -> None:  # E6
@@ -227,7 +229,7 @@ async def test_what_leaves_a_full_cache_is_known(worker: VllmServer, folder: Pat
         # The cache holds many of these prompts, not all.
         assert 0 in found[20:]
         assert any(found[20:])
-        assert gateway.coverage.exactness.level == "EXACT"
+        assert gateway.cache.exactness.level == "EXACT"
 
 
 async def test_a_cache_that_was_emptied_is_known_to_be_empty(worker: VllmServer, folder: Path) -> None:  # E5
@@ -251,7 +253,7 @@ async def test_a_gateway_that_comes_late_learns_the_same(worker: VllmServer, fol
         await late.settle(prompt)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert late.coverage.exactness.level == "EXACT"
+        assert late.cache.exactness.level == "EXACT"
         assert late.index.num_blocks("w") == gateway.index.num_blocks("w")
         assert late.overlap(prompt) == gateway.overlap(prompt) > 0
 

@@ -18,9 +18,10 @@ from judges.archives import take
 from judges.judge import Judge
 from judges.outcomes import FAILED, PASSED, SKIPPED, Outcome
 from judges.suites.vllm_archive import ARCHIVE
-from saccade.connectors.events.block_keys import Coverage, KeyContext, cache_salt, media_identifier
-from saccade.connectors.events.published_blocks import event_source, follow
-from saccade.connectors.events.publisher import EventSource
+from saccade.connectors.events.event_source import EventSource, event_source
+from saccade.connectors.events.named_images import NamedImages, cache_salt, media_identifier
+from saccade.connectors.events.published_events import follow
+from saccade.connectors.events.reported_cache import KeyContext, ReportedCache
 from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.kv_events import BlockRemoved, BlockStored
 
@@ -29,7 +30,8 @@ SIZE = 4
 PLACEHOLDER = 9
 IMAGE = bytes(range(32))
 SALT = b"a tenant"
-CONTEXT = KeyContext(b"fingerprint", SIZE, 4096, frozenset({PLACEHOLDER}))
+CONTEXT = KeyContext(b"fingerprint", SIZE, SIZE, 4096)
+NAMING = NamedImages(frozenset({PLACEHOLDER}))
 SECONDS = 20.0
 TEXT = list(range(100, 100 + 2 * SIZE))
 PICTURE = [100, *[PLACEHOLDER] * 6, 101]
@@ -87,7 +89,7 @@ class Trial:
         if found is None:
             raise ValueError(f"no source in {described}")
         self.source: EventSource = found
-        self.coverage = Coverage()
+        self.cache = ReportedCache(CONTEXT, NAMING)
         self.keys: set[bytes] = set()
 
     def publish(self, *events: Any) -> None:
@@ -108,7 +110,8 @@ class Trial:
     async def expect(self, keys: Iterable[bytes], level: str = "EXACT", then: Callable[[], None] | None = None) -> None:
         """Follow until the cache is known to hold *keys* at *level*; *then* publishes after the snapshot."""
         wanted = set(keys)
-        async with asyncio.timeout(SECONDS), contextlib.aclosing(follow(self.source, CONTEXT, self.coverage)) as feed:
+        self.cache = ReportedCache(CONTEXT, NAMING)
+        async with asyncio.timeout(SECONDS), contextlib.aclosing(follow(self.source, self.cache)) as feed:
             is_first = True
             async for message in feed:
                 for event in message.events:
@@ -120,7 +123,7 @@ class Trial:
                 if message.snapshot and message.last and is_first and then is not None:
                     is_first = False
                     then()
-                elif message.last and self.keys == wanted and self.coverage.exactness.level == level:
+                elif message.last and self.keys == wanted and self.cache.exactness.level == level:
                     return
 
 
@@ -232,8 +235,8 @@ def run(cache: Path, skips: frozenset[str]) -> Iterator[Outcome]:
                 asyncio.run(case(trial))
                 yield Outcome(name, PASSED)
             except Exception as error:  # whatever goes wrong is the case's result
-                level = trial.coverage.exactness
-                yield Outcome(name, FAILED, f"{error!r}; {len(trial.keys)} keys, {level}, {trial.coverage}")
+                level = trial.cache.exactness
+                yield Outcome(name, FAILED, f"{error!r}; {len(trial.keys)} keys, {level}")
             finally:
                 trial.publisher.shutdown()
 

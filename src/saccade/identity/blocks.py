@@ -58,7 +58,7 @@ def block_key(parent: bytes, token_ids: Sequence[int], start: int, runs: Sequenc
     Each run that overlaps the block adds its content hash, its place in the block and the item's offset there. So
     blocks that show different images have different keys, even if their placeholder ids are the same.
     """
-    media = b"".join(map(_packed, media_in_block(runs, start, start + len(token_ids))))
+    media = b"".join(map(_packed, media_in_block(runs, start, start + len(token_ids)))) if runs else b""
     return _key(parent, len(token_ids).to_bytes(8, "little"), array("q", token_ids).tobytes(), media)
 
 

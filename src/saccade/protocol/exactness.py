@@ -26,3 +26,8 @@ class Exactness(msgspec.Struct, frozen=True):
 
 
 EXACT, NOTHING = Exactness("EXACT"), Exactness("NONE")
+
+
+def least(*known: Exactness) -> Exactness:
+    """Return the first of those with the lowest level."""
+    return min(known, key=lambda one: LEVELS.index(one.level))

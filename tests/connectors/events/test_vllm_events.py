@@ -11,18 +11,19 @@ from floods import array, counted_bytes
 from tables import table
 from vllm_publisher import CLEARED, ENCODINGS, Encoding, Prompt, publisher, stored
 
-from saccade.connectors.events import published_blocks
+from saccade.connectors.events import published_events
 from saccade.connectors.events import publisher as event_publisher
-from saccade.connectors.events.block_keys import Coverage, KeyContext, media_identifier
-from saccade.connectors.events.published_blocks import event_source, follow
-from saccade.connectors.events.publisher import EventSource
+from saccade.connectors.events.event_source import EventSource, event_source
+from saccade.connectors.events.named_images import NamedImages, media_identifier
+from saccade.connectors.events.published_events import follow
+from saccade.connectors.events.reported_cache import KeyContext, ReportedCache
 from saccade.errors import StartupError, WorkerUnavailable
 from saccade.identity.blocks import block_keys, root_key
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvents
 
 TAG = media_identifier(b"", bytes(32)).rpartition(".")[2]
 SIZE = 4
-CONTEXT = KeyContext(b"fingerprint", block_size=SIZE, max_model_len=4096, placeholder_ids=frozenset())
+CONTEXT = KeyContext(b"fingerprint", block_size=SIZE, page_size=SIZE, max_model_len=4096)
 SECONDS = 20.0
 
 
@@ -38,11 +39,11 @@ def keys_of(*prompts: Prompt) -> set[bytes]:
 class Feed:
     """A feed that is being followed, and what its messages have told."""
 
-    def __init__(self, source: EventSource, context: KeyContext = CONTEXT) -> None:
-        self.coverage = Coverage()
+    def __init__(self, source: EventSource, context: KeyContext, placeholder_ids: frozenset[int]) -> None:
+        self.cache = ReportedCache(context, NamedImages(placeholder_ids))
         self.keys: set[bytes] = set()
         self.messages: list[KvEvents] = []
-        self._feed = follow(source, context, self.coverage)
+        self._feed = follow(source, self.cache)
 
     async def next(self) -> KvEvents:
         async with asyncio.timeout(SECONDS):
@@ -70,8 +71,10 @@ class Feed:
 
 
 @contextlib.asynccontextmanager
-async def following(source: EventSource, context: KeyContext = CONTEXT) -> AsyncGenerator[Feed, None]:
-    async with contextlib.aclosing(Feed(source, context)) as feed:
+async def following(
+    source: EventSource, context: KeyContext = CONTEXT, placeholder_ids: frozenset[int] = frozenset()
+) -> AsyncGenerator[Feed, None]:
+    async with contextlib.aclosing(Feed(source, context, placeholder_ids)) as feed:
         yield feed
 
 
@@ -84,7 +87,7 @@ async def test_events_before_and_after_the_start_are_known(encoding: Encoding, o
         await worker.subscribed()
         await worker.publish(stored(prompt(2), SIZE), CLEARED, stored(prompt(3), SIZE), encoding=encoding)
         await feed.until(keys_of(prompt(3)))
-        assert feed.coverage.exactness.level == "EXACT"
+        assert feed.cache.exactness.level == "EXACT"
 
 
 async def test_messages_are_one_snapshot_and_numbered_increments() -> None:
@@ -111,7 +114,7 @@ async def test_a_batch_of_many_blocks_is_several_messages() -> None:
         await worker.subscribed()
         await worker.publish(CLEARED)
         await feed.until(set())
-    assert max(len(message.events) for message in feed.messages) == published_blocks.MAX_EVENTS
+    assert max(len(message.events) for message in feed.messages) == published_events.MAX_EVENTS
 
 
 async def test_lost_batches_are_replayed() -> None:  # E8
@@ -149,7 +152,7 @@ async def test_partly_dropped_replay_is_requested_again() -> None:
             patch.setattr(event_publisher, "QUIET_SECONDS", 0.2)
             assert await feed.snapshot() == keys_of(*map(prompt, range(10)))
         assert worker.num_replays == 3
-        assert feed.coverage.exactness.level == "EXACT"
+        assert feed.cache.exactness.level == "EXACT"
 
 
 async def test_replay_with_a_gap_is_requested_again_from_the_gap() -> None:  # E5
@@ -171,12 +174,12 @@ async def test_a_replay_that_begins_late_is_degraded_until_all_is_cleared(kept: 
         await worker.publish(stored(prompt(2), SIZE))
         await worker.publish(stored(late, SIZE, first=1))  # its first block is not known
         assert await feed.snapshot() == (keys_of(prompt(2)) if kept else set())
-        assert feed.coverage.exactness.level == "DEGRADED"
-        assert f"begins with batch {2 - kept}" in feed.coverage.exactness.reason
+        assert feed.cache.exactness.level == "DEGRADED"
+        assert f"begins with batch {2 - kept}" in feed.cache.exactness.reason
         await worker.subscribed()
         await worker.publish(CLEARED, stored(prompt(4), SIZE))
         await feed.until(keys_of(prompt(4)))
-        assert feed.coverage.exactness.level == "EXACT"
+        assert feed.cache.exactness.level == "EXACT"
 
 
 async def test_without_replay_only_a_publisher_seen_from_its_beginning_is_exact() -> None:  # E5
@@ -184,17 +187,17 @@ async def test_without_replay_only_a_publisher_seen_from_its_beginning_is_exact(
         source = EventSource(worker.source.endpoint, None, worker.source.topic)
         async with following(source) as feed:
             assert await feed.snapshot() == set()
-            assert feed.coverage.exactness.level == "DEGRADED"
+            assert feed.cache.exactness.level == "DEGRADED"
             await worker.subscribed()
             await worker.publish(stored(prompt(1), SIZE))
             await feed.until(keys_of(prompt(1)))
-            assert feed.coverage.exactness.level == "EXACT"
+            assert feed.cache.exactness.level == "EXACT"
         async with following(source) as late:
             await late.snapshot()
             await worker.subscribed()
             await worker.publish(stored(prompt(2), SIZE))
             await late.until(keys_of(prompt(2)))
-            assert late.coverage.exactness.level == "DEGRADED"
+            assert late.cache.exactness.level == "DEGRADED"
 
 
 async def _fails(feed: Feed) -> str:
@@ -315,7 +318,7 @@ async def test_a_batch_of_too_many_events_ends_the_feed() -> None:
 
 @pytest.mark.ci
 async def test_a_prompt_of_a_million_tokens_is_no_fault() -> None:
-    context = dataclasses.replace(CONTEXT, max_blocks=1 << 20)
+    context = dataclasses.replace(CONTEXT, max_pages=1 << 20)
     long = Prompt(tuple(range(1 << 19)))
     async with publisher() as worker, following(worker.source, context) as feed:
         await feed.snapshot()
@@ -330,8 +333,8 @@ async def test_a_prompt_of_a_million_tokens_is_no_fault() -> None:
     [{"token_ids": [1 << 63, 1, 2, 3, 4, 5, 6, 7]}, {"extra_keys": [[["ab" * 32 + "." + TAG, -(1 << 63)]], None]}],
 )
 async def test_numbers_out_of_range_end_the_feed(fields: dict[str, Any]) -> None:
-    context = dataclasses.replace(CONTEXT, placeholder_ids=frozenset(range(1000, 1008)))
-    async with publisher() as worker, following(worker.source, context) as feed:
+    placeholder_ids = frozenset(range(1000, 1008))
+    async with publisher() as worker, following(worker.source, placeholder_ids=placeholder_ids) as feed:
         await feed.snapshot()
         await worker.subscribed()
         await worker.publish(stored(prompt(1), SIZE, **fields))

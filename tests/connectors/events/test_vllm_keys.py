@@ -13,23 +13,15 @@ from tables import table
 from vllm_publisher import CLEARED, ENCODINGS, Encoding, Item, Prompt, hashes, payload, removed, stored
 
 from saccade.connectors.events.batches import BatchDecoder
-from saccade.connectors.events.block_keys import (
-    LOOKAHEAD,
-    Coverage,
-    KeyContext,
-    ReportedBlocks,
-    cache_salt,
-    content_hash_of,
-    media_identifier,
-    salt_of,
-)
+from saccade.connectors.events.named_images import NamedImages, cache_salt, content_hash_of, media_identifier, salt_of
+from saccade.connectors.events.reported_cache import LOOKAHEAD, KeyContext, ReportedCache
 from saccade.errors import WorkerUnavailable
 from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.kv_events import BlockRemoved, BlockStored
 
 PAD = 4082
 SIZE = 4
-CONTEXT = KeyContext(b"fingerprint", block_size=SIZE, max_model_len=64, placeholder_ids=frozenset({PAD}))
+CONTEXT = KeyContext(b"fingerprint", block_size=SIZE, page_size=SIZE, max_model_len=64)
 CAT, DOG = b"\x01" * 32, b"\x02" * 32
 TEXT = Prompt(tuple(range(12)))
 IMAGE = Prompt((7, 8, *[PAD] * 9, 9), (Item(CAT, 2, 9),))
@@ -46,15 +38,14 @@ class Seen:
     """What a gateway holds to be cached, after events."""
 
     def __init__(self, context: KeyContext = CONTEXT) -> None:
-        self.coverage = Coverage()
         self.keys: set[bytes] = set()
         self.parents: dict[bytes, bytes] = {}
         self.firsts: set[bytes] = set()
-        self._blocks = ReportedBlocks(context, self.coverage)
+        self.cache = ReportedCache(context, NamedImages(frozenset({PAD})))
 
     def take(self, *events: dict[str, Any], encoding: Encoding = ("array", "map")) -> "Seen":
         for event in BatchDecoder().events(payload(events, encoding)):
-            for change in self._blocks.take(event):
+            for change in self.cache.take(event):
                 match change:
                     case BlockStored(key, parent, is_first=is_first):
                         assert key not in self.keys
@@ -98,7 +89,7 @@ def test_keys_are_those_of_the_prompt(prompt: Prompt, encoding: Encoding) -> Non
     assert held.keys == set(keys)
     assert [held.parents[key] for key in keys] == [root_key(CONTEXT.fingerprint, prompt.salt), *keys[:-1]]
     assert held.firsts == {keys[0]}
-    assert held.coverage.exactness.level == "EXACT"
+    assert held.cache.exactness.level == "EXACT"
 
 
 def test_two_images_in_one_block_and_one_over_several() -> None:  # E7
@@ -123,7 +114,6 @@ def test_a_later_event_continues_its_parent() -> None:
 def test_a_block_without_its_parent_is_not_reported_as_a_first_one() -> None:  # E5
     held = seen(stored(TEXT, SIZE, first=1))
     assert not held.keys
-    assert held.coverage.num_refused == {"a block whose parent is not known": 1}
 
 
 def test_removed_blocks_are_removed_and_all_by_a_clear() -> None:
@@ -141,16 +131,16 @@ def test_a_copy_that_is_removed_removes_the_block() -> None:  # E5
 
 def test_clear_makes_an_unknown_cache_known() -> None:
     held = Seen()
-    held.coverage.earlier = "its replay begins late"
-    assert held.coverage.exactness.level == "DEGRADED"
-    assert held.take(CLEARED).coverage.exactness.level == "EXACT"
+    held.cache.earlier = "its replay begins late"
+    assert held.cache.exactness.level == "DEGRADED"
+    assert held.take(CLEARED).cache.exactness.level == "EXACT"
 
 
 def test_blocks_that_depend_on_the_tokens_behind_them_are_not_known_for_certain() -> None:  # E5
     held = seen(stored(TEXT, SIZE, lookahead_token_ids=[1]))
     assert held.keys
-    assert (held.coverage.exactness.level, held.coverage.exactness.reason) == ("DEGRADED", LOOKAHEAD)
-    assert seen(stored(TEXT, SIZE, lookahead_token_ids=[])).coverage.exactness.level == "EXACT"
+    assert (held.cache.exactness.level, held.cache.exactness.reason) == ("DEGRADED", LOOKAHEAD)
+    assert seen(stored(TEXT, SIZE, lookahead_token_ids=[])).cache.exactness.level == "EXACT"
 
 
 @table(
@@ -170,8 +160,8 @@ def test_blocks_that_depend_on_the_tokens_behind_them_are_not_known_for_certain(
 def test_unknowable_blocks_are_left_out_with_a_reason(fields: dict[str, Any], level: str, word: str) -> None:  # E5
     held = seen(stored(TEXT, SIZE, **fields))
     assert not held.keys
-    assert held.coverage.exactness.level == level
-    assert word in held.coverage.exactness.reason
+    assert held.cache.exactness.level == level
+    assert word in held.cache.exactness.reason
 
 
 @table(
@@ -193,7 +183,7 @@ def test_unknowable_blocks_are_left_out_with_a_reason(fields: dict[str, Any], le
 def test_blocks_that_no_prompt_of_a_gateway_reuses_are_left_out(fields: dict[str, Any]) -> None:  # E5
     held = seen(stored(TEXT, SIZE, **fields))
     assert not held.keys
-    assert held.coverage.exactness.level == "EXACT"
+    assert held.cache.exactness.level == "EXACT"
 
 
 @table(
@@ -212,7 +202,7 @@ def test_blocks_that_no_prompt_of_a_gateway_reuses_are_left_out(fields: dict[str
 def test_blocks_that_every_layer_needs_are_reported(fields: dict[str, Any]) -> None:
     held = seen(stored(TEXT, SIZE, **fields))
     assert held.keys == set(keys_of(TEXT))
-    assert held.coverage.exactness.level == "EXACT"
+    assert held.cache.exactness.level == "EXACT"
 
 
 def test_removals_of_other_groups_media_and_hosts_change_nothing() -> None:
@@ -220,7 +210,7 @@ def test_removals_of_other_groups_media_and_hosts_change_nothing() -> None:
     held = seen(stored(TEXT, SIZE), stored(TEXT, SIZE, group_idx=1))
     held.take(removed(*names, group_idx=1), removed(*names, medium="CPU"), removed(*names, locality="REMOTE"))
     assert held.keys == set(keys_of(TEXT))
-    assert held.coverage.exactness.level == "DEGRADED"
+    assert held.cache.exactness.level == "DEGRADED"
     assert not held.take(removed(*names)).keys
 
 
@@ -232,7 +222,7 @@ def test_an_image_of_more_than_one_run_makes_the_worker_one_of_text_prefixes() -
     tiled = Prompt((1, 2, 3, 4, PAD, 5, PAD, 6), (Item(CAT, 4, 3),))
     held = seen(stored(tiled, SIZE))
     assert held.keys == set(keys_of(tiled)[:1])
-    assert held.coverage.exactness.level == "TEXT_PREFIX"
+    assert held.cache.exactness.level == "TEXT_PREFIX"
 
 
 def test_blocks_of_equal_hash_are_unknown() -> None:  # E5
@@ -245,14 +235,12 @@ def test_blocks_of_equal_hash_are_unknown() -> None:  # E5
 def test_unknown_event_type_is_reported() -> None:
     held = seen({"type": "BlockMoved", "to": 3}, stored(TEXT, SIZE))
     assert held.keys == set(keys_of(TEXT))
-    assert "BlockMoved" in held.coverage.exactness.reason
+    assert "BlockMoved" in held.cache.exactness.reason
 
 
-def test_number_of_reasons_is_bounded() -> None:
+def test_length_of_a_reason_is_bounded() -> None:
     held = seen(*({"type": f"{'x' * 1000}{number}"} for number in range(100)))
-    assert sum(held.coverage.num_refused.values()) == 100
-    assert len(held.coverage.num_refused) == 1
-    assert len(held.coverage.exactness.reason) < 200
+    assert len(held.cache.exactness.reason) < 200
 
 
 @pytest.mark.parametrize("event", [{"type": "BlockStored", "block_hashes": [1]}, {"no": "type"}])
@@ -262,8 +250,8 @@ def test_an_event_of_which_fields_are_missing_is_an_error(event: dict[str, Any])
 
 
 def test_a_worker_of_too_many_blocks_is_not_followed() -> None:
-    held = Seen(dataclasses.replace(CONTEXT, max_blocks=2))
-    with pytest.raises(WorkerUnavailable, match="more than 2 blocks"):
+    held = Seen(dataclasses.replace(CONTEXT, max_pages=2))
+    with pytest.raises(WorkerUnavailable, match="more than 2 pages"):
         held.take(stored(TEXT, SIZE))
 
 

@@ -10,16 +10,16 @@ from smg_grpc_proto.generated import common_pb2, tokenspeed_scheduler_pb2
 from smg_grpc_servicer.kv_relay import Normalizer, decode_batch
 from tables import table
 
-from saccade.connectors.events import published_pages, sent_images
-from saccade.connectors.events.batches import Stored
-from saccade.connectors.events.pages import EXTRA_KEYS, LATE_TENANT, Pages
-from saccade.connectors.events.published_pages import source_of
-from saccade.connectors.events.publisher import EventSource
-from saccade.connectors.events.sent_images import MAX_SALTS, SentImages
-from saccade.connectors.smg.kv_events import taken
+from saccade.connectors.events import sent_images
+from saccade.connectors.events.batches import Cleared, Stored
+from saccade.connectors.events.event_source import EventSource
+from saccade.connectors.events.reported_cache import LOOKAHEAD, KeyContext, ReportedCache
+from saccade.connectors.events.sent_images import EXTRA_KEYS, LATE_TENANT, MAX_SALTS, SentImages
+from saccade.connectors.smg.kv_events import event_of
+from saccade.connectors.smg.model import event_source_of
 from saccade.connectors.smg.tokenspeed_messages import pad
-from saccade.errors import WorkerUnavailable
 from saccade.identity.blocks import MediaRun, block_keys, root_key
+from saccade.protocol.exactness import EXACT
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
@@ -91,12 +91,20 @@ def removed(*hashes: int, **fields: Any) -> common_pb2.KvCacheEvent:
     return common_pb2.KvCacheEvent(removed=common_pb2.KvBlocksRemoved(block_hashes=hashes, **fields))
 
 
-def pages(*requests: EngineRequest, page: int = BLOCK, block: int = BLOCK) -> Pages:
+def cache_of(sent: SentImages, page: int = BLOCK) -> ReportedCache:
+    return ReportedCache(KeyContext(FINGERPRINT, BLOCK, page, max_model_len=4096), sent)
+
+
+def pages(*requests: EngineRequest, page: int = BLOCK) -> ReportedCache:
     """What a worker is known to hold that has been sent *requests*."""
     sent = SentImages(pad)
     for request in requests:
         sent.add(request)
-    return Pages(FINGERPRINT, page, block, sent)
+    return cache_of(sent, page)
+
+
+def taken(cache: ReportedCache, event: common_pb2.KvCacheEvent) -> list[KvEvent]:
+    return list(cache.take(event_of(event)))
 
 
 def stored_keys(events: Iterable[KvEvent]) -> list[bytes]:
@@ -170,10 +178,10 @@ def test_ambiguous_pad_ends_the_known_prefix() -> None:  # E5
     first, second = asked(64, image(1, (20, 10))), asked(64, image(2, (20, 10)))
     sent = SentImages(lambda item, salt: pad(first.media[0], salt))
     sent.add(first)
-    assert len(stored_keys(taken(Pages(FINGERPRINT, BLOCK, BLOCK, sent), stored(padded(first))))) == 4
+    assert len(stored_keys(taken(cache_of(sent), stored(padded(first))))) == 4
     for request in (second, first):
         sent.add(request)
-        events = taken(Pages(FINGERPRINT, BLOCK, BLOCK, sent), stored(padded(first)))
+        events = taken(cache_of(sent), stored(padded(first)))
         assert stored_keys(events) == keys(first)[:1]
 
 
@@ -231,28 +239,27 @@ def test_blocks_that_depend_on_more_than_their_tokens_are_not_anybodys() -> None
     event = stored(request.token_ids[:32])
     event.stored.blocks[0].extra_keys.add()
     assert list(taken(held, event)) == []
-    assert held.missing == EXTRA_KEYS
+    assert held.exactness.reason == EXTRA_KEYS
     assert list(taken(held, stored(request.token_ids[32:], first=2))) == []
 
 
-@pytest.mark.parametrize("fields", [{"extra_keys": [None, ["a salt"]]}, {"lookahead_token_ids": [7]}])
-def test_published_blocks_that_depend_on_more_than_their_tokens_are_not_anybodys(fields: dict[str, Any]) -> None:  # E5
+def test_published_blocks_that_depend_on_more_than_their_tokens_are_not_anybodys() -> None:  # E5
     request = asked(64)
     held = pages(request)
-    assert list(published_pages.taken(held, Stored([1, 2], None, request.token_ids[:32], BLOCK, **fields))) == []
-    assert held.missing == EXTRA_KEYS
-    assert list(published_pages.taken(held, Stored([3, 4], 2, request.token_ids[32:], BLOCK))) == []
-    list(held.clear())
-    list(published_pages.taken(held, Stored([1, 2], None, request.token_ids[:32], BLOCK, extra_keys=[None, []])))
-    assert held.missing == ""
+    assert not list(held.take(Stored([1, 2], None, request.token_ids[:32], BLOCK, extra_keys=[None, ["a salt"]])))
+    assert held.exactness.reason == EXTRA_KEYS
+    assert not list(held.take(Stored([3, 4], 2, request.token_ids[32:], BLOCK)))
+    list(held.take(Cleared()))
+    assert list(held.take(Stored([1, 2], None, request.token_ids[:32], BLOCK, extra_keys=[None, []])))
+    assert held.exactness.reason == ""
 
 
 def test_text_of_more_tenants_than_are_kept_apart_is_not_all_known() -> None:  # E5
     requests = [asked(40, salt=bytes([number])) for number in range(MAX_SALTS)]
     held = pages(*requests)
-    assert held.missing == ""
+    assert held.exactness.reason == ""
     held = pages(*requests, asked(40, salt=b"one more"))
-    assert "tenants" in held.missing
+    assert "tenants" in held.exactness.reason
     assert len(stored_keys(taken(held, stored(requests[0].token_ids[:16])))) == MAX_SALTS
 
 
@@ -272,13 +279,25 @@ def test_a_page_that_is_stored_again_has_the_keys_of_tenants_that_came_since() -
     one, other = asked(16, salt=b"one"), asked(16, salt=b"other")
     sent = SentImages()
     sent.add(one)
-    held = Pages(FINGERPRINT, BLOCK, BLOCK, sent)
+    held = cache_of(sent)
     first = stored_keys(taken(held, stored(one.token_ids)))
-    assert list(taken(held, stored(one.token_ids)))
+    assert not taken(held, stored(one.token_ids))
     sent.add(other)
     again = list(taken(held, stored(one.token_ids)))
     assert {event.key for event in again if isinstance(event, BlockRemoved)} == set(first)
     assert set(stored_keys(again)) == {*first, *keys(other)}
+
+
+def test_page_that_is_stored_again_after_prompts_in_another_order_stays() -> None:
+    one, other = asked(16, salt=b"one"), asked(16, salt=b"other")
+    sent = SentImages()
+    sent.add(one)
+    sent.add(other)
+    held = cache_of(sent)
+    assert len(taken(held, stored(one.token_ids))) == 2
+    sent.add(one)
+    assert not taken(held, stored(one.token_ids))
+    assert len(taken(held, removed(0))) == 2
 
 
 def test_text_that_was_stored_before_a_tenant_came_is_not_known_to_be_its_own() -> None:  # E5
@@ -288,28 +307,55 @@ def test_text_that_was_stored_before_a_tenant_came_is_not_known_to_be_its_own() 
         sent = SentImages()
         for request in before:
             sent.add(request)
-        held = Pages(FINGERPRINT, BLOCK, BLOCK, sent)
+        held = cache_of(sent)
         assert set(keys(other)).isdisjoint(stored_keys(taken(held, stored(one.token_ids))))
-        assert held.missing == "", before
+        assert held.exactness.reason == "", before
         sent.add(other)
-        assert held.missing == LATE_TENANT, before
+        assert held.exactness.reason == LATE_TENANT, before
         list(taken(held, removed(0, 1)))
-        assert held.missing == "", before
+        assert held.exactness.reason == "", before
         assert set(keys(other)) <= set(stored_keys(taken(held, stored(one.token_ids))))
-        assert held.missing == "", before
+        assert held.exactness.reason == "", before
 
 
-def test_of_two_pages_with_one_name_the_last_is_meant() -> None:  # E5
+def test_of_two_pages_with_one_name_neither_is_known() -> None:  # E5
     one, other = asked(16, seed=1), asked(16, seed=2)
     held = pages(one)
-    list(taken(held, stored(one.token_ids)))
-    assert [type(event) for event in taken(held, stored(other.token_ids))] == [BlockRemoved, BlockStored]
-    assert list(taken(held, removed(0))) == [BlockRemoved(keys(other)[0])]
+    taken(held, stored(one.token_ids))
+    assert taken(held, stored(other.token_ids)) == [BlockRemoved(keys(one)[0])]
+    assert not taken(held, removed(0))
 
 
-def test_pages_of_an_unannounced_size() -> None:
-    with pytest.raises(WorkerUnavailable, match="pages of 8 tokens"):
-        list(taken(pages(asked(1)), stored(list(range(16)), 8)))
+def test_pages_that_depend_on_the_tokens_after_them_are_not_known_for_certain() -> None:  # E5
+    request = asked(32)
+    held = pages(request)
+    assert list(held.take(Stored([1, 2], None, request.token_ids, BLOCK, lookahead_token_ids=[7])))
+    assert (held.exactness.level, held.exactness.reason) == ("DEGRADED", LOOKAHEAD)
+
+
+@table("sizes", [[8, 8], [8, 24], [24, 8]])
+def test_pages_of_other_sizes_are_not_known(sizes: list[int]) -> None:  # E5
+    event = common_pb2.KvCacheEvent()
+    for name, size in enumerate(sizes):
+        event.stored.blocks.add(block_hash=name, token_ids=[1] * size)
+    held = pages(asked(1))
+    assert not taken(held, event)
+    assert held.exactness.level == "DEGRADED"
+    assert "other sizes than 16 tokens" in held.exactness.reason
+
+
+def test_event_of_no_pages_says_nothing() -> None:
+    held = pages(asked(1))
+    event = stored([])
+    event.stored.SetInParent()
+    assert not taken(held, event)
+    assert held.exactness == EXACT
+
+
+def test_event_of_a_later_relay_is_reported() -> None:
+    held = pages(asked(1))
+    assert not taken(held, common_pb2.KvCacheEvent())
+    assert held.exactness.level == "DEGRADED"
 
 
 # --- as SMG's relay makes them of what the engines publish ---
@@ -335,10 +381,10 @@ def test_events_of_tokenspeed() -> None:  # E8
     assert list(taken(held, gone)) == [BlockRemoved(keys(request)[0])]
 
 
-def sglang_pages(request: EngineRequest) -> Pages:
+def sglang_pages(request: EngineRequest) -> ReportedCache:
     sent = SentImages()
     sent.add(request)
-    return Pages(FINGERPRINT, BLOCK, BLOCK, sent)
+    return cache_of(sent)
 
 
 def test_events_of_sglang_end_at_the_first_image() -> None:  # E5
@@ -405,4 +451,4 @@ def test_wide_pads_do_not_pass_the_relay() -> None:
 def test_publishers(config: str, host: str, source: EventSource | None) -> None:  # E5
     server = tokenspeed_scheduler_pb2.GetServerInfoResponse()
     server.server_args.update({"kv_events_config": config})
-    assert source_of(server, host) == source
+    assert event_source_of(server, host) == source

@@ -47,7 +47,11 @@ class Publisher:
     def __init__(self, host: str, port: int = 0) -> None:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PUB)
-        self._socket.bind(f"tcp://127.0.0.1:{port or '*'}")
+        try:
+            self._socket.bind(f"tcp://127.0.0.1:{port or '*'}")
+        except zmq.ZMQError:
+            self.close()
+            raise
         self.port = int(self._socket.last_endpoint.rpartition(b":")[2])
         self.endpoint = f"tcp://{host}:{self.port}"
         self._number = 1

@@ -15,8 +15,7 @@ from test_smg_kv_events import removed, stored
 from tokenspeed_worker import PIXELS, PLACEHOLDER, Slots, TokenSpeedWorker, image, listening, registered, zipped
 from waiting import until
 
-from saccade.connectors.events.pages import NOT_SENT
-from saccade.connectors.events.sent_images import FIRST_PAD
+from saccade.connectors.events.sent_images import FIRST_PAD, NOT_SENT
 from saccade.connectors.smg import kv_events as smg_kv_events
 from saccade.connectors.smg.client import MAX_REPLY_BYTES, TENANTS_OF_ANOTHER
 from saccade.connectors.smg.session import Traits
@@ -217,7 +216,6 @@ async def test_a_rank_follows_only_its_own_batches(worker: TokenSpeedWorker, slo
         ([batch(1), batch(1)], "gap"),
         ([batch(1, snapshot=common_pb2.KvSnapshotChunk(index=1, count=2))], "gap"),
         ([batch(1, dp_rank=1)], "data-parallel"),
-        ([batch(1, stored([1] * 8, 8))], "pages of 8 tokens"),
         ([batch(1, *[NOTHING] * (smg_kv_events.MAX_BATCH_EVENTS + 1))], "too long"),
         ([batch(1, removed(*[1] * (smg_kv_events.MAX_BATCH_PAGES + 1)))], "too long"),
         ([batch(1, stored([1 << 21] * (MAX_REPLY_BYTES // 4), MAX_REPLY_BYTES // 4))], "RESOURCE_EXHAUSTED"),

@@ -33,7 +33,7 @@ from vllm_worker import (
 )
 from waiting import until
 
-from saccade.connectors.events.block_keys import media_identifier
+from saccade.connectors.events.named_images import media_identifier
 from saccade.connectors.vllm import client as vllm
 from saccade.connectors.vllm import http as vllm_http
 from saccade.connectors.vllm.client import VllmClient

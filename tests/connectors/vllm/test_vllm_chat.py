@@ -8,7 +8,7 @@ from streams import generate
 from vllm_worker import VllmServer, ask, image, listening, registered, usage
 from waiting import until
 
-from saccade.connectors.events.block_keys import media_identifier
+from saccade.connectors.events.named_images import media_identifier
 from saccade.connectors.vllm.client import VllmClient
 from saccade.errors import ImageTooLarge, SaccadeError, UnsupportedParameter, WorkerFailed
 from saccade.protocol.chat import ChatPrompt

@@ -12,8 +12,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from saccade.connectors.events.block_keys import cache_salt, media_identifier
-from saccade.connectors.events.publisher import EventSource
+from saccade.connectors.events.event_source import EventSource
+from saccade.connectors.events.named_images import cache_salt, media_identifier
 
 Encoding = tuple[Literal["array", "map"], Literal["array", "map"]]
 """How a batch and its events are encoded."""

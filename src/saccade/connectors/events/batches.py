@@ -25,7 +25,10 @@ CONTAINERS: Final = bytes((*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF))
 """What an array or a map of msgpack begins with. Other values may have these bytes, too."""
 
 Hash = int | bytes
-"""vLLM's own name of a block: the low 64 bits of its hash, or all 32 bytes, as the worker was started."""
+"""An engine's own name of a block. vLLM's is the low 64 bits of its hash, or all 32 bytes, as it was started."""
+
+ExtraKeys = list[Any] | None
+"""What one block depends on besides its tokens."""
 
 
 class Stored(msgspec.Struct, frozen=True, tag="BlockStored"):
@@ -44,7 +47,7 @@ class Stored(msgspec.Struct, frozen=True, tag="BlockStored"):
     lora_id: int | None = None
     medium: str | None = None
     lora_name: str | None = None
-    extra_keys: list[list[Any] | None] | None = None
+    extra_keys: list[ExtraKeys] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import zmq
@@ -16,6 +15,7 @@ import zmq.asyncio
 from zmq import Event
 from zmq.utils.monitor import recv_monitor_message
 
+from saccade.connectors.events.event_source import EventSource
 from saccade.errors import WorkerUnavailable
 
 CONNECT_SECONDS = 5.0
@@ -43,15 +43,6 @@ REPLAY_BEGINS_LATE = "its replay buffer begins with batch {first}, so blocks tha
 RESTARTED = "The worker's cache events begin anew."
 LOST = "The worker's cache events from batch {first} on were lost."
 UNREADABLE_BATCH = "The worker's cache events have an unknown form."
-
-
-@dataclass(frozen=True)
-class EventSource:
-    """The ZeroMQ endpoints and the topic at which one engine (a data-parallel rank of a worker) publishes."""
-
-    endpoint: str
-    replay_endpoint: str | None = None
-    topic: str = ""
 
 
 class _PublishedBatch(NamedTuple):

@@ -22,8 +22,8 @@ from google.protobuf.message import DecodeError
 from smg_grpc_proto.generated import common_pb2
 
 from saccade.connectors.answer_bounds import NOT_ASKED_FOR
-from saccade.connectors.events import published_pages
-from saccade.connectors.events.pages import Pages
+from saccade.connectors.events import published_events
+from saccade.connectors.events.reported_cache import KeyContext, ReportedCache
 from saccade.connectors.events.sent_images import NO_TENANT, SentImages
 from saccade.connectors.native.client import NOT_READY, slots_of
 from saccade.connectors.rank_urls import RankedAddresses
@@ -45,7 +45,7 @@ from saccade.errors import (
     WorkerUnavailable,
 )
 from saccade.protocol.description import Description, ModelFiles
-from saccade.protocol.exactness import EXACT, Exactness
+from saccade.protocol.exactness import EXACT, Exactness, least
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.media import MediaItem
 from saccade.protocol.needs import Need, needs_of_request
@@ -67,6 +67,9 @@ LOADS_PER_HEALTH = 6
 BUNDLE_SECONDS = 60.0
 MAX_INLINE_BYTES = wire.MAX_MESSAGE_BYTES - (8 << 20)
 """The most bytes of a message for a request's inline pixels; the rest is for its token ids."""
+
+MAX_PAGES = 1 << 23
+"""A page may have one token. A worker with more is not followed: they would take more memory than routing is worth."""
 
 MAX_REPLY_BYTES = 8 << 20
 """Of a message, except those of Generate. Files come in small parts, and a batch of events has those of one step."""
@@ -110,7 +113,7 @@ class SmgClient(Connector[SmgSession]):
         self.host = self._target.rpartition(":")[0].strip("[]")
         self._context = context
         self._sent = sent
-        self._pages: Pages | None = None
+        self._cache: ReportedCache | None = None
         (service,) = self.MESSAGES.DESCRIPTOR.services_by_name.values()
         self.method = f"/{service.full_name}/Generate"
         self.calls = GrpcCalls(self._target)
@@ -140,15 +143,11 @@ class SmgClient(Connector[SmgSession]):
         """How exactly the worker's events report what it holds."""
         if self._session is None:
             return Exactness("NONE", "it is not ready")
-        if self._session.exactness == EXACT and (missing := self._missing()):
-            return Exactness("DEGRADED", missing)
-        return self._session.exactness
-
-    def _missing(self) -> str:
-        """Return why the worker may hold what its events do not report; "" if it cannot."""
-        if self._pages is not None:
-            return self._pages.missing
-        return "" if self._sent.salts == NO_TENANT else TENANTS_OF_ANOTHER
+        if self._cache is not None:
+            known = self._cache.exactness
+        else:
+            known = EXACT if self._sent.salts == NO_TENANT else Exactness("DEGRADED", TENANTS_OF_ANOTHER)
+        return least(self._session.exactness, known)
 
     async def start(self) -> None:
         """Begin to connect; returns at once."""
@@ -172,15 +171,26 @@ class SmgClient(Connector[SmgSession]):
         if session.exactness.level == "NONE":
             raise WorkerUnavailable(session.exactness.reason)
         description = session.description
-        self._pages = Pages(description.fingerprint, session.page_size, description.block_size, self._sent)
-        return self._feed(session, self._pages)
+        context = KeyContext(
+            fingerprint=description.fingerprint,
+            block_size=description.block_size,
+            page_size=session.page_size,
+            max_model_len=description.max_model_len,
+            max_pages=MAX_PAGES,
+        )
+        self._cache = ReportedCache(context, self._sent)
+        return self._feed(session, self._cache)
 
-    async def _feed(self, session: SmgSession, pages: Pages) -> AsyncGenerator[KvEvents, None]:
-        """Yield what the engine publishes, if it can be reached, or else what its gRPC servicer relays."""
+    async def _feed(self, session: SmgSession, cache: ReportedCache) -> AsyncGenerator[KvEvents, None]:
+        """Yield what the engine publishes, if it can be reached, or else what its gRPC servicer relays.
+
+        The engine keeps its latest batches for replay, which may cover what it stored before the gateway listened. Its
+        token ids may exceed 32 bits, as SGLang's pads (since 0.5.23) do.
+        """
         has_begun = False
         if session.publisher is not None:
             try:
-                async with contextlib.aclosing(published_pages.follow(session.publisher, pages)) as messages:
+                async with contextlib.aclosing(published_events.follow(session.publisher, cache)) as messages:
                     async for message in messages:
                         has_begun = True
                         yield message
@@ -189,7 +199,7 @@ class SmgClient(Connector[SmgSession]):
                     raise
                 logger.info("worker %s: its gRPC feed of cache events is followed: %s", self.url, error.message)
         note_load = partial(self._note_pushed_load, session.description.num_blocks)
-        async with contextlib.aclosing(kv_events.follow(session.stub, pages, self.rank, note_load)) as messages:
+        async with contextlib.aclosing(kv_events.follow(session.stub, cache, self.rank, note_load)) as messages:
             async for message in messages:
                 yield message
 
@@ -293,7 +303,7 @@ class SmgClient(Connector[SmgSession]):
             shares_memory=description.shm_namespace == shared_memory.namespace(),
             exactness=Exactness("NONE", reason) if reason else self.KNOWN,
             page_size=smg_model.page_tokens(server),
-            publisher=published_pages.source_of(server, self.host, self.rank),
+            publisher=smg_model.event_source_of(server, self.host, self.rank),
         )
 
     async def _model_files(self, stub: Any, info: Any) -> ModelFiles:

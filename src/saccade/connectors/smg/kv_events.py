@@ -1,20 +1,17 @@
-"""Translates cache events of SMG's scheduler wires (`SubscribeKvEvents`) to events in our keys.
-
-It leaves out pages of adapters, of other gateways' tenants and of tiers other than the device, as well as those that
-pages.py leaves out.
-"""
+"""Follows the cache events of TokenSpeed and SGLang over SMG's scheduler wires (`SubscribeKvEvents`), in our keys."""
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import grpc
 from smg_grpc_proto.generated import common_pb2
 
-from saccade.connectors.events.pages import EXTRA_KEYS, Pages
+from saccade.connectors.events.batches import Cleared, Event, Removed, Stored, Unknown
+from saccade.connectors.events.reported_cache import ReportedCache
 from saccade.errors import WorkerUnavailable
-from saccade.protocol.kv_events import KvEvent, KvEvents
+from saccade.protocol.kv_events import KvEvents
 
 DEVICE = (common_pb2.KV_CACHE_TIER_UNSPECIFIED, common_pb2.KV_CACHE_TIER_DEVICE)
 LOCAL = (common_pb2.KV_CACHE_LOCALITY_UNSPECIFIED, common_pb2.KV_CACHE_LOCALITY_LOCAL)
@@ -29,25 +26,37 @@ MAX_BATCH_EVENTS, MAX_BATCH_PAGES = 65_536, 1 << 20
 """A page has a token at least, and a step stores no more tokens than the longest prompts have."""
 
 
-def taken(pages: Pages, event: common_pb2.KvCacheEvent) -> Iterator[KvEvent]:
-    """Yield what *event* means for *pages*. Raises WorkerUnavailable if it cannot be followed."""
+def event_of(event: common_pb2.KvCacheEvent) -> Event:
+    """Return *event* as an engine publishes it."""
     match event.WhichOneof("data"):
-        case "stored" if any(page.extra_keys for page in event.stored.blocks):
-            pages.refuse(EXTRA_KEYS)
-        case "stored" if _is_ours(event.stored):
-            parent = event.stored.parent_block_hash if event.stored.HasField("parent_block_hash") else None
-            yield from pages.store(parent, ((page.block_hash, page.token_ids) for page in event.stored.blocks))
-        case "removed" if event.removed.tier in DEVICE and not event.removed.cache_level:
-            yield from pages.remove(event.removed.block_hashes)
+        case "stored":
+            stored, pages = event.stored, list(event.stored.blocks)
+            token_ids = [page.token_ids for page in pages]
+            return Stored(
+                [page.block_hash for page in pages],
+                stored.parent_block_hash if stored.HasField("parent_block_hash") else None,
+                list(itertools.chain.from_iterable(token_ids)),
+                min(map(len, token_ids), default=0),
+                lora_id=next((page.lora_id for page in pages if page.lora_id), None),
+                medium=_medium(stored.tier, any(page.cache_level for page in pages)),
+                lora_name=stored.lora_name,
+                extra_keys=[list(page.extra_keys) for page in pages]
+                if any(page.extra_keys for page in pages)
+                else None,
+                locality=None if stored.locality in LOCAL else "REMOTE",
+                cache_salt=stored.cache_salt,
+            )
+        case "removed":
+            removed = event.removed
+            return Removed(list(removed.block_hashes), medium=_medium(removed.tier, removed.cache_level > 0))
         case "cleared":
-            yield from pages.clear()
+            return Cleared()
+        case _:
+            return Unknown("an event")
 
 
-def _is_ours(stored: common_pb2.KvBlocksStored) -> bool:
-    """Return whether a request of ours could use the blocks: on the device, without adapter and salt."""
-    if stored.tier not in DEVICE or stored.locality not in LOCAL or stored.lora_name or stored.cache_salt:
-        return False
-    return not any(page.cache_level or page.lora_id for page in stored.blocks)
+def _medium(tier: int, is_below: bool) -> str | None:
+    return None if tier in DEVICE and not is_below else "CPU"
 
 
 async def reason_for_none(stub: Any) -> str:
@@ -67,9 +76,9 @@ async def reason_for_none(stub: Any) -> str:
 
 
 async def follow(
-    stub: Any, pages: Pages, rank: int | None, on_load: Callable[[common_pb2.EngineLoad], None]
+    stub: Any, cache: ReportedCache, rank: int | None, on_load: Callable[[common_pb2.EngineLoad], None]
 ) -> AsyncGenerator[KvEvents, None]:
-    """Yield what the worker of *stub* reports from now on: an empty snapshot, then increments.
+    """Yield what *cache* learns from the worker of *stub* from now on: an empty snapshot, then increments.
 
     Unless a relay sends a snapshot, what the worker stored before is not known, and neither is what follows it. If a
     relay merges several data-parallel ranks, only the batches of *rank* count. The load that comes with batches, or
@@ -94,13 +103,13 @@ async def follow(
             _check_number(batch, last)
             _check_size(batch)
             if last is None and batch.sequence_number:
-                pages.earlier = EARLIER
+                cache.earlier = EARLIER
             last = batch.sequence_number
-            events = (ours for event in batch.events for ours in taken(pages, event))
+            events = (ours for event in batch.events for ours in cache.take(event_of(event)))
             while some := list(itertools.islice(events, MAX_EVENTS)):
-                _note_unknown(pages, batch.snapshot)
+                _note_unknown(cache, batch.snapshot)
                 yield KvEvents(next(number), some)
-            _note_unknown(pages, batch.snapshot)
+            _note_unknown(cache, batch.snapshot)
         raise WorkerUnavailable("The worker ended its feed of cache events.")
     except grpc.aio.AioRpcError as error:
         raise WorkerUnavailable(f"The worker's feed of cache events ended: {error.code().name}.") from error
@@ -108,12 +117,12 @@ async def follow(
         call.cancel()
 
 
-def _note_unknown(pages: Pages, chunk: common_pb2.KvSnapshotChunk) -> None:
+def _note_unknown(cache: ReportedCache, chunk: common_pb2.KvSnapshotChunk) -> None:
     """Note what a relay's snapshot lacks up to *chunk*, though its first chunk begins with a clear."""
     if chunk.unknown_before:
-        pages.earlier = EARLIER
+        cache.earlier = EARLIER
     elif chunk.count:
-        pages.earlier = SNAPSHOT_LACKS if chunk.index + 1 < chunk.count else ""
+        cache.earlier = SNAPSHOT_LACKS if chunk.index + 1 < chunk.count else ""
 
 
 def _check_size(batch: common_pb2.KvEventBatch) -> None:

@@ -7,8 +7,10 @@ import zlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import msgspec
 from smg_grpc_proto.generated import common_pb2
 
+from saccade.connectors.events.event_source import EventSource, event_source
 from saccade.errors import StartupError
 from saccade.identity.content import files_digest
 from saccade.protocol.description import Description, ModelFiles
@@ -20,6 +22,9 @@ MAX_DIRECTORY_BYTES = 1 << 20
 END_RECORD_BYTES = 22
 ZIP64_LOCATOR_BYTES = 20
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+DEFAULT_ENDPOINT = "tcp://*:5557"
+"""The default of both engines."""
 
 MIN_BLOCK_TOKENS = 16
 """A block of ours is one page of the worker's, or as many as come to this: SGLang's pages have one token by default."""
@@ -67,6 +72,19 @@ def num_ranks(server: Any) -> int:
 def served_name(info: Any) -> str:
     """Return the name that GetModelInfo has for the model, or "" if it has none."""
     return str(info.served_model_name or info.model_path.rstrip("/").rpartition("/")[2])
+
+
+def event_source_of(server: Any, host: str, rank: int | None = None) -> EventSource | None:
+    """Return the publisher of a worker on *host*, from its GetServerInfo, or None if that is not certain.
+
+    Its `--kv-events-config` may have an address that means another machine here, so that must be a wildcard or *host*.
+    """
+    try:
+        config = msgspec.json.decode(server.server_args.fields["kv_events_config"].string_value, type=dict[str, Any])
+        source = event_source(host, {"endpoint": DEFAULT_ENDPOINT} | config)
+    except (msgspec.DecodeError, StartupError):
+        return None
+    return source.of_rank(rank) if source is not None and rank else source
 
 
 def load_of(reply: Any, block_size: int, rank: int | None) -> Load:

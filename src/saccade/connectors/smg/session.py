@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from saccade.connectors.events.publisher import EventSource
+from saccade.connectors.events.event_source import EventSource
 from saccade.connectors.session import ignore_load
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.exactness import Exactness

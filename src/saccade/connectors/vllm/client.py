@@ -12,8 +12,8 @@ import aiohttp
 import msgspec
 
 from saccade.byte_lru import ByteLru
-from saccade.connectors.events.block_keys import Coverage
-from saccade.connectors.events.published_blocks import follow
+from saccade.connectors.events.published_events import follow
+from saccade.connectors.events.reported_cache import ReportedCache
 from saccade.connectors.native.client import LOST, NOT_READY, slots_of
 from saccade.connectors.session import Connector, ignore_load
 from saccade.connectors.sink import Sink, Stream
@@ -33,7 +33,7 @@ from saccade.errors import (
 )
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.description import Description
-from saccade.protocol.exactness import LEVELS, Exactness
+from saccade.protocol.exactness import EXACT, Exactness, least
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.needs import Need
 from saccade.protocol.output import TokenDelta
@@ -114,7 +114,7 @@ class VllmClient(Connector[_VllmSession]):
         self._credentials = credentials
         self._reader = reader
         self._tokenises_alike = True
-        self._coverage = Coverage()
+        self._cache: ReportedCache | None = None
         self._is_followed = False
 
     @property
@@ -124,7 +124,7 @@ class VllmClient(Connector[_VllmSession]):
             return AWAY
         if not self._tokenises_alike:
             return OTHER_TOKENS
-        return min(self._session.server.exactness, self._coverage.exactness, key=lambda one: LEVELS.index(one.level))
+        return least(self._session.server.exactness, EXACT if self._cache is None else self._cache.exactness)
 
     def refusals(self, session: _VllmSession) -> Refusals:
         """Return what vLLM does not stream, and what a chat cannot have if the server takes nothing else."""
@@ -135,13 +135,14 @@ class VllmClient(Connector[_VllmSession]):
         return self._session is not None and self._session.holds(salt, content_hash)
 
     async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
-        """Yield the blocks that the server holds, in our keys. Raises what published_blocks.follow() does."""
+        """Yield the blocks that the server holds, in our keys. Raises what published_events.follow() does."""
         server = self._session.server if self._session is not None else None
         if server is None or server.source is None:
             raise WorkerUnavailable(NOT_READY)
         self._is_followed = True
+        self._cache = ReportedCache(server.context, server.naming)
         try:
-            async with contextlib.aclosing(follow(server.source, server.context, self._coverage)) as messages:
+            async with contextlib.aclosing(follow(server.source, self._cache)) as messages:
                 async for message in messages:
                     yield message
         finally:
@@ -263,7 +264,7 @@ class VllmClient(Connector[_VllmSession]):
         self._tokenises_alike = True
         if not self._is_followed:
             # A feed outlives a server that was only slow, and still reports what it covers.
-            self._coverage = Coverage()
+            self._cache = None
         if session.server.chat_reason:
             logger.warning("worker %s: %s", self.url, session.server.chat_reason)
         super()._enter(session, description)

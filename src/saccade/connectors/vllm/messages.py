@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pybase64
 
-from saccade.connectors.events.block_keys import cache_salt, media_identifier
+from saccade.connectors.events.named_images import cache_salt, media_identifier
 from saccade.connectors.vllm import media as vllm_media
 from saccade.connectors.vllm.media import PROBE_IDENTIFIER, PROBE_IMAGE, ImageForm
 from saccade.connectors.worker_state import not_served

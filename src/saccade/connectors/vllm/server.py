@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from saccade.connectors.events.block_keys import KeyContext
-from saccade.connectors.events.published_blocks import event_source
-from saccade.connectors.events.publisher import EventSource
+from saccade.connectors.events.event_source import EventSource, event_source
+from saccade.connectors.events.named_images import NamedImages
+from saccade.connectors.events.reported_cache import KeyContext
 from saccade.connectors.vllm.http import Http, VllmAddress, check_reply, parsed
 from saccade.connectors.vllm.media import ImageForm, read_form
 from saccade.connectors.vllm.messages import probe_body
@@ -66,8 +66,8 @@ class Server:
     """A vLLM server, or one data-parallel rank of it, that can take requests.
 
     *form* is how images are written for it; if it is None, the server takes chats only, for *chat_reason*. Its cache
-    events come from *source*, or *source* is None. *exactness* is how exactly they report what it holds, and *context*
-    is what our keys for its blocks depend on.
+    events come from *source*, or *source* is None. *exactness* is how exactly they report what it holds. *context* and
+    *naming* are what our keys for its blocks depend on.
     """
 
     description: Description
@@ -76,6 +76,7 @@ class Server:
     source: EventSource | None
     exactness: Exactness
     context: KeyContext
+    naming: NamedImages
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,11 @@ async def discover(http: Http, to: VllmAddress, reader: FileReader) -> Server:
     context = KeyContext(
         fingerprint=description.fingerprint,
         block_size=description.block_size,
+        page_size=description.block_size,
         max_model_len=description.max_model_len,
-        placeholder_ids=frozenset(() if placeholder_id is None else (placeholder_id,)),
     )
-    return Server(description, form, reason, source, exactness, context)
+    naming = NamedImages(frozenset(() if placeholder_id is None else (placeholder_id,)))
+    return Server(description, form, reason, source, exactness, context, naming)
 
 
 def exactness_of(source: EventSource | None, num_sources: int, rank: int | None, chat_reason: str) -> Exactness:
