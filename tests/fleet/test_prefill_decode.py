@@ -15,7 +15,7 @@ from streams import QueueSink, no_chat, no_pixels, stream
 from stub_worker import StubWorker
 from tables import table
 
-from saccade.connectors.native.client import slots_of
+from saccade.connectors.session import slots_of
 from saccade.connectors.sink import Sink, Stream
 from saccade.errors import (
     InvalidValue,

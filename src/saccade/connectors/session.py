@@ -4,15 +4,16 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from saccade.connectors.worker_load import plausible
 from saccade.connectors.worker_state import NO_REFUSALS, Refusals, WorkerState, refusals_of
-from saccade.errors import MAX_CAUSE_CHARACTERS, printable
+from saccade.errors import MAX_CAUSE_CHARACTERS, WorkerUnavailable, printable
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import Exactness
+from saccade.protocol.request import EngineRequest
 from saccade.transport import lasting_task
 from saccade.transport.backoff import Backoff
 
@@ -20,6 +21,9 @@ MAX_CHANGE_SECONDS = 60.0
 """The longest wait after a worker that describes itself differently each time, since a gateway prepares its model anew.
 One that stays as long may be tried again soon.
 """
+
+LOST = "The worker stopped while it answered; the request can be sent again."
+NOT_READY = "The worker is not ready; try again shortly."
 
 S = TypeVar("S")
 
@@ -30,13 +34,18 @@ def ignore_load(_: object) -> None:
     """Do nothing with a worker's report of its load."""
 
 
+def slots_of(request: EngineRequest) -> list[str]:
+    """Return the names of the shared-memory slots that *request* refers to."""
+    return [item.slot.name for item in request.media if item.slot is not None]
+
+
 class Connector(ABC, Generic[S]):
     """A client of the worker at *url*; between start() and close() it reconnects by itself.
 
     It has a session while the worker is ready. *load* was true at some time between the two of *load_times*, in seconds
     of the monotonic clock. *loss* says why the last attempt to connect failed, or why the last session ended; "" while
-    there is one. *on_change* is called with this client whenever `ready`, `description` or both have changed, *on_load*
-    whenever `load` has.
+    there is one. *on_released* gets the names of slots that the worker will not read any more. *on_change* is called
+    with this client whenever `ready`, `description` or both have changed, *on_load* whenever `load` has.
     """
 
     LIMIT_SECONDS: ClassVar[float] = 1.0
@@ -49,7 +58,11 @@ class Connector(ABC, Generic[S]):
     """The level at which a new reason for a loss is logged."""
 
     def __init__(
-        self, url: str, on_change: Callable[[Any], None], on_load: Callable[[Any], None] = ignore_load
+        self,
+        url: str,
+        on_released: Callable[[Sequence[str]], None],
+        on_change: Callable[[Any], None],
+        on_load: Callable[[Any], None] = ignore_load,
     ) -> None:
         self.url = url
         self.description: Description | None = None
@@ -58,6 +71,7 @@ class Connector(ABC, Generic[S]):
         self.loss = ""
         self._refusals = NO_REFUSALS
         self._session: S | None = None
+        self._on_released = on_released
         self._on_change = on_change
         self._on_load = on_load
         self._task: asyncio.Task[None] | None = None
@@ -133,6 +147,13 @@ class Connector(ABC, Generic[S]):
             if before is not None and self.description != before:
                 seconds = max(seconds, changes.after_failure())
             await asyncio.sleep(seconds)
+
+    def _session_for(self, request: EngineRequest) -> S:
+        """Return the session that sends *request*. Without one, give its slots back and raise WorkerUnavailable."""
+        if self._session is None:
+            self._on_released(slots_of(request))
+            raise WorkerUnavailable(NOT_READY)
+        return self._session
 
     def _enter(self, session: S, description: Description) -> None:
         self._session, self.description, self.loss = session, description, ""

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from saccade.concurrency import end_all
-from saccade.connectors.native.client import slots_of
+from saccade.connectors.session import slots_of
 from saccade.connectors.sink import SendPixels, Stream
 from saccade.errors import RequestTimeout, WorkerFailed, WorkerUnavailable
 from saccade.fleet.dispatch import Dispatcher, Placement

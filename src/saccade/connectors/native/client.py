@@ -21,7 +21,7 @@ from saccade.connectors.answer_bounds import AnswerBounds
 from saccade.connectors.native import feed as kv_feed
 from saccade.connectors.native.descriptions import KnownFiles, description_of
 from saccade.connectors.native.step_frames import DELTA_BYTES, Excess, StepFrames, logprob_bytes
-from saccade.connectors.session import Connector
+from saccade.connectors.session import LOST, NOT_READY, Connector, slots_of
 from saccade.connectors.sink import Sink, Stream
 from saccade.errors import (
     ImageTooLarge,
@@ -47,8 +47,6 @@ from saccade.transport.wire import MAX_COMMAND_BYTES, SERVICE_NAME, TAKEN, strea
 UNREADABLE = (DecodeError, *NOT_MSGPACK)
 DESCRIBE_SECONDS = 10.0
 ENDED = "the worker ended the stream"
-LOST = "The worker stopped while it answered; the request can be sent again."
-NOT_READY = "The worker is not ready; try again shortly."
 SILENT_SECONDS = 120.0
 """After this time without a frame a worker on this host counts as lost, such as one that was paused.
 
@@ -227,11 +225,6 @@ class _NativeSession:
         return True
 
 
-def slots_of(request: EngineRequest) -> list[str]:
-    """Return the names of the shared-memory slots that *request* refers to."""
-    return [item.slot.name for item in request.media if item.slot is not None]
-
-
 class WorkerClient(Connector[_NativeSession]):
     """A gateway's connection to one of Saccade's workers.
 
@@ -254,11 +247,10 @@ class WorkerClient(Connector[_NativeSession]):
         known_files: KnownFiles | None = None,
     ) -> None:
         target(url)
-        super().__init__(url, on_change, on_load)
+        super().__init__(url, on_released, on_change, on_load)
         self._credentials = credentials
         self._known_files = known_files or KnownFiles()
         self._logged: set[grpc.StatusCode] = set()
-        self._on_released = on_released
         self._stub: Any = None
         self._held_images = kv_feed.HeldImages()
 
@@ -291,10 +283,7 @@ class WorkerClient(Connector[_NativeSession]):
         Raises WorkerUnavailable if no engine is ready, and ImageTooLarge for more inline pixels than a message holds.
         The sink fails with WorkerFailed if the engine dies, and with the error of a delta that has one.
         """
-        if self._session is None:
-            self._on_released(slots_of(request))
-            raise WorkerUnavailable(NOT_READY)
-        return self._session.submit(request, sink)
+        return self._session_for(request).submit(request, sink)
 
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:
         """Tell the worker to drop unused KV blocks and encoder outputs. Return whether it accepts such a command."""

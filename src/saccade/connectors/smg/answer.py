@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from saccade.connectors.answer_bounds import FINISH_REASONS, NOT_ASKED_FOR, AnswerBounds
-from saccade.connectors.native.client import LOST, NOT_READY
+from saccade.connectors.session import LOST, NOT_READY
 from saccade.errors import (
     DeadlineExceeded,
     QueueFull,

@@ -25,9 +25,8 @@ from saccade.connectors.answer_bounds import NOT_ASKED_FOR
 from saccade.connectors.events import published_events
 from saccade.connectors.events.reported_cache import KeyContext, ReportedCache
 from saccade.connectors.events.sent_images import NO_TENANT, SentImages
-from saccade.connectors.native.client import NOT_READY, slots_of
 from saccade.connectors.rank_urls import RankedAddresses
-from saccade.connectors.session import Connector
+from saccade.connectors.session import NOT_READY, Connector, slots_of
 from saccade.connectors.sink import Sink, Stream
 from saccade.connectors.smg import kv_events, shared_memory_links
 from saccade.connectors.smg import model as smg_model
@@ -107,7 +106,7 @@ class SmgClient(Connector[SmgSession]):
     """The best level at which the events of such a worker report what it holds."""
 
     def __init__(self, url: str, context: ClientContext, sent: SentImages) -> None:
-        super().__init__(url, context.on_change, context.on_load)
+        super().__init__(url, context.on_released, context.on_change, context.on_load)
         address = self.ADDRESSES.read_worker(url)
         self._target, self.rank = urlsplit(address.server).netloc, address.rank
         self.host = self._target.rpartition(":")[0].strip("[]")
@@ -216,18 +215,18 @@ class SmgClient(Connector[SmgSession]):
     ) -> Stream:
         """Send *request*, to whose message *complete* may add; its deltas go to *sink*.
 
-        The sink fails with WorkerUnavailable if no worker is ready, and with WorkerFailed if it dies or sends nonsense.
-        It fails with ImageTooLarge for more inline pixels than a message holds, and with UnsupportedParameter for what
+        Raises WorkerUnavailable if the worker is not ready. The sink fails with WorkerFailed if it dies or sends
+        nonsense, with ImageTooLarge for more inline pixels than a message holds, and with UnsupportedParameter for what
         this wire cannot express. If the worker refuses, the error is RequestError, QueueFull or DeadlineExceeded.
         """
-        links = Links(self._context.on_released, self._context.on_discarded, slots_of(request))
-        return _SmgStream(request, sink, links, partial(self._message, request, links, complete), self)
+        session = self._session_for(request)
+        links = Links(self._on_released, self._context.on_discarded, slots_of(request))
+        return _SmgStream(request, sink, links, partial(self._message, session, request, links, complete), self)
 
-    async def _message(self, request: EngineRequest, links: Links, complete: Callable[[Any], object]) -> Any:
+    async def _message(
+        self, session: SmgSession, request: EngineRequest, links: Links, complete: Callable[[Any], object]
+    ) -> Any:
         """Return the message for *request*, which is sent now. Raises what the sink of generate() fails with."""
-        session = self._session
-        if session is None:
-            raise WorkerUnavailable(NOT_READY)
         if error := self.state.refusal(needs_of_request(request), request.salt):
             raise error
         self.begin(request)

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from saccade.connectors.native.client import NOT_READY, slots_of
+from saccade.connectors.session import NOT_READY, slots_of
 from saccade.connectors.sink import Legs, PrefillSink, Sink, Stream
 from saccade.connectors.smg.session import ClientContext
 from saccade.connectors.smg.sglang import DECODE, PREFILL, SglangClient

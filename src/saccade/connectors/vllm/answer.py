@@ -5,7 +5,7 @@ from http import HTTPStatus
 import msgspec
 
 from saccade.connectors.answer_bounds import FINISH_REASONS, NOT_ASKED_FOR, TOO_LONG, AnswerBounds
-from saccade.connectors.native.client import LOST, NOT_READY
+from saccade.connectors.session import LOST, NOT_READY
 from saccade.errors import (
     DeadlineExceeded,
     QueueFull,

@@ -14,8 +14,7 @@ import msgspec
 from saccade.byte_lru import ByteLru
 from saccade.connectors.events.published_events import follow
 from saccade.connectors.events.reported_cache import ReportedCache
-from saccade.connectors.native.client import LOST, NOT_READY, slots_of
-from saccade.connectors.session import Connector, ignore_load
+from saccade.connectors.session import LOST, NOT_READY, Connector, ignore_load, slots_of
 from saccade.connectors.sink import Sink, Stream
 from saccade.connectors.vllm import server as vllm_server
 from saccade.connectors.vllm.answer import VllmAnswer, error_of
@@ -108,9 +107,8 @@ class VllmClient(Connector[_VllmSession]):
         reader: FileReader,
         on_load: Callable[["VllmClient"], None] = ignore_load,
     ) -> None:
-        super().__init__(url, on_change, on_load)
+        super().__init__(url, on_released, on_change, on_load)
         self._address: VllmAddress = address(url)
-        self._on_released = on_released
         self._credentials = credentials
         self._reader = reader
         self._tokenises_alike = True
@@ -156,12 +154,10 @@ class VllmClient(Connector[_VllmSession]):
         nonsense, with UnsupportedParameter for what this wire cannot express, and with ImageTooLarge for too many
         pixels. If the server refuses, the error is RequestError, QueueFull or DeadlineExceeded.
         """
+        session = self._session_for(request)
         if slots := slots_of(request):
             self._on_released(slots)
             raise InternalError("The images lie where this worker cannot read them.")
-        session = self._session
-        if session is None:
-            raise WorkerUnavailable(NOT_READY)
         if session.server.form is None and chat is not None:
             return PulledStream(self.url, sink, partial(self._read_chat, session, request, chat(), sink))
         return PulledStream(self.url, sink, lambda stream: self._read(session, request, sink, stream))
