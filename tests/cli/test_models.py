@@ -11,6 +11,7 @@ import pytest
 from hub import running_hub
 
 from saccade.cli.main import run
+from saccade.engine.quantize.copy import write_rounded_copy
 
 
 def put(source: Path, cache: Path, name: str, *files: str) -> None:
@@ -37,15 +38,18 @@ def test_list_has_family_disk_and_memory(
 ) -> None:
     put(tiny_qwen3_vl, tmp_path, "acme/tiny")
     put(tiny_qwen3_vl, tmp_path, "acme/config-only", "config.json")
+    write_rounded_copy(tiny_qwen3_vl, tmp_path / "copy", "int8", lambda *_: None)
+    put(tmp_path / "copy", tmp_path, "acme/small")
     put(tiny_qwen3_vl, tmp_path, "acme/weights-only", "model.safetensors")
     put(tiny_qwen3_vl, tmp_path, "other/bert", "config.json")
     (tmp_path / "models--other--bert" / "snapshots" / ("a" * 40) / "config.json").write_text('{"model_type": "bert"}')
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert run(["models"]) == 0
-    _, header, config_only, tiny, bert, *_ = capsys.readouterr().out.splitlines()
+    _, header, config_only, small, tiny, bert, *_ = capsys.readouterr().out.splitlines()
     assert header.split() == ["model", "family", "disk", "weights", "in", "memory"]
     assert config_only.split()[:2] == ["acme/config-only", "qwen3_vl"]
     assert config_only.endswith("its files are not complete")
+    assert small.endswith("as on disk: compressed-tensors int-quantized, 8 bits")
     weights = (tiny_qwen3_vl / "model.safetensors").stat().st_size
     name, family, disk, disk_unit, memory, memory_unit, _, dtype = tiny.split()
     assert (name, family, disk_unit, memory_unit, dtype) == ("acme/tiny", "qwen3_vl", "MiB", "MiB", "float32")

@@ -55,6 +55,27 @@ def test_summary_names_the_number_format_of_the_cache_if_it_is_another(dtype: st
     assert line.endswith(shown)
 
 
+@table(
+    ("fields", "shown"),
+    [
+        ({"weight_formats": "rounded by --quantization int8", "rounding_saves": 0}, "rounded by --quantization int8"),
+        (
+            {"rounding_saves": 3 << 29},
+            "plain. With --quantization int8 they would take 1.5 GiB less; `saccade quantize`",
+        ),
+        ({"rounding_saves": 1 << 28}, None),
+        ({}, None),
+    ],
+)
+def test_summary_names_the_format_of_the_weights(fields: dict[str, Any], shown: str | None) -> None:
+    """Or what int8 would save, if that is much."""
+    written = io.StringIO()
+    show_summary(Console(file=written, width=200), msgspec.structs.replace(DESCRIPTION, **fields), "")
+    found = [line.strip() for line in written.getvalue().splitlines() if line.startswith("weights")]
+    assert len(found) == (shown is not None)
+    assert shown is None or found[0].removeprefix("weights").lstrip().startswith(shown)
+
+
 def test_summary_has_the_note_of_the_worker() -> None:
     written = io.StringIO()
     show_summary(Console(file=written, width=100), msgspec.structs.replace(DESCRIPTION, note="It [b]guesses."), "")

@@ -90,14 +90,16 @@ def _row(model: CachedModel) -> tuple[str, str, str, str]:
         return model.name, family, disk, ""
     # It imports torch, which takes seconds.
     from saccade.engine.executor.loader import choose_device, choose_dtype, count_parameters, empty_network
+    from saccade.engine.executor.weight_formats import read_quantisation
 
     try:
         config, network = empty_network(files)
         dtype = choose_dtype("auto", choose_device("auto"), config)
+        quantisation = read_quantisation(config, model.folder)
     except StartupError:
         return model.name, family, disk, "its files are not complete"
-    if "quantization_config" in config:
-        return model.name, family, disk, "as on disk: it is quantised"
+    if quantisation is not None:
+        return model.name, family, disk, f"as on disk: {quantisation.formats}"
     memory = size(count_parameters(network) * dtype.itemsize)
     return model.name, family, disk, f"{memory} in {dtype}".replace("torch.", "")
 

@@ -32,6 +32,9 @@ TEXT_QUESTION = "What can you do?"
 """For a model that reads text only."""
 
 
+WORTH_ROUNDING = GIB // 2
+"""Bytes that int8 must save for a start to mention it: half of a GiB in bfloat16."""
+
 REMOTE_CODE = "--trust-remote-code has no effect: code that ships with a model is never run."
 
 
@@ -100,6 +103,8 @@ def show_summary(
     if description.note:
         table.add_row("", description.note)
     table.add_row("device", f"{description.device}, {description.dtype}")
+    if weights := _weights(description):
+        table.add_row("weights", weights)
     if description.attention_backend:
         names = [description.attention_backend]
         if description.mm_encoder_attn_backend:
@@ -122,6 +127,16 @@ def show_summary(
     console.print(table, markup=False, highlight=False, soft_wrap=True)
     if commands:
         console.print("\nTry it:", *commands, sep="\n", markup=False, highlight=False, soft_wrap=True)
+
+
+def _weights(description: Description) -> str:
+    """Return the formats of quantised weights, or what int8 would save of plain ones; "" if that is little."""
+    if description.weight_formats or description.rounding_saves < WORTH_ROUNDING:
+        return description.weight_formats
+    return (
+        f"plain. With --quantization int8 they would take {size(description.rounding_saves)} less; `saccade quantize` "
+        "writes a copy that has them in int8."
+    )
 
 
 def _image_costs(description: Description, media: MediaSettings | None) -> list[str]:

@@ -65,6 +65,8 @@ def describe(
         window=window_of(model.network.spec.kv_specs) or 0,
         num_window_blocks=sizes.num_window_blocks,
         note=_note(config),
+        weight_formats=model.weight_formats,
+        rounding_saves=model.rounding_saves,
     )
 
 

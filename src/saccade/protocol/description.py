@@ -76,5 +76,9 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """KV blocks of these layers."""
     note: str = ""
     """A sentence for people: what they must know about the model's answers. "" for nothing."""
+    weight_formats: str = ""
+    """The formats of quantised weights, for people. "" if all are plain, or if the worker does not report it."""
+    rounding_saves: Count = 0
+    """Bytes of memory that --quantization int8 would save; 0 if nothing, or if the worker does not report it."""
     files_digest: bytes = b""
     """identity.content.files_digest() of the files, if the gateway asked for it instead of the files."""

@@ -78,6 +78,18 @@ def test_layers_by_kernel(choice: str, kernel: type) -> None:
     assert set(found[False]) == {Int8Product}
 
 
+def test_what_the_description_says(network_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The format of the weights, or how many bytes int8 would save: three of four, in float32."""
+    monkeypatch.setattr(layers, "LEAST_ROUNDED", 16)
+    folder = network_folder("qwen3_vl")
+    plain = engines.engine(folder).description
+    network = load(folder, None)
+    linear = sum(network.get_submodule(name).weight.numel() for name in formats(load(folder, "int8")))  # type: ignore[operator,union-attr]
+    assert (plain.weight_formats, plain.rounding_saves) == ("", 3 * linear)
+    rounded = engines.engine(folder, quantization="int8").description
+    assert (rounded.weight_formats, rounded.rounding_saves) == ("rounded by --quantization int8", 0)
+
+
 @pytest.mark.parametrize("choice", ["int8", "int4"])
 def test_only_a_cpu_has_the_kernels(choice: str, tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "choose_device", lambda *_: torch.device("cuda"))

@@ -173,6 +173,7 @@ def test_other_files_are_copied(model: Path, tmp_path: Path) -> None:
     }
     assert (copy / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
     assert copy.stat().st_mode & 0o777 == model.stat().st_mode & 0o777
+    assert len({path.stat().st_mode for path in copy.glob("*.*")}) == 1
 
 
 @pytest.mark.usefixtures("every_layer")

@@ -14,7 +14,7 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.fingerprint import model_fingerprint, weights_digest
 from saccade.engine.executor.quantisation import Quantisation
-from saccade.engine.executor.rounding import FP8, formats_of_layers, round_weights
+from saccade.engine.executor.rounding import FP8, bytes_saved, formats_of_layers, round_weights
 from saccade.engine.executor.tied_head import settle_head
 from saccade.engine.executor.weight_files import open_checkpoint
 from saccade.engine.executor.weight_filler import Progress, fill, fill_randomly
@@ -50,6 +50,10 @@ class LoadedModel:
     """The checkpoint's scales of cached keys and values, by layer."""
     weights_digest: bytes = b""
     """32 bytes that name the weights without the files."""
+    weight_formats: str = ""
+    """The formats of quantised weights, for people; "" if all are plain."""
+    rounding_saves: int = 0
+    """Bytes that --quantization int8 would save."""
 
 
 def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -> LoadedModel:
@@ -93,12 +97,27 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
             _note_spare(plan, config)
             fill(network, plan, checkpoint, device, progress)
             kv_scales = plan.cache_scales.read_scales(checkpoint)
-    if config.quantization is not None and quantisation is None:
+    weight_formats, rounding_saves = "", 0
+    if quantisation is not None:
+        weight_formats = quantisation.formats
+    elif config.quantization is not None:
         round_weights(network, formats_of_layers(network, config.quantization))
+        weight_formats = f"rounded by --quantization {config.quantization}"
+    elif device.type == "cpu":
+        rounding_saves = bytes_saved(network)
     network.finish()
-    identity = model_fingerprint(config, files)
-    weights = weights_digest(config, files)
-    return LoadedModel(network.eval(), network, files, identity, num_parameters, ranks, kv_scales, weights)
+    return LoadedModel(
+        network.eval(),
+        network,
+        files,
+        model_fingerprint(config, files),
+        num_parameters,
+        ranks,
+        kv_scales,
+        weights_digest(config, files),
+        weight_formats,
+        rounding_saves,
+    )
 
 
 def _check_plain(choice: str, quantisation: Quantisation) -> None:

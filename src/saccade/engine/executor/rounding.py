@@ -69,6 +69,16 @@ def round_weights(network: Any, formats: Mapping[str, str]) -> None:
             layer.round_weight(ROUNDED[format])
 
 
+def bytes_saved(network: Any) -> int:
+    """Return how many bytes --quantization int8 would save of the weights of *network*, which are all plain.
+
+    A tied head is left out: its plain copy exists only if a kernel packs it.
+    """
+    names = (name for name in formats_of_layers(network, INT8) if name != HEAD or not network.is_tied)
+    layers = [network.get_submodule(name) for name in names]
+    return sum(layer.weight.nbytes - layer.weight.numel() for layer in layers)
+
+
 def _modules_of_decoders(network: nn.Module) -> Iterator[nn.Module]:
     for decoder in (module for module in network.modules() if isinstance(module, TextDecoder)):
         yield from decoder.layers.modules()

@@ -63,8 +63,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise StartupError(f"No folder can be created at {target}: {error.strerror}.") from error
     try:
         yield folder
-        # The folder was private so far.
-        folder.chmod(0o777 & ~_umask())
+        _open_to_others(folder)
         folder.rename(target)
     except (OSError, SafetensorError) as error:
         raise StartupError(f"{target} could not be written, and nothing is left of it: {error}.") from error
@@ -73,11 +72,13 @@ def new_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _umask() -> int:
-    """Return the process's mask of permissions, which can only be read by setting it."""
+def _open_to_others(folder: Path) -> None:
+    """Give *folder* and its files, some of which are private so far, the permissions that new ones usually have."""
+    # The mask can only be read by setting it.
     mask = os.umask(0o077)
     os.umask(mask)
-    return mask
+    for path in (folder, *folder.rglob("*")):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
 
 
 def files_beside_weights(model: Path) -> list[Path]:
