@@ -1,7 +1,9 @@
 """A rounded copy of a checkpoint: its weights are those of --quantization, to the bit, and it is whole or not there."""
 
 import json
-from collections.abc import Callable, Iterator
+import shutil
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import load_model
+from saccade.engine.executor.rounding import ROUNDED
 from saccade.engine.quantize import shards
 from saccade.engine.quantize.copy import write_rounded_copy
 from saccade.errors import StartupError
@@ -130,29 +133,31 @@ def test_the_configuration(network_folder: Callable[[str], Path], tmp_path: Path
 
 @pytest.mark.usefixtures("every_layer")
 def test_compressed_tensors_reads_the_same_values(network_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """Its decompressors give what Saccade dequantises."""
+    from compressed_tensors.compressors.naive_quantized.base import NaiveQuantizationCompressor
     from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
     from compressed_tensors.quantization import QuantizationConfig
 
-    write_rounded_copy(network_folder("qwen3_vl"), tmp_path / "copy", "int4", silent)
-    stored = load_file(tmp_path / "copy" / "model.safetensors")
-    scheme = QuantizationConfig.model_validate(section(tmp_path / "copy")).config_groups["group_0"]
-    network = load(tmp_path / "copy")
-    count = 0
-    for key in [key for key in stored if key.endswith(".o_proj.weight_packed")]:
-        module = key.removesuffix(".weight_packed")
+    folder = network_folder("qwen3_vl")
+    copied = write_rounded_copy(folder, tmp_path / "copy", "int4", silent)
+    plain, stored = load_file(folder / "model.safetensors"), load_file(tmp_path / "copy" / "model.safetensors")
+    schemes = QuantizationConfig.model_validate(section(tmp_path / "copy")).config_groups
+    found = Counter[str]()
+    for module in [name.removesuffix(".weight_scale") for name in stored if name.endswith(".weight_scale")]:
         fields = {name.removeprefix(f"{module}."): value for name, value in stored.items() if name.startswith(module)}
-        read = PackedQuantizationCompressor.decompress(fields, scheme)["weight"]
-        layer = network.get_submodule(network.locate(f"{module}.weight").parameter.removesuffix(".weight"))  # type: ignore[operator]
-        assert torch.equal(read.float(), layer.dequantised().to(read.dtype).float())  # type: ignore[operator]
-        count += 1
-    assert count == 4
+        kind = "int4" if "weight_packed" in fields else "int8"
+        reader = PackedQuantizationCompressor if kind == "int4" else NaiveQuantizationCompressor
+        scheme = schemes["group_0" if kind == "int4" else "group_1"]
+        values = reader.decompress({end: value for end, value in fields.items() if end != "bias"}, scheme)["weight"]
+        own = ROUNDED[kind](plain[f"{module}.weight"]).dequantised(values.dtype)
+        assert torch.equal(values, own), module
+        found[kind] += 1
+    assert found == copied.num_rounded
 
 
 @pytest.fixture
-def model(network_folder: Callable[[str], Path], tmp_path: Path) -> Iterator[Path]:
+def model(network_folder: Callable[[str], Path], tmp_path: Path) -> Path:
     """A folder with files beside the weights."""
-    import shutil
-
     folder = shutil.copytree(network_folder("qwen3_vl"), tmp_path / "model")
     (folder / "more").mkdir()
     (folder / "more" / "notes.txt").write_text("notes")
