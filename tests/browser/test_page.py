@@ -37,7 +37,7 @@ DROP = """([target, name, type, data]) => {
 def drop(page: "Page", content: bytes, name: str = IMAGE.name) -> None:
     data = base64.b64encode(content).decode()
     page.evaluate(DROP, [page.query_selector("#drop"), name, "image/png", data])
-    page.wait_for_selector("#images li")
+    page.wait_for_selector("#attachments li")
 
 
 def ask(page: "Page", finished: str = FINISHED) -> str:
@@ -121,12 +121,12 @@ def test_commands_of_the_page_give_the_same_answer(site: Site, opened: Opened, t
     with opened(site.root) as page:
         drop(page, IMAGE.read_bytes(), HOSTILE.replace("/", ":"))
         ask(page)
-        assert page.query_selector(".images img[src='x']") is None
-        name = page.inner_text(".turn .images .name")
+        assert page.query_selector(".attachments img[src='x']") is None
+        name = page.inner_text(".turn .attachments .name")
         (tmp_path / name).write_bytes(IMAGE.read_bytes())
         curl = page.text_content("#code") or ""
         with page.expect_download() as saved:
-            page.click(".turn .images a.name")
+            page.click(".turn .attachments a.name")
         assert Path(saved.value.path()).read_bytes() == IMAGE.read_bytes()
         page.click("#python")
         python = page.text_content("#code") or ""
@@ -147,7 +147,7 @@ def test_stop_ends_the_answer_at_the_server(site: Site, opened: Opened) -> None:
         page.route("**/v1/chat/completions", lengthen)
         page.wait_for_selector('#model option:not([value=""])', state="attached")
         page.click("#example")
-        page.wait_for_selector("#images li")
+        page.wait_for_selector("#attachments li")
         page.click("#ask")
         page.wait_for_selector(f"{ANSWER}:not(:empty)")
         page.click("#stop")
@@ -163,9 +163,9 @@ def test_error_of_the_server_is_shown_as_its_sentence(site: Site, opened: Opened
         drop(page, b"no image", "photo.png")
         ask(page, "#error:not([hidden])")
         assert "The bytes are not an image in a known format" in page.inner_text("#error")
-        page.click("#images button")
+        page.click("#attachments button")
         page.click("#example")
-        page.wait_for_selector("#images img")
+        page.wait_for_selector("#attachments img")
         assert ask(page, FACTS)
         assert not page.is_visible("#error")
 
@@ -204,7 +204,7 @@ def test_text_of_a_model_or_a_file_never_becomes_html(site: Site, opened: Opened
 def test_several_images_are_asked_about_in_their_order(site: Site, opened: Opened) -> None:
     with opened(site.root) as page:
         page.set_input_files("#file", [IMAGE, IMAGE.with_name("8K-brown.png")])
-        page.wait_for_selector("#images li:nth-child(2)")
+        page.wait_for_selector("#attachments li:nth-child(2)")
         with page.expect_request("**/v1/chat/completions") as sent:
             ask(page)
         *images, _ = json.loads(sent.value.post_data or "")["messages"][0]["content"]
@@ -221,7 +221,7 @@ def test_pages_of_a_pdf_are_images_of_their_own(site: Site, opened: Opened, tmp_
     page_images[0].save(tmp_path / "two.pdf", save_all=True, append_images=page_images[1:])
     with opened(site.root) as page:
         page.set_input_files("#file", [tmp_path / "two.pdf", IMAGE])
-        page.wait_for_selector("#images li:nth-child(2)")
+        page.wait_for_selector("#attachments li:nth-child(2)")
         ask(page)
         assert page.locator("#which button").count() == 3
         assert "no preview" in page.inner_text("#caption")
@@ -235,7 +235,7 @@ def test_url_goes_to_the_server_and_not_through_the_browser(site: Site, opened: 
         page.on("request", lambda request: requests.append(request.url))
         page.fill("#url", "http://images.invalid/cat.png")
         page.press("#url", "Enter")
-        assert "http://images.invalid/cat.png" in page.inner_text("#images")
+        assert "http://images.invalid/cat.png" in page.inner_text("#attachments")
         ask(page, "#error:not([hidden])")
         assert all(request.startswith(site.root) for request in requests)
         page.fill("#url", "javascript:alert(1)")
@@ -250,7 +250,7 @@ def test_pasted_image_is_added(site: Site, opened: Opened) -> None:
     with opened(site.root) as page:
         data = base64.b64encode(IMAGE.read_bytes()).decode()
         page.evaluate(paste, [page.query_selector("#question"), "image.png", "image/png", data])
-        page.wait_for_selector("#images li")
+        page.wait_for_selector("#attachments li")
         assert ask(page) == "LS"
 
 
@@ -291,7 +291,7 @@ def test_keyboard_is_enough(site: Site, opened: Opened) -> None:
             reached.append(page.evaluate("() => document.activeElement.id"))
             if reached[-1] == "example":
                 page.keyboard.press("Enter")
-                page.wait_for_selector("#images li")
+                page.wait_for_selector("#attachments li")
             if reached[-1] == "question":
                 break
         assert reached == ["model", "link", "theme", "file", "example", "url", "add", "", "", "question"]
@@ -299,7 +299,7 @@ def test_keyboard_is_enough(site: Site, opened: Opened) -> None:
         page.wait_for_selector(FACTS)
         assert page.inner_text(ANSWER)
         page.click("#example")
-        page.focus("#images button")
+        page.focus("#attachments button")
         page.keyboard.press("Enter")
         assert page.evaluate("() => document.activeElement.id") == "file"
 

@@ -32,9 +32,9 @@ def test_later_turns_send_the_images_and_answers_of_earlier_ones(site: Site, ope
     with opened(site.root) as page:
         answer_chats(page, "LS", "red")
         page.set_input_files("#file", IMAGE)
-        page.wait_for_selector("#images img")
+        page.wait_for_selector("#attachments img")
         (first,) = ask(page, "What does it say?")
-        assert page.query_selector("#images li") is None
+        assert page.query_selector("#attachments li") is None
         assert page.input_value("#question") == ""
         assert ask(page, "And the colour?") == [
             first,
@@ -49,7 +49,7 @@ def test_later_turns_send_the_images_and_answers_of_earlier_ones(site: Site, ope
 def test_second_question_about_an_image_is_answered_from_the_cache(site: Site, opened: Opened) -> None:
     with opened(site.root) as page:
         page.set_input_files("#file", IMAGE)
-        page.wait_for_selector("#images img")
+        page.wait_for_selector("#attachments img")
         ask(page, "What does it say?")
         ask(page, "What does it say?")
         assert page.is_hidden("#error")
@@ -82,11 +82,11 @@ def test_refused_question_goes_back_into_the_form(site: Site, opened: Opened) ->
     with opened(site.root, may_fail=True) as page:
         answer_chats(page, ERROR)
         page.set_input_files("#file", IMAGE)
-        page.wait_for_selector("#images img")
+        page.wait_for_selector("#attachments img")
         ask(page, "First?")
         assert page.inner_text("#error") == "Too many requests."
         assert page.input_value("#question") == "First?"
-        assert page.locator("#images img").count() == 1
+        assert page.locator("#attachments img").count() == 1
         assert page.is_hidden("#conversation")
 
 
@@ -111,7 +111,7 @@ def test_conversation_is_saved_as_the_body_of_a_request_and_as_markdown(site: Si
     with opened(site.root) as page:
         answer_chats(page, "It says **LS**.")
         page.set_input_files("#file", IMAGE)
-        page.wait_for_selector("#images img")
+        page.wait_for_selector("#attachments img")
         (question,) = ask(page, "What does it say?")
         with page.expect_download() as saved:
             page.click("#save-json")

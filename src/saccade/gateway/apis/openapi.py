@@ -151,9 +151,9 @@ def _files() -> dict[str, Any]:
 
 
 def _pdf_page() -> dict[str, Any]:
-    image = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
-    drawn = _get("Draw a page of a PDF", image, *POST_ERRORS) | {"parameters": [PAGE_NUMBER]}
-    drawn["requestBody"] = {"required": True, "content": {"application/pdf": {}}}
+    file = {"schema": {"type": "string", "format": "binary"}}
+    drawn = _get("Draw a page of a PDF", {"image/png": file}, *POST_ERRORS) | {"parameters": [PAGE_NUMBER]}
+    drawn["requestBody"] = {"required": True, "content": {"application/pdf": file}}
     return drawn
 
 

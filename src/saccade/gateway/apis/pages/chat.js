@@ -1,6 +1,6 @@
 "use strict";
 // The conversation. It stays in memory: sessionStorage holds a few megabytes, which one or two photos fill.
-let turns = [];  // {question, images, answer, reasoning, view}, and what showFacts reads
+let turns = [];  // {question, attachments, answer, reasoning, view}, and what showFacts reads
 let running = null;
 
 const fail = (text) => show($("error"), text);
@@ -8,11 +8,11 @@ const fail = (text) => show($("error"), text);
 function ask(event) {
   event.preventDefault();
   if (running) return;
-  const turn = { question: $("question").value, images };
-  if (!turn.question && !images.length) return fail("Write a question, or add an image.");
-  images = [];
+  const turn = { question: $("question").value, attachments };
+  if (!turn.question && !attachments.length) return fail("Write a question, or add an image.");
+  attachments = [];
   $("question").value = "";
-  drawImages();
+  drawAttachments();
   answer(turn, () => takeBack(turn));
 }
 
@@ -25,9 +25,9 @@ function askAgain() {
 
 // What was refused goes back into the form, before what was written there in the meantime.
 function takeBack(turn) {
-  images = [...turn.images, ...images];
+  attachments = [...turn.attachments, ...attachments];
   $("question").value = [turn.question, $("question").value].filter(Boolean).join("\n");
-  drawImages();
+  drawAttachments();
 }
 
 function beginAnew() {
@@ -42,10 +42,10 @@ function beginAnew() {
 }
 
 // Adds a turn and streams its answer. A turn whose request is refused is dropped, then *giveBack* is called.
-async function answer({ question, images }, giveBack) {
+async function answer({ question, attachments }, giveBack) {
   fail("");
-  const view = turnView(question, images);
-  const turn = { question, images, answer: "", reasoning: "", start: performance.now(), first: 0, last: 0, view };
+  const view = turnView(question, attachments);
+  const turn = { question, attachments, answer: "", reasoning: "", start: performance.now(), first: 0, last: 0, view };
   turns.push(turn);
   $("turns").append(view);
   $("conversation").hidden = false;
@@ -53,7 +53,7 @@ async function answer({ question, images }, giveBack) {
   const controller = new AbortController();
   setRunning(controller);
   writeCode();
-  const sentImages = counted(turns).flatMap((one) => one.images);
+  const sent = counted(turns).flatMap((one) => one.attachments);
   const refuse = (text) => {
     if (!turns.includes(turn)) return;  // a new conversation has begun
     fail(text);
@@ -75,7 +75,7 @@ async function answer({ question, images }, giveBack) {
     }
     turn.warning = response.headers.get("x-saccade-warning");
     for await (const chunk of events(response.body)) take(chunk, turn);
-    if (turns.includes(turn)) showSeen(sentImages, turn.usage?.prompt_tokens_details?.images ?? []);
+    if (turns.includes(turn)) showSeen(sent, turn.usage?.prompt_tokens_details?.images ?? []);
   } catch (error) {
     if (error.name === "AbortError") turn.reason = "stopped";
     else refuse(error.isServers ? error.message : UNREACHED);

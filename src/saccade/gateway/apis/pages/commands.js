@@ -7,8 +7,8 @@ const API = new URL("v1", location.href).href;
 
 // The turns of the next request, or of the last one if no further question is begun.
 function turnsToSend() {
-  const next = { question: $("question").value, images, answer: "" };
-  if (next.question || images.length || !turns.length) return [...turns, next];
+  const next = { question: $("question").value, attachments, answer: "" };
+  if (next.question || attachments.length || !turns.length) return [...turns, next];
   return [...turns.slice(0, -1), { ...turns.at(-1), answer: "" }];
 }
 

@@ -2,8 +2,8 @@
 // The conversation as a file: JSON is the body of a request with every answer so far, Markdown is for readers.
 const asJson = (turns) => `${JSON.stringify(body(turns), null, 2)}\n`;
 
-const asMarkdown = (turns) => turns.map(({ question, images, answer }, index) => [
-  `## Question ${index + 1}`, ...images.map(({ name }) => `Image: ${name}`), question, `## Answer ${index + 1}`, answer,
+const asMarkdown = (turns) => turns.map(({ question, attachments, answer }, index) => [
+  `## Question ${index + 1}`, ...attachments.map(({ name }) => `Image: ${name}`), question, `## Answer ${index + 1}`, answer,
 ].filter(Boolean).join("\n\n")).join("\n\n") + "\n";
 
 function saveFile(name, type, text) {

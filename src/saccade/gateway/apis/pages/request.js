@@ -1,13 +1,13 @@
 "use strict";
-// The body of a request for the chat API: the whole conversation, with the images of every turn.
+// The body of a request for the chat API: the whole conversation, with the attachments of every turn.
 const headers = () => (
   { "Content-Type": "application/json", ...($("key").value && { Authorization: `Bearer ${$("key").value}` }) });
 
 // A turn without an answer, such as one that was stopped early, counts only while it is the last.
 const counted = (turns) => turns.filter(({ answer }, index) => answer || index === turns.length - 1);
 
-function messagesOf({ question, images, answer }, urlOf) {
-  const content = images.map((image) => ({ type: "image_url", image_url: { url: urlOf(image) } }));
+function messagesOf({ question, attachments, answer }, urlOf) {
+  const content = attachments.map((image) => ({ type: "image_url", image_url: { url: urlOf(image) } }));
   if (question) content.push({ type: "text", text: question });
   return [{ role: "user", content }, ...(answer ? [{ role: "assistant", content: answer }] : [])];
 }

@@ -2,16 +2,16 @@
 // What the model saw.
 
 // Every page of a PDF is an image of its own; the pages of several PDFs cannot be told apart.
-function byPages(images, num) {
+function byPages(attachments, num) {
   const isPdf = (image) => image.type === "application/pdf";
-  const numPdfs = images.filter(isPdf).length;
-  const pages = Array(Math.max(0, num - images.length + numPdfs));
-  const shown = images.flatMap((image) => isPdf(image) ? pages.fill(image) : [image]);
+  const numPdfs = attachments.filter(isPdf).length;
+  const pages = Array(Math.max(0, num - attachments.length + numPdfs));
+  const shown = attachments.flatMap((image) => isPdf(image) ? pages.fill(image) : [image]);
   return shown.length === num ? shown : [];
 }
 
-function showSeen(sentImages, seen) {
-  const shown = byPages(sentImages, seen.length);
+function showSeen(sent, seen) {
+  const shown = byPages(sent, seen.length);
   const select = (index) => {
     [...$("which").children].forEach((button, other) => button.setAttribute("aria-pressed", other === index));
     drawSeen(shown[index], seen[index]);

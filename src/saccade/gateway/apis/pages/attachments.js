@@ -1,6 +1,6 @@
 "use strict";
-// The images of the question.
-let images = [];  // {name, type, url, pixels}: url is what the server gets; pixels is an ImageBitmap, null for a URL
+// The attachments of the question.
+let attachments = [];  // {name, type, url, pixels}: url is what the server gets; pixels is an ImageBitmap, null for a URL
 
 const isFile = (image) => image.url.startsWith("data:");
 
@@ -17,22 +17,22 @@ async function addFiles(files) {
     // A format that only the server can read is sent, too, and shown by its name.
     const pixels = await createImageBitmap(file).catch(() => null);
     const type = /^(image\/[\w.+-]+|application\/pdf)$/.test(file.type) ? file.type : "image/png";
-    if (url) images.push({ name: named(file.name), type, url, pixels });
+    if (url) attachments.push({ name: named(file.name), type, url, pixels });
     else fail(`The browser cannot read ${named(file.name)}. Choose it again.`);
   }
-  drawImages();
+  drawAttachments();
 }
 
 function addUrl(url) {
   if (!/^https?:\/\//i.test(url)) return fail("The URL of an image begins with http:// or https://.");
   fail("");
   $("url").value = "";
-  images.push({ name: url, type: "", url, pixels: null });
-  drawImages();
+  attachments.push({ name: url, type: "", url, pixels: null });
+  drawAttachments();
 }
 
-function drawImages() {
-  $("images").replaceChildren(...images.map((image, index) => make("li", {}, ...preview(image),
+function drawAttachments() {
+  $("attachments").replaceChildren(...attachments.map((image, index) => make("li", {}, ...preview(image),
     make("button", { type: "button", "aria-label": `Remove ${image.name}`, onclick: () => remove(index) }, "×"))));
   writeCode();
 }
@@ -48,9 +48,9 @@ const saved = ({ name, url }) =>
   make("a", { class: "name", href: url, download: name, "aria-label": `Save ${name}` }, name);
 
 function remove(index) {
-  images.splice(index, 1);
-  drawImages();
-  ($("images").querySelectorAll("button")[Math.min(index, images.length - 1)] ?? $("file")).focus();
+  attachments.splice(index, 1);
+  drawAttachments();
+  ($("attachments").querySelectorAll("button")[Math.min(index, attachments.length - 1)] ?? $("file")).focus();
 }
 
 async function addExample() {
