@@ -3,8 +3,9 @@
 import contextlib
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ import saccade
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+NO_DETAILS: Mapping[str, Any] = MappingProxyType({})
 Opened = Callable[..., "contextlib.AbstractContextManager[Page]"]
 
 
@@ -80,8 +82,11 @@ def opened(browser: "Browser") -> Opened:
     return open_page
 
 
-def answer_chats(page: "Page", *answers: str | dict[str, Any]) -> None:
-    """Answer the chats of *page* in turn: a text as a stream of one delta, a dict as a refusal with status 429."""
+def answer_chats(page: "Page", *answers: str | dict[str, Any], usage: Mapping[str, Any] = NO_DETAILS) -> None:
+    """Answer the chats of *page* in turn: a text as a stream of one delta, a dict as a refusal with status 429.
+
+    *usage* has more fields of the usage.
+    """
     rest = iter(answers)
 
     def fulfill(route: Any) -> None:
@@ -90,8 +95,8 @@ def answer_chats(page: "Page", *answers: str | dict[str, Any]) -> None:
             route.fulfill(status=429, json=answer)
             return
         chunk = {"choices": [{"delta": {"content": answer}, "finish_reason": "stop"}]}
-        usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
-        stream = f"data: {json.dumps(chunk)}\n\ndata: {json.dumps(usage)}\n\ndata: [DONE]\n\n"
+        end = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1, **usage}}
+        stream = f"data: {json.dumps(chunk)}\n\ndata: {json.dumps(end)}\n\ndata: [DONE]\n\n"
         route.fulfill(body=stream, content_type="text/event-stream")
 
     page.route("**/v1/chat/completions", fulfill)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import Opened, Site
-from PIL import Image
 
 from saccade.cli.bundled import bundled
 from saccade.models.bundled_model import ABILITIES
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.browser
 
 IMAGE = Path(str(bundled("images"))) / "texts" / "LS-red.png"
 HOSTILE = "<img src=x onerror=hacked()>'$(touch hacked).png"
-MAX_PAGE_BYTES = 60_000
+MAX_PAGE_BYTES = 75_000
 ANSWER = ".turn:last-child .answer"
 FACTS = ".turn:last-child .facts:not([hidden])"
 FINISHED = f"{FACTS}, #error:not([hidden])"
@@ -214,19 +213,6 @@ def test_several_images_are_asked_about_in_their_order(site: Site, opened: Opene
         assert page.inner_text("#which").split("\n") == ["Image 1", "Image 2"]
         page.click("#which button:nth-child(2)")
         assert "8K-brown" in (page.get_attribute("#canvas", "aria-label") or "")
-
-
-def test_pages_of_a_pdf_are_images_of_their_own(site: Site, opened: Opened, tmp_path: Path) -> None:
-    page_images = [Image.new("RGB", (256, 128), "white") for _ in range(2)]
-    page_images[0].save(tmp_path / "two.pdf", save_all=True, append_images=page_images[1:])
-    with opened(site.root) as page:
-        page.set_input_files("#file", [tmp_path / "two.pdf", IMAGE])
-        page.wait_for_selector("#attachments li:nth-child(2)")
-        ask(page)
-        assert page.locator("#which button").count() == 3
-        assert "no preview" in page.inner_text("#caption")
-        page.click("#which button:nth-child(3)")
-        assert "LS-red" in (page.get_attribute("#canvas", "aria-label") or "")
 
 
 def test_url_goes_to_the_server_and_not_through_the_browser(site: Site, opened: Opened) -> None:

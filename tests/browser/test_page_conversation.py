@@ -104,7 +104,7 @@ def test_empty_question_is_not_sent(site: Site, opened: Opened) -> None:
     with opened(site.root) as page:
         page.fill("#question", "")
         page.click("#ask")
-        assert page.inner_text("#error") == "Write a question, or add an image."
+        assert page.inner_text("#error") == "Write a question, or add an image, a PDF or a video."
 
 
 def test_conversation_is_saved_as_the_body_of_a_request_and_as_markdown(site: Site, opened: Opened) -> None:

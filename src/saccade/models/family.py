@@ -18,6 +18,8 @@ ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "kimi_k2", "ki
 
 Detail = Literal["auto", "low", "high", "original"]
 Purpose = Literal["chat", "documents", "boxes", "video"]
+BoxCoordinates = Literal["thousandths", "pixels"]
+"""What the numbers of a box count: thousandths of the image's sides, or pixels of the resized image."""
 
 
 class ReasoningTags(NamedTuple):
@@ -77,8 +79,9 @@ class Family:
     images with transparency as RGBA; other families' get them on white. *template* is the source of a chat template for
     releases that ship none. *ships_image_settings*: the releases include the settings of their image processor, so a
     folder without these is incomplete. *limits* are sentences for docs/models.md about what is not served. *page_forms*
-    has the form of each release that reads documents, under a lower-case part of the release's name. *releases* lists
-    the ones to start with. *parts* names the family's own classes in a folder that several families share; any other
+    has the form of each release that reads documents, under a lower-case part of the release's name. *box_coordinates*
+    are those of the boxes in the releases' answers; None if they were not trained for boxes. *releases* lists the ones
+    to start with. *parts* names the family's own classes in a folder that several families share; any other
     part has the name of its interface.
     """
 
@@ -104,6 +107,7 @@ class Family:
     ships_image_settings: bool = True
     limits: tuple[str, ...] = ()
     page_forms: Mapping[str, PageForm] = field(default_factory=dict)
+    box_coordinates: BoxCoordinates | None = None
     releases: tuple[Release, ...] = ()
     parts: Mapping[str, str] = field(default_factory=dict)
 

@@ -148,6 +148,7 @@ def _card(name: str, served: ServedModel) -> ModelCard:
         max_model_len=served.max_model_len,
         input_modalities=served.input_modalities,
         note=served.note or UNSET,
+        box_coordinates=served.declaration.box_coordinates or UNSET,
     )
 
 

@@ -10,6 +10,7 @@ from saccade.gateway.body_bounds import check_messages
 from saccade.gateway.chat_request import ChatRequest, TokenizeRequest
 from saccade.gateway.field_schemas import MAX_TOKENS, TokenId
 from saccade.gateway.parameters import ParameterReader
+from saccade.models.family import BoxCoordinates
 
 _TOKENIZE: Final = ParameterReader(TokenizeRequest, (ChatRequest,))
 
@@ -39,7 +40,8 @@ class ModelCard(Struct, frozen=True):
     """A served model under one of its names; *root* is its first name, which appears in answers.
 
     *input_modalities* lists the content that the model reads: text, and images and videos if it takes them. *note* says
-    what users must know about the model's answers; most models have no note.
+    what users must know about the model's answers; most models have no note. *box_coordinates* are those of the boxes
+    in its answers, if it was trained for boxes.
     """
 
     id: str
@@ -50,6 +52,7 @@ class ModelCard(Struct, frozen=True):
     object: Literal["model"] = "model"
     owned_by: str = "saccade"
     note: str | UnsetType = UNSET
+    box_coordinates: BoxCoordinates | UnsetType = UNSET
 
 
 class ModelList(Struct, frozen=True):

@@ -21,6 +21,7 @@ GEMMA4 = Family(
     template_switches=("enable_thinking",),
     plain_positions=True,
     soft_token_budgets=BUDGETS,
+    box_coordinates="thousandths",
     limits=("Sound is not served: the layers for it are not loaded.",),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType(

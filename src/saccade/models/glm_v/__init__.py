@@ -19,6 +19,7 @@ GLM4V = Family(
     video_placeholder="<|image|>",
     template_switches=("enable_thinking",),
     tool_format="glm45",
+    box_coordinates="thousandths",
     limits=(DRAFT,),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -29,6 +30,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             architectures=("GlmOcrForConditionalGeneration",),
             model_types=("glm_ocr",),
             page_forms={"glm-ocr": PageForm("Text Recognition:")},
+            box_coordinates=None,
             releases=(Release("zai-org/GLM-OCR", 1.1, ("documents",)),),
             parts={"Spec": "OcrSpec", "Network": "OcrNetwork"},
         ),

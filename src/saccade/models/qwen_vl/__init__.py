@@ -19,6 +19,7 @@ QWEN2 = Family(
     template_switches=("add_vision_id",),
     tool_format="hermes",
     external_grid="image_grid_thw",
+    box_coordinates="thousandths",
     limits=("The engine refuses text networks with `use_sliding_window`.",),
     parts={"Layout": "Layout14", "VideoLayout": "VideoLayout14", "Spec": "Spec2", "Network": "Network2"},
 )
@@ -46,6 +47,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             architectures=("Qwen2_5_VLForConditionalGeneration",),
             model_types=("qwen2_5_vl",),
             page_forms={"olmocr": OLMOCR},
+            box_coordinates="pixels",
             releases=(Release("allenai/olmOCR-2-7B-1025", 8.29, ("documents",)),),
             parts={**QWEN2.parts, "Spec": "WindowedSpec", "Network": "WindowedNetwork"},
         ),

@@ -29,7 +29,8 @@ def page(name: str) -> Callable[[Request], Awaitable[Response]]:
     headers = {
         "content-security-policy": (
             f"default-src 'none'; script-src {' '.join(hashes['script'])}; style-src {' '.join(hashes['style'])}; "
-            "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+            "img-src data:; media-src blob:; connect-src 'self'; "
+            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         ),
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",

@@ -1,8 +1,19 @@
 "use strict";
-// The attachments of the question.
-let attachments = [];  // {name, type, url, pixels}: url is what the server gets; pixels is an ImageBitmap, null for a URL
+// What the question comes with: images, PDFs and videos.
+let attachments = [];  // {name, kind, type, url, thumbnail, numSeen, pixelsOf}: url is what the server gets, and
+// thumbnail a data: URL, "" if there is none; for numSeen and pixelsOf see openers.js
+let numOpening = 0;  // files that are being added; a question waits for them
 
-const isFile = (image) => image.url.startsWith("data:");
+const isFile = ({ url }) => url.startsWith("data:");
+
+const VIDEO = /\.(mp4|m4v|mov|webm|mkv)$/i;
+const TYPES = { image: /^image\/[\w.+-]+$/, pdf: /^application\/pdf$/, video: /^video\/[\w.+-]+$/ };
+const USUAL = { image: "image/png", pdf: "application/pdf", video: "video/mp4" };
+
+function kindOf({ type, name }) {
+  if (TYPES.pdf.test(type) || /\.pdf$/i.test(name)) return "pdf";
+  return TYPES.video.test(type) || VIDEO.test(name) ? "video" : "image";
+}
 
 // A file's name goes into commands to paste: characters that a reader does not see are dropped.
 const named = (name) => name.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, "_").slice(-80) || "image.png";
@@ -10,38 +21,58 @@ const named = (name) => name.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, "_").slice(-80) ||
 async function addFiles(files) {
   fail("");
   for (const file of files) {
-    const url = await new Promise((done) => {
-      const reader = Object.assign(new FileReader(), { onload: () => done(reader.result), onerror: () => done("") });
-      reader.readAsDataURL(file);
-    });
-    // A format that only the server can read is sent, too, and shown by its name.
-    const pixels = await createImageBitmap(file).catch(() => null);
-    const type = /^(image\/[\w.+-]+|application\/pdf)$/.test(file.type) ? file.type : "image/png";
-    if (url) attachments.push({ name: named(file.name), type, url, pixels });
-    else fail(`The browser cannot read ${named(file.name)}. Choose it again.`);
+    const name = named(file.name);
+    setOpening(1, `Opening ${name} …`);
+    try {
+      attachments.push(await attachmentOf(file, name));
+    } catch (error) {
+      fail(`${name}: ${error.message}`);
+    }
+    setOpening(-1, "");
   }
   drawAttachments();
 }
 
+async function attachmentOf(file, name) {
+  const kind = kindOf(file);
+  const url = await dataUrl(file);
+  const opened = await OPENERS[kind](file);
+  const type = TYPES[kind].test(file.type) ? file.type : USUAL[kind];
+  return { name, kind, type, url, thumbnail: thumbnailOf(await opened.pixelsOf(0)), ...opened };
+}
+
+const dataUrl = (file) => new Promise((done, refuse) => {
+  const reader = Object.assign(new FileReader(), { onload: () => done(reader.result),
+    onerror: () => refuse(new Error("The browser cannot read the file. Choose it again.")) });
+  reader.readAsDataURL(file);
+});
+
+function setOpening(more, text) {
+  numOpening += more;
+  show($("opening"), text);
+}
+
 function addUrl(url) {
-  if (!/^https?:\/\//i.test(url)) return fail("The URL of an image begins with http:// or https://.");
+  if (!/^https?:\/\//i.test(url) || !URL.canParse(url)) return fail("A URL begins with http:// or https://.");
   fail("");
   $("url").value = "";
-  attachments.push({ name: url, type: "", url, pixels: null });
+  const kind = VIDEO.test(new URL(url).pathname) ? "video" : "image";
+  attachments.push({ name: url, kind, type: "", url, thumbnail: "", ...UNSEEN });
   drawAttachments();
 }
 
 function drawAttachments() {
-  $("attachments").replaceChildren(...attachments.map((image, index) => make("li", {}, ...preview(image),
-    make("button", { type: "button", "aria-label": `Remove ${image.name}`, onclick: () => remove(index) }, "×"))));
+  $("attachments").replaceChildren(...attachments.map((attachment, index) => make("li", {}, ...preview(attachment),
+    make("button", { type: "button", "aria-label": `Remove ${attachment.name}`, onclick: () => remove(index) }, "×"))));
   writeCode();
 }
 
-const preview = (image) => [
-  // The page loads nothing from other servers: the server fetches an image with a URL.
-  image.pixels ? make("img", { src: image.url, alt: image.name })
-    : make("div", { class: "named" }, isFile(image) ? "no preview" : image.name),
-  isFile(image) ? saved(image) : make("span", { class: "name" }, "by its URL")];
+const preview = (attachment) => [
+  // The page loads nothing from other servers: the server fetches what has a URL.
+  attachment.thumbnail ? make("img", { src: attachment.thumbnail, alt: attachment.name })
+    : make("div", { class: "named" }, isFile(attachment) ? "no preview" : attachment.name),
+  isFile(attachment) ? saved(attachment) : make("span", { class: "name" }, "by its URL"),
+  attachment.numSeen > 1 ? make("span", { class: "name" }, count(attachment.numSeen, "page")) : ""];
 
 // The commands read a file of this name, which a pasted image or the example is not yet.
 const saved = ({ name, url }) =>

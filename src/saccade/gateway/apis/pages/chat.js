@@ -7,9 +7,9 @@ const fail = (text) => show($("error"), text);
 
 function ask(event) {
   event.preventDefault();
-  if (running) return;
+  if (running || numOpening) return;
   const turn = { question: $("question").value, attachments };
-  if (!turn.question && !attachments.length) return fail("Write a question, or add an image.");
+  if (!turn.question && !attachments.length) return fail("Write a question, or add an image, a PDF or a video.");
   attachments = [];
   $("question").value = "";
   drawAttachments();
@@ -53,6 +53,7 @@ async function answer({ question, attachments }, giveBack) {
   const controller = new AbortController();
   setRunning(controller);
   writeCode();
+  const coordinates = cards.get($("model").value)?.box_coordinates;
   const sent = counted(turns).flatMap((one) => one.attachments);
   const refuse = (text) => {
     if (!turns.includes(turn)) return;  // a new conversation has begun
@@ -75,7 +76,9 @@ async function answer({ question, attachments }, giveBack) {
     }
     turn.warning = response.headers.get("x-saccade-warning");
     for await (const chunk of events(response.body)) take(chunk, turn);
-    if (turns.includes(turn)) showSeen(sent, turn.usage?.prompt_tokens_details?.images ?? []);
+    if (turns.includes(turn)) {
+      showSeen(sent, turn.usage?.prompt_tokens_details?.images ?? [], turn.answer, coordinates);
+    }
   } catch (error) {
     if (error.name === "AbortError") turn.reason = "stopped";
     else refuse(error.isServers ? error.message : UNREACHED);

@@ -16,10 +16,10 @@ function turnsToSend() {
 function marked(body) {
   const mark = `file-${Math.random().toString(36).slice(2)}`;
   const files = [];
-  const json = body((image) => {
-    if (!isFile(image)) return image.url;
-    files.push(image);
-    return `data:${image.type};base64,${mark}`;
+  const json = body((attachment) => {
+    if (!isFile(attachment)) return attachment.url;
+    files.push(attachment);
+    return `data:${attachment.type};base64,${mark}`;
   });
   return [json.split(mark), files];
 }

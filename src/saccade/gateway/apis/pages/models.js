@@ -26,7 +26,12 @@ async function loadModels() {
 
 function showNote() {
   const card = cards.get($("model").value);
-  $("media").hidden = card?.input_modalities?.includes("image") === false;
+  const reads = card?.input_modalities ?? ["image"];
+  $("media").hidden = !reads.includes("image");
+  const readsVideos = reads.includes("video");
+  $("file").accept = `image/*,application/pdf${readsVideos ? ",video/*" : ""}`;
+  $("what").textContent = readsVideos ? "Drop images, PDFs or videos here, or paste them"
+    : "Drop images or PDFs here, or paste them";
   $("note").textContent = card?.note ?? "";
   $("note").hidden = !$("note").textContent;
 }

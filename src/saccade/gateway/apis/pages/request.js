@@ -7,12 +7,15 @@ const headers = () => (
 const counted = (turns) => turns.filter(({ answer }, index) => answer || index === turns.length - 1);
 
 function messagesOf({ question, attachments, answer }, urlOf) {
-  const content = attachments.map((image) => ({ type: "image_url", image_url: { url: urlOf(image) } }));
+  const content = attachments.map((attachment) => {
+    const kind = attachment.kind === "video" ? "video_url" : "image_url";  // a PDF stands in an image's place
+    return { type: kind, [kind]: { url: urlOf(attachment) } };
+  });
   if (question) content.push({ type: "text", text: question });
   return [{ role: "user", content }, ...(answer ? [{ role: "assistant", content: answer }] : [])];
 }
 
-function body(turns, urlOf = (image) => image.url) {
+function body(turns, urlOf = ({ url }) => url) {
   const system = $("system").value ? [{ role: "system", content: $("system").value }] : [];
   const messages = counted(turns).flatMap((turn) => messagesOf(turn, urlOf));
   return { model: $("model").value || undefined, messages: [...system, ...messages], ...settings() };

@@ -1,12 +1,12 @@
 "use strict";
-// One turn as the page shows it: the question with its attachments, the reasoning, the answer, and what the answer took.
+// One turn as the page shows it: the question with its files, the reasoning, the answer, and what the answer took.
 const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 
 function turnView(question, attachments) {
   return make("li", { class: "turn" },
     make("div", { class: "asked" },
-      attachments.length ? make("ul", { class: "attachments", "aria-label": "Images of this question" },
-        ...attachments.map((image) => make("li", {}, ...preview(image)))) : null,
+      attachments.length ? make("ul", { class: "attachments", "aria-label": "Files of this question" },
+        ...attachments.map((attachment) => make("li", {}, ...preview(attachment)))) : null,
       make("p", { class: "question" }, question)),
     make("details", { class: "thoughts", hidden: true },
       make("summary", {}, "Reasoning"), make("p", { class: "reasoning" })),
