@@ -8,7 +8,7 @@ import pytest
 from tables import table
 
 from saccade import json_counts
-from saccade.json_counts import STRETCH_BYTES, num_brackets, num_commas, num_marks, num_strings
+from saccade.json_counts import STRETCH_BYTES, num_brackets, num_commas, num_items, num_marks, num_strings
 
 NO_END = 1 << 40
 
@@ -19,6 +19,11 @@ def test_marks_are_counted_in_any_stretch(share: float) -> None:
     for length in (0, 1, STRETCH_BYTES - 1, STRETCH_BYTES, STRETCH_BYTES + 1, 5 * STRETCH_BYTES + 3):
         text = bytes(44 if draw.random() < share else 97 for _ in range(length))
         assert num_marks(text, b",", NO_END) == text.count(b",")
+
+
+@table("array, num", [("[]", 0), ("[ \n]", 0), ("[7]", 1), ("[ 7, 8 ]", 2)])
+def test_items_are_counted(array: str, num: int) -> None:
+    assert num_items(array.encode()) == num
 
 
 def a_value(draw: random.Random, depth: int) -> Any:

@@ -166,10 +166,13 @@ def parse_toml(content: bytes) -> dict[str, Any]:
 def program(*words: str, settings: Iterable["DataclassInstance"] = ()) -> tuple[list[str], dict[str, str]]:
     """Return a command that runs `saccade` with *words* and *settings* as a child process, and its environment.
 
-    A child gets all settings from its parent, so the environment omits this process's SACCADE_ variables. Secret
-    settings, which repr() omits, go into the environment: other users can read a command line, but not an environment.
+    A child gets all settings from its parent, so the environment omits this process's SACCADE_ variables and
+    VLLM_API_KEY. Secret settings, which repr() omits, go into the environment: other users can read a command line, but
+    not an environment.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(PREFIX) and name != VLLM_API_KEY
+    }
     command = [sys.executable, "-m", "saccade.cli.main", *words]
     for flags in settings:
         command += to_arguments(flags)

@@ -42,8 +42,9 @@ def num_marks(text: bytes | bytearray, mark: bytes, most: int) -> int:
 
 
 def num_items(array: bytes) -> int:
-    """Return the number of items in *array*, a JSON array of numbers; 1 if it is empty."""
-    return array.count(b",") + 1
+    """Return the number of items in *array*, a JSON array of numbers."""
+    num_commas = array.count(b",")
+    return num_commas + 1 if num_commas or array.strip(b"[] \t\r\n") else 0
 
 
 def _num_outside_strings(text: bytes | bytearray, marks: tuple[bytes, ...], most: int) -> int:

@@ -5,6 +5,7 @@ from tables import table
 from saccade.documents.forms import page_forms
 from saccade.documents.markup import Reading, Sheet, read_answer
 from saccade.documents.page_text import Block, Figure
+from saccade.models.family import PageForm
 
 SHEET = Sheet(800, 1000, "a.pdf-3")
 
@@ -97,6 +98,12 @@ def test_blocks_of_an_html_answer_have_pixels_of_the_page() -> None:
     assert reading.blocks[0] == Block("Page-Header", (0, 0, 800, 40), "Annual report")
     assert reading.blocks[-1].box == (80, 900, 720, 950)
     assert reading.figures == [Figure("a.pdf-3-1.png", (200, 600, 600, 1000))]
+
+
+def test_boxes_without_a_scale_are_pixels() -> None:
+    answer = '<div data-bbox="[10, 20, 30, 40]" data-label="Text">a</div>'
+    [block] = read_answer(answer, PageForm("", "html_blocks"), SHEET).blocks
+    assert block.box == (10, 20, 30, 40)
 
 
 @table("place", ["", "[1, 2]", "[5, 5, 5, 5]", "none"])

@@ -43,7 +43,7 @@ def read_answer(answer: str, form: PageForm, sheet: Sheet) -> Reading:
         case "front_matter":
             return _read_figures(_FRONT_MATTER.sub("", answer, count=1).strip(), sheet)
         case "html_blocks":
-            return _read_html(answer, form.box_scale or 1, sheet)
+            return _read_html(answer, form.box_scale, sheet)
     return Reading(answer.strip(), [], [])
 
 
@@ -61,7 +61,8 @@ def _read_figures(markdown: str, sheet: Sheet) -> Reading:
     return Reading(_PLACED_FIGURE.sub(named, markdown), blocks, figures)
 
 
-def _read_html(answer: str, scale: int, sheet: Sheet) -> Reading:
+def _read_html(answer: str, scale: int | None, sheet: Sheet) -> Reading:
+    across, down = (1.0, 1.0) if scale is None else (sheet.width / scale, sheet.height / scale)
     blocks: list[Block] = []
     figures: list[Figure] = []
     texts: list[str] = []
@@ -69,7 +70,6 @@ def _read_html(answer: str, scale: int, sheet: Sheet) -> Reading:
         box = None
         if len(place) == 4:
             left, top, right, bottom = place
-            across, down = sheet.width / scale, sheet.height / scale
             box = sheet.clip(left * across, top * down, right * across, bottom * down)
         if label in FIGURES:
             if box is not None and box[0] < box[2] and box[1] < box[3]:

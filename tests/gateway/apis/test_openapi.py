@@ -1,5 +1,6 @@
 """The description of the API allows what clients send."""
 
+import re
 from typing import Any
 
 import jsonschema
@@ -33,3 +34,10 @@ def test_tools_are_described(schema: str, body: dict[str, Any]) -> None:
     jsonschema.validate(body, described)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**body, "tools": ["look"]}, described)
+
+
+def test_descriptions_are_markdown() -> None:
+    schemas = describe()["components"]["schemas"]
+    descriptions = [schema.get("description", "") for schema in schemas.values()]
+    assert not [one for one in descriptions if re.search(r"\*\w+\*|\n {2}", one)]
+    assert "`input_modalities` lists" in schemas["ModelCard"]["description"]

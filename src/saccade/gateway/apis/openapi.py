@@ -1,5 +1,7 @@
 """The OpenAPI description of the HTTP API, generated from the request and answer structs."""
 
+import inspect
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,6 +68,9 @@ LISTING = [
 ]
 ANYTHING = {"type": "object"}
 LOAD = {"type": "object", "properties": {"server_load": {"type": "integer"}}, "required": ["server_load"]}
+_NAME = re.compile(r"\*(\w+)\*")
+"""A field's name in a docstring."""
+
 TINY_IMAGE = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 """An image of one pixel."""
 
@@ -73,6 +78,9 @@ TINY_IMAGE = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAAB
 def describe(models: Sequence[str] = (), root_path: str = "") -> dict[str, Any]:
     """Return the OpenAPI 3.1 document for a server at *root_path*; its examples use the served *models*."""
     _, components = msgspec.json.schema_components(BODIES, ref_template="#/components/schemas/{name}")
+    for schema in components.values():
+        if "description" in schema:
+            schema["description"] = _as_markdown(schema["description"])
     return {
         "openapi": "3.1.0",
         "info": {"title": "Saccade", "version": installed_version(), "description": "Serves vision-language models."},
@@ -84,6 +92,11 @@ def describe(models: Sequence[str] = (), root_path: str = "") -> dict[str, Any]:
         },
         "security": [{}, {"key": []}],
     }
+
+
+def _as_markdown(docstring: str) -> str:
+    """Return *docstring* as OpenAPI's Markdown: names of fields are code there."""
+    return _NAME.sub(r"`\1`", inspect.cleandoc(docstring))
 
 
 def _paths(models: Sequence[str]) -> dict[str, Any]:
