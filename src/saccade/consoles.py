@@ -20,6 +20,11 @@ def new_console(
         soft_wrap=soft_wrap,
         style=style,
         highlight=False,
-        force_terminal=stream.isatty() and not Console().is_jupyter,
+        force_terminal=stream.isatty() and not is_in_notebook(),
         force_jupyter=False,
     )
+
+
+def is_in_notebook() -> bool:
+    """Return whether a notebook shows what this process displays."""
+    return Console().is_jupyter

@@ -1,14 +1,20 @@
 """What the result of a chat is in a program and in a notebook."""
 
+import base64
+import io
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypedDict
 
 import msgspec
 import pydantic
 import pytest
+from PIL import Image
 from tables import table
 
 from saccade.errors import InvalidImage
+from saccade.llm.notebook import MAX_IMAGES, SIDE
 from saccade.llm.results import ChatResult
 
 
@@ -55,6 +61,20 @@ def test_notebook_shows_text_and_no_html_of_the_model() -> None:
     assert "<summary>reasoning</summary>" in shown
     assert "<i>" not in shown
     assert "<small>1.50 s</small>" in shown
+
+
+def test_notebook_shows_the_images_of_the_question(tmp_path: Path) -> None:
+    large = Image.new("RGB", (1600, 800), (200, 0, 0))
+    (tmp_path / "damaged.png").write_text("no image")
+    shown = ChatResult(text="red", images=(large, tmp_path / "damaged.png", *[large] * 8)).to_html()
+    urls = re.findall('src="data:image/png;base64,(.*?)"', shown)
+    assert len(urls) == MAX_IMAGES - 1
+    assert "and 2 more" in shown
+    assert Image.open(io.BytesIO(base64.b64decode(urls[0]))).size == (SIDE, SIDE // 2)
+
+
+def test_a_result_in_a_program_shows_no_bytes_of_images() -> None:
+    assert "images" not in repr(ChatResult(text="red", images=(b"a file",)))
 
 
 def test_notebook_shows_the_error() -> None:

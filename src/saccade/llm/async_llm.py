@@ -9,8 +9,8 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from typing import Any, Self, Unpack
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self, Unpack
 
 import msgspec
 
@@ -128,13 +128,14 @@ class AsyncLLM:
             chunks: list[AnswerChunk] = []
             try:
                 async with self._places:
-                    answer, warning = await self._generate(messages, sampling_params, options, chunks.append)
-                begun_at = [choice.first_token_at for choice in answer.choices if choice.first_token_at]
+                    generated = await self._generate(messages, sampling_params, options, chunks.append)
+                begun_at = [choice.first_token_at for choice in generated.answer.choices if choice.first_token_at]
                 ttft_seconds = min(begun_at) - start if begun_at else None
-                completion = await complete(answer, chunks)
+                completion = await complete(generated.answer, chunks)
                 form = options.get("response_format")
                 kind = form if isinstance(form, type) else None
-                return ChatResult.of_completion(completion, ttft_seconds, time.perf_counter() - start, warning, kind)
+                seconds, images = time.perf_counter() - start, generated.images
+                return ChatResult.of_completion(completion, ttft_seconds, seconds, generated.warning, kind, images)
             except QueueFull:
                 # Large images may fill a limit before all places are taken. Other chats end, and give it back.
                 await asyncio.sleep(RETRY_SECONDS)
@@ -153,8 +154,8 @@ class AsyncLLM:
         async def run() -> Delta:
             try:
                 async with self._places:
-                    answer, warning = await self._generate(messages, sampling_params, options, take)
-                    return Delta(usage=answer.usage, warning=warning)
+                    generated = await self._generate(messages, sampling_params, options, take)
+                    return Delta(usage=generated.answer.usage, warning=generated.warning)
             finally:
                 deltas.put_nowait(None)
 
@@ -172,8 +173,8 @@ class AsyncLLM:
         sampling_params: SamplingParams | None,
         options: ChatOptions,
         take: Callable[[AnswerChunk], None],
-    ) -> tuple[Answer, str]:
-        """Answer one conversation as the API does, and return the whole answer and a warning. Raises SaccadeError."""
+    ) -> "_Generated":
+        """Answer one conversation as the API does, and return the whole answer. Raises SaccadeError."""
         if (app := self._app) is None:
             raise StartupError(
                 "This LLM is not started, or closed: use it in a block, as `async with AsyncLLM() as llm`."
@@ -209,7 +210,7 @@ class AsyncLLM:
                 return _TokenSink(answer, take)
 
             await app.pipeline.answer(request, part, deliver)
-        return answers[0], warning_of(part, FieldNames())
+        return _Generated(answers[0], warning_of(part, FieldNames()), tuple(sources.values()))
 
     async def _load(self, images: list[ImageSource], sources: Mapping[str, Source], request: Request) -> None:
         """Load the content of those *images* that are in *sources*. Raises RequestError, which names the field."""
@@ -236,6 +237,14 @@ class AsyncLLM:
             memory_wait_seconds=MEMORY_WAIT_SECONDS,
             worker_urls=(worker_url,),
         )
+
+
+class _Generated(NamedTuple):
+    """A whole *answer*, which settings have no effect, and the conversation's *images* that are not URLs."""
+
+    answer: Answer
+    warning: str
+    images: Sequence[Source]
 
 
 class _TokenSink:

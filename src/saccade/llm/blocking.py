@@ -2,18 +2,17 @@
 
 import asyncio
 import atexit
+import contextlib
 import os
 import threading
 import weakref
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
-from rich.progress import Progress
-
-from saccade.consoles import new_console
 from saccade.errors import InvalidValue, StartupError
 from saccade.llm.async_llm import AsyncLLM
 from saccade.llm.conversation import ImageInput
+from saccade.llm.progress import answers_bar
 from saccade.llm.results import ChatResult
 from saccade.llm.sampling import ChatOptions, SamplingParams
 
@@ -71,8 +70,8 @@ class LLM:
             results = llm.chat([conversation, other], SamplingParams(max_tokens=64))
 
         *sampling_params* apply to all conversations, or are a list with one for each. A conversation that fails has its
-        error in its own result. *progress* shows a bar on a terminal. Raises InvalidValue if the list is not
-        as long as *conversations*.
+        error in its own result. *progress* shows a bar on a terminal or in a notebook. Raises InvalidValue if
+        the list is not as long as *conversations*.
         """
         is_one = bool(conversations) and isinstance(conversations[0], Mapping)
         several = [conversations] if is_one else conversations
@@ -84,13 +83,12 @@ class LLM:
                 "sampling_params",
             )
         calls = list(zip(several, each, strict=True))
-        console = new_console(stderr=True)
-        with Progress(console=console, disable=is_one or not (progress and console.is_terminal)) as bar:
-            task = bar.add_task("answers", total=len(several))
+        has_bar = progress and not is_one
+        with answers_bar(len(several)) if has_bar else contextlib.nullcontext(_show_nothing) as advance:
 
             async def answer(messages: Iterable[Any], params: SamplingParams | None) -> ChatResult:
                 result = await self._llm.chat(messages, params, **options)
-                bar.advance(task)
+                advance()
                 return result
 
             async def answers() -> list[ChatResult]:
@@ -125,6 +123,10 @@ class LLM:
             return future.result()
         finally:
             future.cancel()
+
+
+def _show_nothing() -> None:
+    """Show no progress."""
 
 
 def _live(loop: asyncio.AbstractEventLoop) -> None:

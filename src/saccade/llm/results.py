@@ -3,7 +3,7 @@
 import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -17,6 +17,8 @@ from saccade.gateway.output.answer import Answer, Usage
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
 from saccade.gateway.output.choice import AnswerChunk
 from saccade.gateway.output.logprobs import PromptLogprob
+from saccade.llm.conversation import Source
+from saccade.llm.notebook import images_html, text_html
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class ChatResult:
     """Which settings have no effect, as in the API's header `x-saccade-warning`."""
     kind: type | None = None
     """The class that was passed as `response_format`."""
+    images: Sequence[Source] = field(default=(), repr=False)
+    """Those of the conversation, except URLs; a notebook shows them."""
 
     @classmethod
     def of_completion(
@@ -54,6 +58,7 @@ class ChatResult:
         seconds: float,
         warning: str = "",
         kind: type | None = None,
+        images: Sequence[Source] = (),
     ) -> "ChatResult":
         first = completion.choices[0]
         return cls(
@@ -70,6 +75,7 @@ class ChatResult:
             seconds=seconds,
             warning=warning,
             kind=kind,
+            images=images,
         )
 
     @property
@@ -84,14 +90,16 @@ class ChatResult:
         return msgspec.json.decode(self.text, type=self.kind) if validate is None else validate(self.text)
 
     def to_html(self) -> str:
-        """Return HTML for a notebook: the folded reasoning, then the text with some figures, or the error."""
-        thought = f"<details><summary>reasoning</summary>{_pre(self.reasoning)}</details>" if self.reasoning else ""
+        """Return HTML for a notebook: images, the folded reasoning, then the text with some figures, or the error."""
+        thought = ""
+        if self.reasoning:
+            thought = f"<details><summary>reasoning</summary>{text_html(self.reasoning)}</details>"
         if self.error is not None:
             return f"{thought}<p><b>{type(self.error).__name__}</b>: {html.escape(self.error.message)}</p>"
         figures = [f"{self.seconds:.2f} s"]
         if self.usage is not None:
             figures = [f"{self.usage.prompt_tokens} tokens in, {self.usage.completion_tokens} out", *figures]
-        return f"{thought}{_pre(self.text)}<small>{', '.join(figures)}</small>"
+        return f"{images_html(self.images)}{thought}{text_html(self.text)}<small>{', '.join(figures)}</small>"
 
     _repr_html_ = to_html
 
@@ -124,10 +132,6 @@ class Deltas:
         self._pieces[chunk.choice.index] = pieces[num_whole:]
         calls = [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in joined_calls(pieces)]
         return Delta(chunk.content, chunk.reasoning, calls, chunk.choice.index, chunk.choice.finish_reason)
-
-
-def _pre(text: str) -> str:
-    return f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
 
 
 async def complete(answer: Answer, chunks: Iterable[AnswerChunk]) -> ChatCompletion:
