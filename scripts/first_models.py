@@ -33,7 +33,8 @@ class FirstModel:
     """A release by its hub id: what its files say of its shapes, and how its vision encoder attends.
 
     *vision* is the prefix of the encoder's parameters. *windows* are (layers, positions that see each other): None is
-    all patches of the image.
+    all patches of the image. *num_unused* parameters are in the release and not in Saccade's network, such as the pooling
+    head of PaddleOCR-VL's encoder.
     """
 
     name: str
@@ -41,6 +42,7 @@ class FirstModel:
     preprocessor: dict[str, Any]
     windows: tuple[tuple[int, int | None], ...]
     vision: str = "visual."
+    num_unused: int = 0
 
 
 QWEN_TEXT = {
@@ -71,6 +73,22 @@ MODELS = (
         },
         ((12, 1024),),
         "vision",
+    ),
+    FirstModel(
+        "PaddlePaddle/PaddleOCR-VL-1.6",
+        {
+            "architectures": ["PaddleOCRVLForConditionalGeneration"],
+            "image_token_id": 100295, "tie_word_embeddings": False, "hidden_size": 1024, "intermediate_size": 3072,
+            "num_hidden_layers": 18, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 128,
+            "vocab_size": 103424, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+            "vision_config": {
+                "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
+                "image_size": 384, "patch_size": 14, "spatial_merge_size": 2,
+            },
+        },
+        {},
+        ((27, None),),
+        num_unused=52_987_088,
     ),
     FirstModel(
         "Qwen/Qwen3-VL-2B-Instruct",
@@ -153,7 +171,7 @@ def _row(model: FirstModel) -> list[str]:
     memory = f"{_gib(size)}, {_gib(2 * size)}"
     return [
         f"`{model.name}`",
-        _gib(size),
+        _gib(size + 2 * model.num_unused),
         memory,
         str(costs[0].num_tokens),
         *(f"{float(f'{second:.2g}'):g} s" for second in seconds),

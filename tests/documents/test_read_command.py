@@ -6,6 +6,10 @@ import io
 import json
 import logging
 import os
+import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,12 +26,14 @@ from server import free_port
 from tables import table
 
 import saccade
+from saccade.cli.bundled import bundled
 from saccade.cli.main import run
 from saccade.documents import reader
 from saccade.documents.forms import page_forms
 from saccade.errors import StartupError
 from saccade.models.bundled_model import ABILITIES
 
+PAGE = Path(__file__).parents[2] / "docs" / "read.md"
 LETTER = b"0 0 612 792"
 TWO_COLUMNS = b"".join(
     b"BT /F 12 Tf %d %d Td (Column %d line %d) Tj ET " % (72 + 240 * column, 700 - 20 * line, column, line)
@@ -165,6 +171,29 @@ def test_what_fails_is_named_and_the_rest_is_kept_and_not_asked_again(
     assert not Path("read-a.pdf.jsonl").exists()
 
 
+def test_killed_run_goes_on_where_it_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.pdf").write_bytes(pdfs.pdf(*[pdfs.TEXT] * 5))
+    children: list[asyncio.subprocess.Process] = []
+
+    def answer(server: ScriptedServer, _: dict[str, Any]) -> tuple[int, str]:
+        if len(server.bodies) == 3:
+            children[0].kill()
+        return 200, stream([f"Text {len(server.bodies)}"])
+
+    async def killed(server: ScriptedServer) -> int:
+        async with listening(server):
+            flags = ("--url", server.url, "--concurrency", "1")
+            command = (sys.executable, "-m", "saccade.cli.main", "read", "a.pdf", *flags)
+            children.append(await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL))
+            return await children[0].wait()
+
+    server = ScriptedServer(answer)
+    assert asyncio.run(killed(server)) == -signal.SIGKILL
+    assert read(server, "a.pdf") == 0
+    assert capsys.readouterr().out.split("\n\n")[1:-1:2] == ["Text 1", "Text 2", "Text 4", "Text 5", "Text 6"]
+    assert os.listdir() == ["a.pdf"]
+
+
 def test_endless_repetition_is_cut_and_asked_once_more(capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.pdf").write_bytes(pdfs.pdf(pdfs.TEXT, pdfs.TEXT))
     endless = stream(["A page. ", *["and on "] * 1000])
@@ -267,3 +296,16 @@ def test_bundled_model_reads_printed_capitals(
     output, errors = capfd.readouterr()
     assert output == "<!-- a.pdf, page 1 -->\n\n8K\n\n<!-- a.pdf, page 2 -->\n\nLS\n\n"
     assert ABILITIES in errors
+
+
+@pytest.mark.ci
+def test_program_of_the_page_reads_the_pages_that_it_names() -> None:
+    """The bundled model stands in for the release, under a folder of the release's name."""
+    [program] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    [release] = re.findall(r'model="(.*?)"', program)
+    Path(release).parent.mkdir()
+    Path(release).symlink_to(str(bundled("model")))
+    text = b"BT /F 60 Tf 90 40 Td (8K) Tj ET"
+    Path("report.pdf").write_bytes(pdfs.pdf(*[text] * 9, box=b"0 0 256 128"))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert len(done.stdout.splitlines()) == 7
