@@ -53,6 +53,7 @@ def servers(folder: Path) -> Iterator[dict[str, str]]:
             "IMAGE_SAYS": IMAGE.partition("-")[0],
             "VIDEO": str(_video(image, folder)),
             "WORK_FOLDER": str(folder),
+            "SACCADE_PYTHON": sys.executable,
             "PYTHONPATH": str(Path(__file__).parent),
         }
 

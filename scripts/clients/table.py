@@ -19,8 +19,10 @@ against two servers on loopback that require an API key. It ends with an error i
 - Coding agents do a task in a folder: they read a file, look at an image, change the file and say so. The gateway is
   real. Its worker follows a script instead of a model, and writes in the family's form. The templates lose system
   turns as the releases' own do. [Coding agents](agents.md) has the settings.
-- Open WebUI's own package is too large for a trial, so its HTTP client sends the requests that its server sends. openai
-  for Node is the newest release that runs on Node 20.
+- Jupyter's kernel runs Saccade in the notebook itself, without a server.
+- Open WebUI's own package is too large for a trial, so its HTTP client sends the requests that its server sends. In the
+  same way, OpenAI's SDK sends the requests of lmms-eval. VLMEvalKit is not on PyPI. openai for Node is the newest
+  release that runs on Node 20.
 
 """
 
