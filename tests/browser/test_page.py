@@ -73,9 +73,9 @@ def test_rate_is_shown_if_tokens_did_not_arrive_together(site: Site, opened: Ope
 
 def test_facts_of_an_answer_name_its_times_and_what_was_cached(site: Site, opened: Opened) -> None:
     counts = {
-        "prompt_tokens": 30,
+        "prompt_tokens": 3000,
         "completion_tokens": 11,
-        "prompt_tokens_details": {"cached_tokens": 20, "image_tokens": 16},
+        "prompt_tokens_details": {"cached_tokens": 2000, "image_tokens": 16, "video_tokens": 1600},
         "completion_tokens_details": {"reasoning_tokens": 4},
     }
     turn = {"start": 0, "first": 250, "last": 1250, "usage": counts, "reason": "stop"}
@@ -85,10 +85,10 @@ def test_facts_of_an_answer_name_its_times_and_what_was_cached(site: Site, opene
             ["all after", "1.3 s"],
             ["speed", "10 tokens/s"],
             ["answer", "11 tokens", "4 of reasoning"],
-            ["prompt", "30 tokens", "20 cached (66 %), 16 of images"],
+            ["prompt", "3,000 tokens", "2,000 cached (66 %), 16 of images, 1,600 of videos"],
         ]
         del counts["prompt_tokens_details"]
-        assert page.evaluate("turn => factsOf(turn)", turn)[-1] == ["prompt", "30 tokens", ""]
+        assert page.evaluate("turn => factsOf(turn)", turn)[-1] == ["prompt", "3,000 tokens", ""]
 
 
 def test_dropped_image_is_answered_and_shown_as_inspect_shows_it(site: Site, opened: Opened, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 "use strict";
 // One turn as the page shows it: the question with its files, the reasoning, the answer, and what the answer took.
-const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+const grouped = (number) => number.toLocaleString("en");
+const count = (number, noun) => `${grouped(number)} ${noun}${number === 1 ? "" : "s"}`;
 
 function turnView(question, attachments) {
   return make("li", { class: "turn" },
@@ -22,7 +23,7 @@ function drawAnswer({ answer, reasoning, view }) {
 
 // A server that says nothing of its cache gets no share.
 const ofCache = (cached, prompt) =>
-  cached === undefined ? "" : `${cached || "none"} cached${cached ? ` (${Math.floor(100 * cached / prompt)} %)` : ""}`;
+  cached === undefined ? "" : `${cached ? grouped(cached) : "none"} cached${cached ? ` (${Math.floor(100 * cached / prompt)} %)` : ""}`;
 
 function factsOf({ start, first, last, usage, reason, warning }) {
   const facts = [];
@@ -34,8 +35,9 @@ function factsOf({ start, first, last, usage, reason, warning }) {
     const rate = 1000 * (number - 1) / (last - first);
     // Of a few tokens that arrive together, a rate says nothing.
     if (last > first + 20 && number > 4) facts.push(["speed", `${rate.toFixed(0)} tokens/s`]);
-    const ofImages = details?.image_tokens ? `${details.image_tokens} of images` : "";
-    const parts = [ofCache(details?.cached_tokens, prompt), ofImages].filter(Boolean).join(", ");
+    const ofMedia = [["image", details?.image_tokens], ["video", details?.video_tokens]]
+      .map(([name, tokens]) => tokens ? `${grouped(tokens)} of ${name}s` : "");
+    const parts = [ofCache(details?.cached_tokens, prompt), ...ofMedia].filter(Boolean).join(", ");
     facts.push(["answer", count(number, "token"), ofReasoning ? `${ofReasoning} of reasoning` : ""],
       ["prompt", count(prompt, "token"), parts]);
   }
