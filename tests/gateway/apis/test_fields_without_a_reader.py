@@ -182,7 +182,7 @@ def test_reasoning_of_an_item_may_be_a_text() -> None:
         {"role": "assistant", "content": "a"},
     ]
     request, _ = parse_response(msgspec.json.encode({"input": items}))
-    assert read_conversation(request, lambda _: ()).chat.messages[1].reasoning_content == "so"
+    assert read_conversation(request).chat.messages[1].reasoning_content == "so"
 
 
 def test_a_body_for_invocations_is_searched_once(gateway: scripted.Gateway, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def parsed(given: Any, known: Sequence[ChatMessage] = (), **fields: Any) -> tupl
     """Return the request of a chat, and the chat; errors have the client's names."""
     asked, warning = parse_response(json.dumps({"model": "m", "input": given, **fields}).encode())
     assert warning == ""
-    read = read_conversation(asked, lambda _: known)
+    read = read_conversation(asked, known)
     with read.names.in_errors():
         return read.chat, read_chat(read.chat, FAMILY)
 
@@ -213,7 +213,7 @@ def test_a_long_string_is_not_read_letter_by_letter() -> None:
         questions = Counter[str]()
         sys.setprofile(lambda _, event, __: questions.update([event]))
         try:
-            read_conversation(asked, lambda _: ())
+            read_conversation(asked)
         finally:
             sys.setprofile(None)
         return questions.total()

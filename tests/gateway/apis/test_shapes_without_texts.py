@@ -13,8 +13,8 @@ from saccade.gateway.apis.chat.reader import read_chat_completion
 from saccade.gateway.apis.completions.reader import read_completion
 from saccade.gateway.apis.messages.reader import read_count, read_messages
 from saccade.gateway.apis.models import parse_detokenize, parse_tokenize
+from saccade.gateway.apis.responses.memory_store import MemoryResponseStore
 from saccade.gateway.apis.responses.reader import ResponseReader
-from saccade.gateway.apis.responses.store import ResponseStore
 from saccade.gateway.body_bounds import MAX_COMMAS, check_messages, num_value_bytes
 from saccade.gateway.chat_request import CalledFunction, ChatMessage, ToolCall
 
@@ -34,7 +34,7 @@ CHAT: Read = lambda body: read_chat_completion(False, body, b"")  # noqa: E731
 COMPLETION: Read = lambda body: read_completion(False, body, b"")  # noqa: E731
 MESSAGES: Read = lambda body: read_messages(False, body, b"")  # noqa: E731
 COUNT: Read = lambda body: read_count(False, body, b"")  # noqa: E731
-RESPONSE: Read = lambda body: ResponseReader(False, ResponseStore(1 << 26)).read_chat(body, b"")  # noqa: E731
+RESPONSE: Read = lambda body: ResponseReader(False, MemoryResponseStore(1 << 26)).read_chat(body, b"")  # noqa: E731
 
 TURN = '[{"role":"user","content":"a"}]'
 CALL = '[{"id":"a","type":"function","function":{"name":"f","arguments":%s}}]'

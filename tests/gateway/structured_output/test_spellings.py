@@ -36,7 +36,7 @@ def of_completion(fields: Fields) -> ChatRequest:
 def of_response(fields: Fields) -> ChatRequest:
     request, warning = parse_response(json.dumps({"input": "hi", **fields}).encode())
     assert warning == ""
-    return read_conversation(request, lambda _: []).chat
+    return read_conversation(request).chat
 
 
 def of_message(fields: Fields) -> ChatRequest:

@@ -6,9 +6,10 @@ prompt becomes one request to a worker, and the answers to several prompts are w
 
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -17,7 +18,7 @@ from saccade.concurrency import all_or_none
 from saccade.errors import RequestError, SaccadeError
 from saccade.fleet.dispatch import Preview
 from saccade.gateway.chat import PlainPrompt
-from saccade.gateway.chat_request import ChatRequest
+from saccade.gateway.chat_request import ChatMessage, ChatRequest
 from saccade.gateway.json_parts import Part as JsonPart
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.delivery import ChunkWriter, Delivery
@@ -120,8 +121,22 @@ class ReadBody:
     num_recalled_bytes: int = 0
 
 
-ReadApi = Callable[[Body, bytes], ReadBody]
+@dataclass(frozen=True)
+class Continuation:
+    """A body that continues a stored conversation.
+
+    *recall* returns the conversation's messages, and may wait for the store. *read_chat* reads the body with them.
+    """
+
+    recall: Callable[[], Awaitable[Sequence[ChatMessage]]]
+    read_chat: Callable[[Sequence[ChatMessage], Body], ReadBody]
+
+
+ReadApi = Callable[[Body, bytes], ReadBody | Continuation]
 """Parses a body of one API for the tenant with that id. Raises RequestError that names the field."""
+
+Begun = tuple[Sequence[Format], Awaitable[list[RequestPart]]]
+"""The formats of a request's answers, and the rest of the work that reads its parts."""
 
 
 @dataclass(frozen=True)
@@ -166,11 +181,36 @@ class ChatEndpoint:
         self, read_api: ReadApi, scope: Scope, body: bytes | bytearray, request: Request
     ) -> list[tuple[Format, RequestPart]]:
         """Return the parts of a request, each with the format of its answer."""
+        await request.hold_values(body, self.bodies.threads)
+        begun = await self._begin(lambda body: read_api(body, request.tenant.id), scope, body, request)
+        while isinstance(begun, Continuation):
+            # The store may have to wait, so the request holds no turn.
+            known = await begun.recall()
+            begun = await self._begin(partial(begun.read_chat, known), scope, body, request)
+            del known
+        formats, reading = begun
+        names = formats[0].names
+        # Only the coroutine has the messages, and drops them.
+        del body, begun
+        with names.in_errors():
+            parts = await reading
+        scope[WARNINGS] = "; ".join(filter(None, (scope[WARNINGS], warning_of(parts[0], names))))
+        return list(zip(formats, parts, strict=True))
+
+    async def _begin(
+        self,
+        parse: Callable[[Body], ReadBody | Continuation],
+        scope: Scope,
+        body: bytes | bytearray,
+        request: Request,
+    ) -> Begun | Continuation:
+        """Parse *body* in a turn. Unless it continues a conversation, do the quick part of reading its chat as well."""
         threads = self.bodies.threads
-        await request.hold_values(body, threads)
         async with request.turn(len(body)):
             start = time.perf_counter()
-            read = await threads.parse(body, lambda body: read_api(body, request.tenant.id))
+            read = await threads.parse(body, parse)
+            if isinstance(read, Continuation):
+                return read
             if threads.takes(body):
                 # A thread has parsed it.
                 start = time.perf_counter()
@@ -179,18 +219,11 @@ class ChatEndpoint:
             if read.num_recalled_bytes:
                 request.hold_recalled(read.num_recalled_bytes)
             scope[WARNINGS] = read.warning
-            formats = read.formats
-            names = formats[0].names
-            with names.in_errors():
-                prompts = [form.prompt for form in formats if form.prompt is not None]
+            with read.formats[0].names.in_errors():
+                prompts = [form.prompt for form in read.formats if form.prompt is not None]
                 reading = self.pipeline.read_chat(request, read.request, prompts)
             self.pipeline.metrics.note_pause("read", start)
-        # Only the coroutine has the messages, and drops them.
-        del body, read
-        with names.in_errors():
-            parts = await reading
-        scope[WARNINGS] = "; ".join(filter(None, (scope[WARNINGS], warning_of(parts[0], names))))
-        return list(zip(formats, parts, strict=True))
+        return read.formats, reading
 
     async def _answer(
         self, reading: Coroutine[Any, Any, list[tuple[Format, RequestPart]]], request: Request, scope: Scope, send: Send

@@ -67,7 +67,7 @@ class Files:
             headers = request.scope["headers"]
             is_long = len(body) > THREAD_FROM_BYTES
             file = await self.threads.run_work(is_long, len(body), lambda: self._read(tenant, body, headers))
-        self.store.put(tenant, file)
+        await self.store.put(tenant, file)
         return _json(file.about)
 
     async def list_all(self, request: Request) -> Response:
@@ -77,7 +77,7 @@ class Files:
         _check_one_of("order", order := query.get("order", "desc"), ("asc", "desc"))
         limit = _whole_number("limit", query.get("limit", str(MAX_LISTED)), MAX_LISTED)
         with self.bodies.begin_request(request.scope):
-            files = self.store.files_of(_tenant(request))
+            files = await self.store.files_of(_tenant(request))
         if (purpose := query.get("purpose")) is not None:
             files = [about for about in files if about.purpose == purpose]
         if order == "desc":
@@ -93,23 +93,23 @@ class Files:
 
     async def get(self, request: Request) -> Response:
         """GET /v1/files/{file_id}: return a file's description."""
-        return _json(self._find(request).about)
+        return _json((await self._find(request)).about)
 
     async def content(self, request: Request) -> Response:
         """GET /v1/files/{file_id}/content: return a file's content."""
-        content = self._find(request).content
+        content = (await self._find(request)).content
         return Response(content, media_type="application/octet-stream", headers=CONTENT_HEADERS)
 
     async def delete(self, request: Request) -> Response:
         """DELETE /v1/files/{file_id}: delete a file."""
         known_as = request.path_params["file_id"]
         with self.bodies.begin_request(request.scope):
-            self.store.delete(_tenant(request), known_as, "file_id")
+            await self.store.delete(_tenant(request), known_as, "file_id")
         return _json(DeletedFile(known_as))
 
-    def _find(self, request: Request) -> StoredFile:
+    async def _find(self, request: Request) -> StoredFile:
         with self.bodies.begin_request(request.scope):
-            return self.store.get(_tenant(request), request.path_params["file_id"], "file_id")
+            return await self.store.get(_tenant(request), request.path_params["file_id"], "file_id")
 
     def _read(self, tenant: bytes, body: bytearray, headers: list[tuple[bytes, bytes]]) -> StoredFile:
         """Parse a multipart form and return its file. Raises RequestError."""

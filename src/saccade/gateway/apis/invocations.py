@@ -6,7 +6,7 @@ from typing import Final
 from starlette.types import Receive, Scope, Send
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.apis.chat_endpoint import ChatEndpoint, ReadApi, ReadBody
+from saccade.gateway.apis.chat_endpoint import ChatEndpoint, Continuation, ReadApi, ReadBody
 from saccade.gateway.parameters import Body, Parameters, read_parameters
 from saccade.gateway.server.middleware import ROUTE
 
@@ -32,7 +32,7 @@ class Invocations:
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
 
-        def read(body: Body, tenant: bytes) -> ReadBody:
+        def read(body: Body, tenant: bytes) -> ReadBody | Continuation:
             parameters = body if isinstance(body, Parameters) else read_parameters(body)
             path = path_of(parameters.names)
             scope[ROUTE] = path

@@ -18,8 +18,8 @@ from saccade.gateway.apis.invocations import Invocations
 from saccade.gateway.apis.messages.reader import read_messages
 from saccade.gateway.apis.pages import page
 from saccade.gateway.apis.pdf_pages import PdfPages
+from saccade.gateway.apis.responses.memory_store import MemoryResponseStore
 from saccade.gateway.apis.responses.reader import ResponseReader
-from saccade.gateway.apis.responses.store import ResponseStore
 from saccade.gateway.apis.responses.stored import StoredResponses
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.pdf_drawer import PdfDrawer
@@ -49,7 +49,7 @@ class Apis:
         self._read_chat: ReadApi = partial(read_chat_completion, strict)
         # Several processes that share a port share no memory.
         is_kept = config.member is None and config.response_store_bytes
-        store = ResponseStore(config.response_store_bytes if is_kept else 0)
+        store = MemoryResponseStore(config.response_store_bytes if is_kept else 0)
         self.memory_part = store.memory_part
         kept_store = store if is_kept else None
         apis: dict[str, ReadApi] = {

@@ -121,7 +121,7 @@ class ImageCollector:
         if content is None and is_data_url(url):
             return await self._run(len(url), lambda: then(decode_data_url(url)))
         if content is None and is_file_id(url):
-            content = self.files.get(request.tenant.id, url, source.field).content
+            content = (await self.files.get(request.tenant.id, url, source.field)).content
             request.memory.take_bytes(len(content))
         elif content is None:
             content = await self.loader.fetch(request, url, salt)

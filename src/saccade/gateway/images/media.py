@@ -8,8 +8,8 @@ from prometheus_client.registry import Collector
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.collect import ImageCollector
 from saccade.gateway.images.decode_pool.pool import DecodePool
-from saccade.gateway.images.file_store import FileStore
 from saccade.gateway.images.media_loader import MediaLoader
+from saccade.gateway.images.memory_files import MemoryFileStore
 from saccade.gateway.images.pdf_drawer import PdfDrawer
 from saccade.gateway.images.pixels import PixelPreparer
 from saccade.gateway.images.processor_cache import ProcessorCache
@@ -36,7 +36,7 @@ class Media:
         self._urls = UrlCache(config.url_cache_bytes)
         # Several processes that share a port share no memory.
         file_bytes = config.file_store_bytes if config.member is None else 0
-        files = FileStore(file_bytes, config.file_store_seconds)
+        files = MemoryFileStore(file_bytes, config.file_store_seconds)
         self.memory_parts = (
             MemoryPart("prepared_images", config.image_cache_bytes, lambda: self._cache.num_bytes),
             MemoryPart("fetched_images", config.url_cache_bytes, lambda: self._urls.num_bytes),

@@ -5,7 +5,7 @@ A FieldNames maps the chat's fields back to the client's.
 An assistant's reasoning, text and calls are separate items in Responses, but a single message in a chat.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -71,10 +71,6 @@ SOURCES: Final[dict[str, tuple[str, ...]]] = {
 
 TRUNCATION: Final = "`truncation` has no effect: a conversation that does not fit is refused"
 
-Recall = Callable[[str], Sequence[ChatMessage]]
-"""Returns the conversation up to and including the response with an id."""
-
-
 SPELLING: Final = 'send {"type": "json_schema", "name": "answer", "schema": {...}} as `text.format`'
 
 
@@ -119,15 +115,17 @@ class ReadResponse:
     num_known: int
 
 
-def read_conversation(request: ResponseRequest, recall: Recall) -> ReadResponse:
-    """Return the chat that *request* begins or continues. Raises a RequestError that names the field."""
+def read_conversation(request: ResponseRequest, known: Sequence[ChatMessage] = ()) -> ReadResponse:
+    """Return the chat that *request* begins, or continues after the *known* messages of its previous response.
+
+    Raises a RequestError that names the field.
+    """
     tool_choice, tools = choose_tools(request.tool_choice, declare_tools(_named_tools(request)))
     chat = Conversation(tools)
     if request.instructions is not None:
         chat.add_message("instructions", ChatMessage(role="system", content=request.instructions))
-    if request.previous_response_id is not None:
-        for message in recall(request.previous_response_id):
-            chat.add_message("previous_response_id", message)
+    for message in known:
+        chat.add_message("previous_response_id", message)
     num_known = len(chat.messages)
     if isinstance(request.input, str):
         chat.add_message("input", ChatMessage(role="user", content=request.input))

@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -12,7 +13,7 @@ from msgspec import Raw
 from saccade.errors import (
     UnsupportedParameter,
 )
-from saccade.gateway.apis.chat_endpoint import Format, ReadBody
+from saccade.gateway.apis.chat_endpoint import Continuation, Format, ReadBody
 from saccade.gateway.apis.responses.conversation import SPELLING, ReadResponse, read_conversation
 from saccade.gateway.apis.responses.store import Destination, ResponseStore, num_message_bytes, required_store
 from saccade.gateway.apis.responses.wire import (
@@ -88,14 +89,20 @@ class ResponseReader:
     strict_parameters: bool
     store: ResponseStore | None
 
-    def read_chat(self, body: Body, tenant: bytes) -> ReadBody:
-        """Return the chat in *body*. Raises RequestError."""
+    def read_chat(self, body: Body, tenant: bytes) -> ReadBody | Continuation:
+        """Return the chat in *body*, or how to read it if it continues a stored conversation. Raises RequestError."""
         original, warning = parse_response(body, self.strict_parameters)
+        previous = original.previous_response_id
+        if previous is None:
+            return self._read(original, warning, tenant, ())
+        store = required_store(self.store, "previous_response_id")
+        return Continuation(
+            partial(store.conversation, tenant, previous),
+            lambda known, _: self._read(original, warning, tenant, known),
+        )
 
-        def recall(response_id: str) -> list[ChatMessage]:
-            return required_store(self.store, "previous_response_id").conversation(tenant, response_id)
-
-        read = read_conversation(original, recall)
+    def _read(self, original: ResponseRequest, warning: str, tenant: bytes, known: Sequence[ChatMessage]) -> ReadBody:
+        read = read_conversation(original, known)
         request, warning = read.chat, "; ".join(filter(None, (warning, read.warning)))
         is_continued = original.previous_response_id is not None
         num_recalled = num_message_bytes(request.messages[: read.num_known]) if is_continued else 0

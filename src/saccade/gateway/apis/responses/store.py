@@ -1,29 +1,15 @@
-"""Stores responses, so that later requests can continue their conversations."""
+"""What a store of responses does. With it, later requests can continue the conversations of earlier ones."""
 
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 from msgspec import UNSET
 
-from saccade.byte_lru import TenantLru
-from saccade.errors import (
-    InvalidValue,
-    PreviousResponseNotFound,
-    RequestError,
-    ResponseNotFound,
-    UnsupportedParameter,
-)
+from saccade.errors import RequestError, ResponseNotFound, UnsupportedParameter
 from saccade.gateway.chat_request import ChatMessage
-from saccade.gateway.field_schemas import MAX_MESSAGES
-from saccade.gateway.memory_parts import MemoryPart
-
-ENTRY_BYTES = 1024
-"""Memory of a response besides its messages and its JSON."""
-
-LARGEST_PART = 4
-"""A conversation over this fraction of the store is not stored: it would displace many others."""
 
 
 @dataclass(frozen=True)
@@ -43,75 +29,6 @@ def num_message_bytes(messages: Iterable[ChatMessage]) -> int:
     return sum(map(_num_bytes, messages))
 
 
-class ResponseStore:
-    """Keeps the responses of all tenants, so that later requests can continue them. Holds at most *budget_bytes*."""
-
-    def __init__(self, budget_bytes: int) -> None:
-        self._responses: TenantLru[str, StoredResponse] = TenantLru(budget_bytes)
-        self.memory_part = MemoryPart("responses", budget_bytes, lambda: self._responses.num_bytes)
-
-    def takes(self, num_bytes: int) -> bool:
-        """Return whether a response with *num_bytes* of messages and JSON is small enough to store.
-
-        Called with the size of the messages alone, it finds responses that will be too large, before they exist.
-        """
-        return num_bytes + ENTRY_BYTES <= self._responses.budget_bytes // LARGEST_PART
-
-    def put(self, tenant: bytes, response_id: str, response: StoredResponse) -> bool:
-        """Store a complete response if it is small enough. Return whether it is stored."""
-        num_bytes = len(response.body) + num_message_bytes(response.messages)
-        if not self.takes(num_bytes):
-            return False
-        self._responses.put(tenant, response_id, response, num_bytes + ENTRY_BYTES)
-        # The tenant with the most bytes may lose the response that it has just added.
-        return response_id in self._responses.of_tenant(tenant)
-
-    def body(self, tenant: bytes, response_id: str) -> bytes:
-        """Return a response as JSON. Raises ResponseNotFound."""
-        return self._find(tenant, response_id).body
-
-    def delete(self, tenant: bytes, response_id: str) -> None:
-        """Delete a response. Later responses in its conversation can no longer be continued.
-
-        Raises ResponseNotFound.
-        """
-        self._find(tenant, response_id)
-        self._responses.pop(tenant, response_id)
-
-    def conversation(self, tenant: bytes, response_id: str) -> list[ChatMessage]:
-        """Return all messages of a conversation, up to and including those of a response.
-
-        Raises PreviousResponseNotFound, and InvalidValue if there are too many messages.
-        """
-        param = "previous_response_id"
-        parts: list[tuple[ChatMessage, ...]] = []
-        num_messages = 0
-        previous: str | None = response_id
-        while previous is not None:
-            response = self._find(tenant, previous, PreviousResponseNotFound, param)
-            parts.append(response.messages)
-            num_messages += len(response.messages)
-            if num_messages > MAX_MESSAGES or len(parts) > MAX_MESSAGES:
-                raise InvalidValue(f"`{param}`: the conversation has more than {MAX_MESSAGES} messages.", param)
-            previous = response.previous
-        return [message for part in reversed(parts) for message in part]
-
-    def _find(
-        self,
-        tenant: bytes,
-        response_id: str,
-        missing: type[RequestError] = ResponseNotFound,
-        param: str = "response_id",
-    ) -> StoredResponse:
-        response = self._responses.of_tenant(tenant).get(response_id)
-        if response is None:
-            raise missing(
-                f"`{param}`: this response is not kept here, or no longer; send the whole conversation as `input`.",
-                param,
-            )
-        return response
-
-
 def _num_bytes(value: object) -> int:
     """Return how many bytes of memory a message, or any value in one, takes."""
     if isinstance(value, msgspec.Struct):
@@ -119,6 +36,53 @@ def _num_bytes(value: object) -> int:
     else:
         inside = value if isinstance(value, list) else []
     return sys.getsizeof(value) + sum(map(_num_bytes, inside))
+
+
+ENTRY_BYTES = 1024
+"""Memory of a response besides its messages and its JSON."""
+
+LARGEST_PART = 4
+"""A response over this fraction of the store is not stored: it would displace many others."""
+
+
+def fits_store(num_bytes: int, budget_bytes: int) -> bool:
+    """Return whether a store of *budget_bytes* takes a response with *num_bytes* of messages and JSON."""
+    return num_bytes + ENTRY_BYTES <= budget_bytes // LARGEST_PART
+
+
+def missing_response(kind: type[RequestError] = ResponseNotFound, param: str = "response_id") -> RequestError:
+    """Return the error for a response that *param* names and the store does not have."""
+    return kind(
+        f"`{param}`: this response is not kept here, or no longer; send the whole conversation as `input`.", param
+    )
+
+
+class ResponseStore(Protocol):
+    """Keeps the responses of all tenants. No method finds another tenant's response."""
+
+    def takes(self, num_bytes: int) -> bool:
+        """Return whether a response with *num_bytes* of messages and JSON is small enough to store.
+
+        Called with the size of the messages alone, it finds responses that will be too large, before they exist.
+        """
+
+    async def put(self, tenant: bytes, response_id: str, response: StoredResponse) -> bool:
+        """Store a complete response if it is small enough. Return whether it is stored."""
+
+    async def body(self, tenant: bytes, response_id: str) -> bytes:
+        """Return a response as JSON. Raises ResponseNotFound."""
+
+    async def delete(self, tenant: bytes, response_id: str) -> None:
+        """Delete a response. Later responses in its conversation can no longer be continued.
+
+        Raises ResponseNotFound.
+        """
+
+    async def conversation(self, tenant: bytes, response_id: str) -> list[ChatMessage]:
+        """Return all messages of a conversation, up to and including those of a response.
+
+        Raises PreviousResponseNotFound, and InvalidValue if there are too many messages.
+        """
 
 
 @dataclass(frozen=True)

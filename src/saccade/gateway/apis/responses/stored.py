@@ -19,7 +19,7 @@ class StoredResponses:
 
     async def get(self, request: Request) -> HttpResponse:
         """GET /v1/responses/{response_id}: return a stored response."""
-        body = required_store(self.store, "response_id").body(
+        body = await required_store(self.store, "response_id").body(
             request.scope[ACCOUNT].tenant.id, request.path_params["response_id"]
         )
         return HttpResponse(body, media_type="application/json")
@@ -27,5 +27,5 @@ class StoredResponses:
     async def delete(self, request: Request) -> HttpResponse:
         """DELETE /v1/responses/{response_id}: delete a stored response."""
         response_id = request.path_params["response_id"]
-        required_store(self.store, "response_id").delete(request.scope[ACCOUNT].tenant.id, response_id)
+        await required_store(self.store, "response_id").delete(request.scope[ACCOUNT].tenant.id, response_id)
         return HttpResponse(msgspec.json.encode(DeletedResponse(response_id)), media_type="application/json")

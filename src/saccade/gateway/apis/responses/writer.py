@@ -59,7 +59,7 @@ class ResponseWriter:
         """Return the events that end the open item and the response, or the whole response."""
         status = _status(self._answer)
         events = self._output.beginning() + self._output.end_answer(status)
-        whole = self._output.whole(self._answer)
+        whole = await self._output.whole(self._answer)
         return (
             [events, self._output.event(f"response.{status}", response=Raw(whole))] if self._output.streams else [whole]
         )
@@ -105,7 +105,7 @@ class ResponseOutput:
         events = self.beginning() + self.event("error", code=detail.code, message=detail.message, param=detail.param)
         return events + self.event("response.failed", response=failed)
 
-    def whole(self, answer: Answer) -> bytes:
+    async def whole(self, answer: Answer) -> bytes:
         """Return the complete response as JSON, and store it if there is room."""
         status = _status(answer)
         response = msgspec.structs.replace(
@@ -119,7 +119,7 @@ class ResponseOutput:
         if self._destination is not None:
             destination = self._destination
             messages = (*destination.messages, _as_message(response.output, self._calls))
-            if not destination.store.put(
+            if not await destination.store.put(
                 destination.tenant, response.id, StoredResponse(destination.previous, messages, body)
             ):
                 body = msgspec.json.encode(msgspec.structs.replace(response, store=False))

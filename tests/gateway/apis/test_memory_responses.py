@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from saccade.errors import InvalidValue, PreviousResponseNotFound, ResponseNotFound
+from saccade.gateway.apis.responses.memory_store import MemoryResponseStore
 from saccade.gateway.apis.responses.store import ResponseStore, StoredResponse, num_message_bytes
 from saccade.gateway.chat_request import CalledFunction, ChatMessage, ContentPart, ImageUrl, ToolCall
 from saccade.gateway.field_schemas import MAX_MESSAGES, MAX_PARTS
@@ -15,85 +16,87 @@ def turn(text: str, role: str = "user") -> ChatMessage:
     return ChatMessage(role=role, content=text)
 
 
-def keep(store: ResponseStore, name: str, previous: str | None = None, tenant: bytes = b"", size: int = 1) -> None:
+async def keep(
+    store: ResponseStore, name: str, previous: str | None = None, tenant: bytes = b"", size: int = 1
+) -> None:
     messages = (turn(name * size), turn(f"to {name}", "assistant"))
-    store.put(tenant, name, StoredResponse(previous, messages, b"{}"))
+    await store.put(tenant, name, StoredResponse(previous, messages, b"{}"))
 
 
-def test_conversations_go_back_to_their_beginning() -> None:
-    store = ResponseStore(1 << 20)
-    keep(store, "a")
-    keep(store, "b", "a")
-    keep(store, "c", "a")
-    assert [message.content for message in store.conversation(b"", "b")] == ["a", "to a", "b", "to b"]
-    assert [message.content for message in store.conversation(b"", "c")] == ["a", "to a", "c", "to c"]
-    assert store.body(b"", "c") == b"{}"
+async def test_conversations_go_back_to_their_beginning() -> None:
+    store = MemoryResponseStore(1 << 20)
+    await keep(store, "a")
+    await keep(store, "b", "a")
+    await keep(store, "c", "a")
+    assert [message.content for message in await store.conversation(b"", "b")] == ["a", "to a", "b", "to b"]
+    assert [message.content for message in await store.conversation(b"", "c")] == ["a", "to a", "c", "to c"]
+    assert await store.body(b"", "c") == b"{}"
 
 
-def test_tenants_do_not_see_each_other() -> None:
-    store = ResponseStore(1 << 20)
-    keep(store, "a", tenant=b"one")
+async def test_tenants_do_not_see_each_other() -> None:
+    store = MemoryResponseStore(1 << 20)
+    await keep(store, "a", tenant=b"one")
     for tenant in (b"", b"two"):
         with pytest.raises(PreviousResponseNotFound):
-            store.conversation(tenant, "a")
+            await store.conversation(tenant, "a")
         with pytest.raises(ResponseNotFound):
-            store.body(tenant, "a")
+            await store.body(tenant, "a")
         with pytest.raises(ResponseNotFound):
-            store.delete(tenant, "a")
-    assert store.conversation(b"one", "a")
+            await store.delete(tenant, "a")
+    assert await store.conversation(b"one", "a")
 
 
-def test_deleted_response_ends_its_continuations() -> None:
-    store = ResponseStore(1 << 20)
-    keep(store, "a")
-    keep(store, "b", "a")
-    store.delete(b"", "a")
+async def test_deleted_response_ends_its_continuations() -> None:
+    store = MemoryResponseStore(1 << 20)
+    await keep(store, "a")
+    await keep(store, "b", "a")
+    await store.delete(b"", "a")
     with pytest.raises(PreviousResponseNotFound):
-        store.conversation(b"", "b")
-    assert store.body(b"", "b")
+        await store.conversation(b"", "b")
+    assert await store.body(b"", "b")
 
 
-def test_the_least_recently_used_goes_first() -> None:
-    store = ResponseStore(52_000)
+async def test_the_least_recently_used_goes_first() -> None:
+    store = MemoryResponseStore(52_000)
     for name in "abcd":
-        keep(store, name, size=10_000)
-    store.conversation(b"", "a")
-    keep(store, "e", size=10_000)
-    assert store.body(b"", "a")
+        await keep(store, name, size=10_000)
+    await store.conversation(b"", "a")
+    await keep(store, "e", size=10_000)
+    assert await store.body(b"", "a")
     with pytest.raises(ResponseNotFound):
-        store.body(b"", "b")
+        await store.body(b"", "b")
 
 
-def test_the_tenant_that_holds_most_loses_its_own() -> None:
-    store = ResponseStore(60_000)
-    keep(store, "a", tenant=b"modest", size=1000)
+async def test_the_tenant_that_holds_most_loses_its_own() -> None:
+    store = MemoryResponseStore(60_000)
+    await keep(store, "a", tenant=b"modest", size=1000)
     for name in "bcdefgh":
-        keep(store, name, tenant=b"greedy", size=10_000)
-    assert store.body(b"modest", "a")
-    assert store.body(b"greedy", "h")
+        await keep(store, name, tenant=b"greedy", size=10_000)
+    assert await store.body(b"modest", "a")
+    assert await store.body(b"greedy", "h")
     with pytest.raises(ResponseNotFound):
-        store.body(b"greedy", "b")
+        await store.body(b"greedy", "b")
 
 
-def test_a_conversation_over_a_quarter_of_the_store_is_not_taken() -> None:
-    store = ResponseStore(1 << 20)
+async def test_a_conversation_over_a_quarter_of_the_store_is_not_taken() -> None:
+    store = MemoryResponseStore(1 << 20)
     assert store.takes(num_message_bytes([turn("a" * 250_000)]))
     assert not store.takes(num_message_bytes([turn("a" * 270_000)]))
     for name, response in {
         "answer": StoredResponse(None, (turn("a"), turn("a" * 270_000, "assistant")), b"{}"),
         "JSON": StoredResponse(None, (turn("a"),), b"{}" * 135_000),
     }.items():
-        assert not store.put(b"", name, response)
+        assert not await store.put(b"", name, response)
         with pytest.raises(ResponseNotFound):
-            store.body(b"", name)
+            await store.body(b"", name)
 
 
-def test_a_response_that_is_pushed_out_at_once_is_not_kept() -> None:
-    store = ResponseStore(60_000)
+async def test_a_response_that_is_pushed_out_at_once_is_not_kept() -> None:
+    store = MemoryResponseStore(60_000)
     for number in range(20):
-        keep(store, str(number), tenant=b"%d" % number, size=1000)
-    assert not store.put(b"large", "a", StoredResponse(None, (turn("a" * 13_000),), b"{}"))
-    assert store.put(b"large", "a", StoredResponse(None, (turn("a"),), b"{}"))
+        await keep(store, str(number), tenant=b"%d" % number, size=1000)
+    assert not await store.put(b"large", "a", StoredResponse(None, (turn("a" * 13_000),), b"{}"))
+    assert await store.put(b"large", "a", StoredResponse(None, (turn("a"),), b"{}"))
 
 
 def test_most_parts_are_counted_quickly() -> None:
@@ -126,12 +129,12 @@ def test_every_text_of_a_message_counts() -> None:
         assert num_message_bytes([message]) > len(long), name
 
 
-def test_long_conversations_are_refused() -> None:
-    store = ResponseStore(64 << 20)
+async def test_long_conversations_are_refused() -> None:
+    store = MemoryResponseStore(64 << 20)
     previous = None
     for number in range(MAX_MESSAGES // 2 + 1):
-        keep(store, str(number), previous)
+        await keep(store, str(number), previous)
         previous = str(number)
     with pytest.raises(InvalidValue, match="more than 2048 messages"):
-        store.conversation(b"", str(MAX_MESSAGES // 2))
-    assert len(store.conversation(b"", str(MAX_MESSAGES // 2 - 1))) == MAX_MESSAGES
+        await store.conversation(b"", str(MAX_MESSAGES // 2))
+    assert len(await store.conversation(b"", str(MAX_MESSAGES // 2 - 1))) == MAX_MESSAGES
