@@ -58,6 +58,8 @@ ALLOWED = {
     "worker/tokenspeed/server.py": {"grpc"},  # listens
     "worker/tokenspeed/service.py": {"grpc", "connect"},  # names of status codes; streams within its own process
     "cli/admin_port.py": {"httpx2"},  # a gateway's admin port, which the operator names
+    "gateway/state/postgres.py": {"connect"},  # the server that the operator names
+    "gateway/state/sqlite.py": {"connect"},  # opens a file
     "transport/engine_channel.py": {"create_connection"},  # a socket pair that its parent made
     "supervisor/tree.py": {"open_connection", "open_unix_connection"},  # its own children, on loopback
     "supervisor/ray_fleet.py": {"create_connection"},  # the cluster that the operator names, to see whether it is there

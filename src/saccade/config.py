@@ -177,7 +177,9 @@ def program(*words: str, settings: Iterable["DataclassInstance"] = ()) -> tuple[
     for flags in settings:
         command += to_arguments(flags)
         environment |= {
-            _variable(name): " ".join(value) for name, value, at in flags_of(flags) if not at.repr and value
+            _variable(name): value if isinstance(value, str) else " ".join(value)
+            for name, value, at in flags_of(flags)
+            if not at.repr and value
         }
     return command, environment
 

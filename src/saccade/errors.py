@@ -36,6 +36,7 @@
     │   ├── NonFiniteOutput         500, the model computed NaN or infinity for the request
     │   ├── WorkerUnavailable       503, no worker is ready
     │   ├── Draining                503
+    │   ├── StoreUnavailable        503, the database does not answer
     │   └── DeadlineExceeded        504
     └── StartupError                a setting or a file is wrong: shown on the terminal, never over HTTP
         └── NotInstalled            an extra of the package is missing
@@ -250,6 +251,10 @@ class WorkerUnavailable(ServiceError, code="worker_unavailable", status=503):
 
 class Draining(ServiceError, code="draining", status=503):
     """The server is shutting down and accepts no new requests."""
+
+
+class StoreUnavailable(ServiceError, code="store_unavailable", status=503):
+    """The database that keeps files and responses does not answer."""
 
 
 class DeadlineExceeded(ServiceError, code="deadline_exceeded", status=504):

@@ -9,9 +9,11 @@ from starlette.types import Receive, Scope
 from saccade.errors import InvalidApiKey, InvalidValue
 from saccade.fleet.pool import WorkerPool
 from saccade.fleet.report import RouteReport, route_report
+from saccade.gateway.apis.responses.stores import response_store
 from saccade.gateway.apis.routes import Apis
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool
+from saccade.gateway.images.file_store import MAX_FILES
 from saccade.gateway.images.media import Media
 from saccade.gateway.memory_parts import MemoryParts
 from saccade.gateway.pipeline import Pipeline
@@ -27,6 +29,7 @@ from saccade.gateway.server.answer_memory import AnswerMemory
 from saccade.gateway.server.body import BodyReader
 from saccade.gateway.server.middleware import guarded
 from saccade.gateway.siblings import Siblings
+from saccade.gateway.state.state import State
 from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.gateway.tenants.report import TenantMetrics, TenantReport, tenant_reports
@@ -68,7 +71,9 @@ class Application:
         self.routing = Routing(config, worker_pool, metrics.registry, of_engines)
         parsers = Parsers(config.tool_call_parser, config.reasoning_parser)
         self.model_registry = ModelRegistry(worker_pool, models, parsers, read_chat_template(config.chat_template))
-        self.media = Media(config, pool, self.limits.work_threads(), metrics)
+        self._state = State.of_settings(config.state, MAX_FILES)
+        items = None if self._state is None else self._state.items
+        self.media = Media(config, pool, self.limits.work_threads(), metrics, items)
         self.siblings = Siblings(
             config.member, self._work, self.media.forget_media, metrics.registry, of_engines, self._api_keys.usages
         )
@@ -88,17 +93,20 @@ class Application:
             pixels=self.media.pixels,
             metrics=metrics,
         )
-        self._apis = Apis(config, self.bodies, self.pipeline, self.siblings, self.media.pdfs)
+        responses, memory_of_responses = response_store(config, self._state)
+        self._apis = Apis(config, self.bodies, self.pipeline, self.siblings, self.media.pdfs, responses)
         self.memory = MemoryParts()
         self.memory.add_parts(
             *self.limits.memory_parts,
             *self.media.memory_parts,
-            self._apis.memory_part,
+            memory_of_responses,
             self.pipeline.grammars.memory_part,
             self.pipeline.prompts.pieces.memory_part,
             *self.routing.memory_parts,
         )
         metrics.registry.register(self.memory)
+        if self._state is not None:
+            metrics.registry.register(self._state)
         router = Router(self._apis.routes, redirect_slashes=False)
         of_operator, of_clients = self.limits.reserve.reservation, self.bodies.answer_memory
         counted = AnswerMemory(
@@ -108,10 +116,12 @@ class Application:
         self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the fetcher, follow the keys file and the traffic file, and connect to siblings and their indexer.
+        """Open the database and start the fetcher. Follow the keys file and the traffic file, and connect to siblings.
 
         Raises OSError and StartupError.
         """
+        if self._state is not None:
+            await self._state.start()
         await self.media.start()
         self._following = lasting_task.begin(self._api_keys.follow, "keys file")
         await self.siblings.start()
@@ -124,6 +134,8 @@ class Application:
         await self.routing.close()
         await self.siblings.close()
         await self.media.close()
+        if self._state is not None:
+            await self._state.close()
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)
 

@@ -32,6 +32,7 @@ from saccade.errors import StartupError
 from saccade.fair_queue import CLIENT_SHARE
 from saccade.fleet.settings import NO_SOURCES, DispatchLimits, RoutingSettings, SourceConfig
 from saccade.gateway.process_memory import default_request_memory_bytes
+from saccade.gateway.state.settings import NO_STATE, StateSettings
 from saccade.media.fetch import FetchConfig
 from saccade.media.header import ImageLimits, MediaLimits
 from saccade.media.pdf_fonts import PdfFontSettings
@@ -190,11 +191,12 @@ class ServerSettings:
     default_chat_template_kwargs: JsonObject | None = None
     "Switches of the chat template for requests that do not set them, as JSON."
     response_store_bytes: Size = 64 << 20
-    "Conversations of /v1/responses to keep for requests that continue them; 0 keeps none."
+    "Conversations of /v1/responses to keep in memory, and the size of the largest one in --state; 0 keeps none."
     file_store_bytes: Size = 256 << 20
-    "Images uploaded to /v1/files to keep in memory; 0 keeps none."
+    "Memory for files uploaded to /v1/files; with --state, for those used last. 0 keeps none, not even in --state."
     file_store_seconds: Count = 24 * 3600
     "Seconds that an uploaded image is kept at most."
+    state: StateSettings = NO_STATE
     shutdown_timeout_seconds: Annotated[NotNegative, Parameter(name="--shutdown-timeout")] = 30.0
     "Seconds that running requests get to finish at shutdown."
     allowed_hosts: Many = ()
@@ -376,6 +378,7 @@ class GatewayConfig(ServerSettings, RoutingSettings, MediaSettings):
             shared_memory_bytes=part(self.shared_memory_bytes),
             mm_processor_cache_gb=self.mm_processor_cache_gb / member.size,
             url_cache_bytes=part(self.url_cache_bytes),
+            file_store_bytes=part(self.file_store_bytes),
         )
 
     @property
@@ -384,6 +387,11 @@ class GatewayConfig(ServerSettings, RoutingSettings, MediaSettings):
         return (
             dataclasses.replace(self.connections, tenant_share=CLIENT_SHARE) if self.are_several else self.connections
         )
+
+    @property
+    def keeps_what_is_sent(self) -> bool:
+        """Whether there are files and stored responses: several processes that share a port share no memory."""
+        return self.member is None or bool(self.state)
 
     @property
     def has_fixed_fleet(self) -> bool:

@@ -18,8 +18,8 @@ from saccade.gateway.apis.invocations import Invocations
 from saccade.gateway.apis.messages.reader import read_messages
 from saccade.gateway.apis.pages import page
 from saccade.gateway.apis.pdf_pages import PdfPages
-from saccade.gateway.apis.responses.memory_store import MemoryResponseStore
 from saccade.gateway.apis.responses.reader import ResponseReader
+from saccade.gateway.apis.responses.store import ResponseStore
 from saccade.gateway.apis.responses.stored import StoredResponses
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.pdf_drawer import PdfDrawer
@@ -31,10 +31,7 @@ from saccade.gateway.tenants.account import Account
 
 
 class Apis:
-    """Constructs every API's endpoints and *routes*. A process that shares its port with others keeps no responses.
-
-    *memory_part* counts the stored responses.
-    """
+    """Constructs every API's endpoints and *routes*. If *responses* is None, no response is stored."""
 
     def __init__(
         self,
@@ -43,24 +40,20 @@ class Apis:
         pipeline: Pipeline,
         siblings: Siblings,
         pdfs: PdfDrawer,
+        responses: ResponseStore | None,
     ) -> None:
         strict, images = config.strict_parameters, pipeline.images
         self._chats = ChatEndpoint(bodies, pipeline, config.ping_interval_seconds)
         self._read_chat: ReadApi = partial(read_chat_completion, strict)
-        # Several processes that share a port share no memory.
-        is_kept = config.member is None and config.response_store_bytes
-        store = MemoryResponseStore(config.response_store_bytes if is_kept else 0)
-        self.memory_part = store.memory_part
-        kept_store = store if is_kept else None
         apis: dict[str, ReadApi] = {
             "/v1/chat/completions": self._read_chat,
             "/v1/completions": partial(read_completion, strict),
             "/v1/messages": partial(read_messages, strict),
-            "/v1/responses": ResponseReader(strict, kept_store).read_chat,
+            "/v1/responses": ResponseReader(strict, responses).read_chat,
         }
         endpoints = Endpoints(bodies, pipeline, self._chats, strict, siblings)
         files = Files(images.files, bodies, images.limits, images.threads)
-        self.routes = _routes(self._chats, apis, endpoints, StoredResponses(kept_store), files, PdfPages(bodies, pdfs))
+        self.routes = _routes(self._chats, apis, endpoints, StoredResponses(responses), files, PdfPages(bodies, pdfs))
         if config.page:
             self.routes += [route("GET", path, page("index.html")) for path in PAGE_PATHS]
 

@@ -46,13 +46,12 @@ def missing_file(param: str) -> FileNotFound:
 
 
 class FileStore(Protocol):
-    """Keeps the files of all tenants, each for at most *keep_seconds*. No method finds another tenant's file."""
+    """Keeps the files of all tenants, each for at most *keep_seconds*. No method finds another tenant's file.
+
+    Coroutines raise StoreUnavailable if the files are in a database that does not answer.
+    """
 
     keep_seconds: int
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that the files take, in bytes."""
 
     def check(self, param: str) -> None:
         """Raise an UnsupportedParameter that names *param* if this gateway keeps no files."""

@@ -8,13 +8,16 @@ from prometheus_client.registry import Collector
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.collect import ImageCollector
 from saccade.gateway.images.decode_pool.pool import DecodePool
+from saccade.gateway.images.file_store import FileStore
 from saccade.gateway.images.media_loader import MediaLoader
 from saccade.gateway.images.memory_files import MemoryFileStore
 from saccade.gateway.images.pdf_drawer import PdfDrawer
 from saccade.gateway.images.pixels import PixelPreparer
 from saccade.gateway.images.processor_cache import ProcessorCache
+from saccade.gateway.images.state_files import StateFileStore
 from saccade.gateway.images.url_cache import UrlCache
 from saccade.gateway.memory_parts import MemoryPart
+from saccade.gateway.state.items import Items
 from saccade.gateway.work_threads import WorkThreads
 from saccade.media.fetch import Fetcher
 from saccade.media.pdf_pages import DECODER as PDF_DECODER
@@ -26,23 +29,31 @@ class Media:
     """*images* collects the images of requests, and *pixels* decodes them in *pool*. *pdfs* draws pages for people, and
     *threads* runs long work.
 
-    *memory_parts* measure its caches and its files. Raises StartupError if a setting is wrong.
+    Files are in *items*, or in memory if that is None. *memory_parts* measure its caches and its files. Raises
+    StartupError if a setting is wrong.
     """
 
-    def __init__(self, config: GatewayConfig, pool: DecodePool, threads: WorkThreads, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        pool: DecodePool,
+        threads: WorkThreads,
+        metrics: Metrics,
+        items: Items | None = None,
+    ) -> None:
         self.threads = threads
         self._fetcher = Fetcher(config.fetch)
         self._cache = ProcessorCache(pool, config.image_cache_bytes)
         self._urls = UrlCache(config.url_cache_bytes)
-        # Several processes that share a port share no memory.
-        file_bytes = config.file_store_bytes if config.member is None else 0
-        files = MemoryFileStore(file_bytes, config.file_store_seconds)
+        file_bytes = config.file_store_bytes if config.keeps_what_is_sent else 0
+        recent = MemoryFileStore(file_bytes, config.file_store_seconds)
+        files: FileStore = recent if items is None else StateFileStore(items, recent)
         self.memory_parts = (
             MemoryPart("prepared_images", config.image_cache_bytes, lambda: self._cache.num_bytes),
             MemoryPart("fetched_images", config.url_cache_bytes, lambda: self._urls.num_bytes),
-            MemoryPart("files", file_bytes, lambda: files.num_bytes),
+            MemoryPart("files", file_bytes, lambda: recent.num_bytes),
         )
-        metrics.file_store_bytes.set_function(lambda: files.num_bytes)
+        metrics.file_store_bytes.set_function(lambda: recent.num_bytes)
         metrics.slots_in_use.set_function(lambda: pool.num_slots - self._cache.num_idle)
         metrics.registry.register(CacheCollector("image", self._cache))
         metrics.registry.register(CacheCollector("url", self._urls))

@@ -50,8 +50,8 @@ class MemoryFileStore(FileStore):
     def check(self, param: str) -> None:
         if not self._files.budget_bytes:
             raise UnsupportedParameter(
-                f"`{param}`: this gateway keeps no files, because of --file-store-bytes 0 or of --gateway-processes "
-                "over 1; send images as data: URLs.",
+                f"`{param}`: this gateway keeps no files, because of --file-store-bytes 0, or of --gateway-processes "
+                "over 1 without --state; send images as data: URLs.",
                 param,
             )
 

@@ -27,6 +27,10 @@ class MemoryResponseStore(ResponseStore):
         self._responses: TenantLru[str, StoredResponse] = TenantLru(budget_bytes)
         self.memory_part = MemoryPart("responses", budget_bytes, lambda: self._responses.num_bytes)
 
+    @property
+    def is_away(self) -> bool:
+        return False
+
     def takes(self, num_bytes: int) -> bool:
         return fits_store(num_bytes, self._responses.budget_bytes)
 

@@ -67,7 +67,8 @@ FUNCTION_FIELDS: Final = {"description": None, "parameters": None, "strict": Non
 """Fields that OpenAI repeats of each function."""
 
 TOO_LARGE = "not stored: the conversation takes more than a quarter of --response-store-bytes"
-"""The warning with an answer that cannot be continued by its id."""
+AWAY = "not stored: the server's database does not answer"
+"""Warnings with an answer that cannot be continued by its id."""
 
 
 def parse_response(body: Body, strict: bool = False) -> tuple[ResponseRequest, str]:
@@ -112,8 +113,8 @@ class ResponseReader:
             return ReadBody(request, warning, [unstored], num_recalled_bytes=num_recalled)
         messages = request.messages[read.num_known :]
         num_bytes = num_message_bytes(messages)
-        if not self.store.takes(num_bytes):
-            warning = "; ".join(filter(None, (warning, TOO_LARGE)))
+        if remark := AWAY if self.store.is_away else "" if self.store.takes(num_bytes) else TOO_LARGE:
+            warning = "; ".join(filter(None, (warning, remark)))
             return ReadBody(request, warning, [unstored], num_recalled_bytes=num_recalled)
         destination = Destination(self.store, tenant, original.previous_response_id, messages)
         stored = _format(original, read, _unfinished(original, response_id, True), destination)

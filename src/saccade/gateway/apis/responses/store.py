@@ -11,6 +11,12 @@ from msgspec import UNSET
 from saccade.errors import RequestError, ResponseNotFound, UnsupportedParameter
 from saccade.gateway.chat_request import ChatMessage
 
+ENTRY_BYTES = 1024
+"""Memory of a response besides its messages and its JSON."""
+
+LARGEST_PART = 4
+"""A response over this fraction of the store is not stored: it would displace many others."""
+
 
 @dataclass(frozen=True)
 class StoredResponse:
@@ -38,13 +44,6 @@ def _num_bytes(value: object) -> int:
     return sys.getsizeof(value) + sum(map(_num_bytes, inside))
 
 
-ENTRY_BYTES = 1024
-"""Memory of a response besides its messages and its JSON."""
-
-LARGEST_PART = 4
-"""A response over this fraction of the store is not stored: it would displace many others."""
-
-
 def fits_store(num_bytes: int, budget_bytes: int) -> bool:
     """Return whether a store of *budget_bytes* takes a response with *num_bytes* of messages and JSON."""
     return num_bytes + ENTRY_BYTES <= budget_bytes // LARGEST_PART
@@ -58,7 +57,14 @@ def missing_response(kind: type[RequestError] = ResponseNotFound, param: str = "
 
 
 class ResponseStore(Protocol):
-    """Keeps the responses of all tenants. No method finds another tenant's response."""
+    """Keeps the responses of all tenants. No method finds another tenant's response.
+
+    Coroutines other than put() raise StoreUnavailable if the responses are in a database that does not answer.
+    """
+
+    @property
+    def is_away(self) -> bool:
+        """Whether nothing could be stored when this was last tried."""
 
     def takes(self, num_bytes: int) -> bool:
         """Return whether a response with *num_bytes* of messages and JSON is small enough to store.
@@ -99,8 +105,8 @@ def required_store(store: ResponseStore | None, param: str) -> ResponseStore:
     """Return *store*, which the field *param* needs. Raises UnsupportedParameter if the gateway keeps no responses."""
     if store is None:
         raise UnsupportedParameter(
-            f"`{param}`: this gateway keeps no responses, because of --response-store-bytes 0 or of "
-            "--gateway-processes over 1; send the whole conversation as `input`.",
+            f"`{param}`: this gateway keeps no responses, because of --response-store-bytes 0, or of "
+            "--gateway-processes over 1 without --state; send the whole conversation as `input`.",
             param,
         )
     return store
