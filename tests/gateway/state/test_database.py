@@ -23,9 +23,8 @@ class Seconds:
 class Unsteady(Server):
     """A server whose connections fail as the test says."""
 
-    num_writers = 1
-
-    def __init__(self) -> None:
+    def __init__(self, num_writers: int = 1) -> None:
+        self.num_writers = num_writers
         self.num_connections = self.num_closed = self.num_committed = 0
         self.failure: DatabaseFailed | None = None
 
@@ -93,6 +92,30 @@ async def test_calls_fail_at_once_until_the_database_is_tried_again(caplog: pyte
         assert await database.write(ask) == "answered"
     assert not database.is_away
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+    database.close()
+
+
+async def test_only_one_call_waits_for_a_database_that_hangs() -> None:
+    server, clock = Unsteady(num_writers=2), Seconds()
+    database = Database(server, clock)
+    server.failure = DatabaseFailed("gone")
+    with pytest.raises(StoreUnavailable):
+        await database.write(ask)
+    server.failure = None
+    clock.now += RETRY_SECONDS
+    is_hanging, may_end = threading.Event(), threading.Event()
+
+    def hang(connection: Connection) -> None:
+        is_hanging.set()
+        may_end.wait()
+
+    hanging = asyncio.create_task(database.write(hang))
+    await asyncio.to_thread(is_hanging.wait)
+    with pytest.raises(StoreUnavailable):
+        await database.write(ask)
+    may_end.set()
+    await hanging
+    assert await database.write(ask) == "answered"
     database.close()
 
 

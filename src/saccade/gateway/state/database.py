@@ -73,7 +73,8 @@ class Database:
 class _Connections:
     """At most *number* connections, each used by one thread at a time.
 
-    After a failure all of them are closed, and for RETRY_SECONDS every call fails at once.
+    After a failure all of them are closed. From then on, one call in RETRY_SECONDS tries the database, and the others
+    fail at once, until one succeeds.
     """
 
     def __init__(self, server: Server, number: int, purpose: str, clock: Callable[[], float]) -> None:
@@ -97,8 +98,11 @@ class _Connections:
         self._close_idle()
 
     def _attempt(self, work: Callable[[Connection], T]) -> T:
-        if self._away_until is not None and self._clock() < self._away_until:
-            raise _unavailable()
+        if self._away_until is not None:
+            if self._clock() < self._away_until:
+                raise _unavailable()
+            # A database that hangs keeps one call waiting, and not all.
+            self._away_until = self._clock() + RETRY_SECONDS
         connection: Connection | None = None
         try:
             connection = self._take()
