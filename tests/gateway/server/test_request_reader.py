@@ -53,6 +53,7 @@ ROUTES: dict[str, tuple[bytes, int]] = {
     "/v1/files": (FORM, 200),
     "/tokenize": (TOKENIZE, 200),
     "/detokenize": (b'{"tokens": [300]}', 200),
+    "/pdf_pages/1": (b"%PDF-1.4", 400),
     "/ping": (b"{}", 200),
     "/v1/models": (b"{}", 405),
     "/nothing": (SMUGGLED, 404),
@@ -148,7 +149,8 @@ def one_answer(port: int, message: bytes) -> Answer:
 
 def test_every_path_that_takes_post_is_in_the_table(gateway: scripted.Gateway) -> None:
     paths = gateway.ask("GET", "/openapi.json").json["paths"]
-    assert {path for path, methods in paths.items() if "post" in methods} <= ROUTES.keys()
+    posts = {path.replace("{number}", "1") for path, methods in paths.items() if "post" in methods}
+    assert posts <= ROUTES.keys()
 
 
 @pytest.mark.ci

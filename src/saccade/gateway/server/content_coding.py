@@ -3,7 +3,7 @@
 A few bytes may decode to gigabytes. So each step takes and returns a bounded number of bytes, and the caller stops when
 the body is too long.
 
-Some proxies decode a body but keep the header. So a body that begins like JSON or a form is not decoded.
+Some proxies decode a body but keep the header. So a body that begins like JSON, a form or a PDF is not decoded.
 """
 
 import re
@@ -33,7 +33,7 @@ ZSTD_WINDOW_LOG: Final = 23
 
 _IDENTITY: Final = "identity"
 _START_BYTES: Final = 4
-_PLAIN: Final = re.compile(rb"""(?:\xef\xbb\xbf)?(?:--|[ \t\r\n]*(?:\{(?:[ \t\r\n"}]|\Z)|\Z))""")
+_PLAIN: Final = re.compile(rb"""(?:\xef\xbb\xbf)?(?:--|%PDF|[ \t\r\n]*(?:\{(?:[ \t\r\n"}]|\Z)|\Z))""")
 """The brace alone does not tell: bare deflate data may begin with it."""
 
 
