@@ -71,7 +71,7 @@ def _tensors(
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the tensors that the copy has of each weight, by name. *dtype* is the network's: it rounds first."""
     done = 0
-    progress(STAGE, 0, plan.num_bytes_before)
+    progress(STAGE, 0, plan.num_bytes_to_read)
     for weight in plan.weights:
         tensor = checkpoint.read(weight.source.name)
         if weight.format is None:
@@ -81,7 +81,7 @@ def _tensors(
             derived = {end: rule.of(*tensor.shape) for end, rule in rounded.format.derived.items()}
             yield {f"{weight.module}.{end}": field for end, field in {**rounded.fields, **derived}.items()}
         done += weight.source.num_bytes
-        progress(STAGE, done, plan.num_bytes_before)
+        progress(STAGE, done, plan.num_bytes_to_read)
 
 
 def _config(model: Path, plan: CopyPlan) -> str:

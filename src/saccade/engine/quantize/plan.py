@@ -42,7 +42,12 @@ class CopyPlan:
 
     @property
     def num_bytes_before(self) -> int:
-        """The size of the tensors to read, in bytes."""
+        """The size of the checkpoint's tensors, in bytes. A tied head has no tensor of its own."""
+        return sum({weight.source.name: weight.source.num_bytes for weight in self.weights}.values())
+
+    @property
+    def num_bytes_to_read(self) -> int:
+        """The size of all tensors that are read for the copy, in bytes; the embedding twice, if it is also the head."""
         return sum(weight.source.num_bytes for weight in self.weights)
 
     @property
