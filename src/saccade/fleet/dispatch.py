@@ -200,10 +200,11 @@ class Dispatcher:
             if len(routed.rows) > 1:
                 seconds = time.perf_counter() - start
                 held_share = self._metrics.observe(serving.model, worker, len(prompt.token_ids), booking, seconds)
-            description, pair = worker.state.description, None
+            state, pair = worker.state, None
+            description = state.description
             if description is not None and description.role == "prefill":
                 pair = await self._pair(serving, worker, booking, prompt, booked)
-            tried, takes_chat = {*prompt.excluded, worker.url}, worker.state.takes_chats
+            tried, takes_chat = {*prompt.excluded, worker.url}, state.takes_chats
             yield Placement(
                 worker=worker,
                 pixel_dtype=description.pixel_dtype if description else "uint8",

@@ -62,13 +62,14 @@ class CacheListener:
 
     def feed(self, worker: Worker) -> FeedState:
         """Return the current state of *worker*'s feed."""
+        known = worker.state.exactness
         if len(self._worker_pool.clients) < 2:
             feed = FeedState(ALONE)
-        elif worker.state.exactness.level == "NONE":
-            feed = FeedState(worker.state.exactness.reason)
+        elif known.level == "NONE":
+            feed = FeedState(known.reason)
         else:
             feed = self._feeds.setdefault(worker.url, FeedState(AWAY))
-        feed.exactness = worker.state.exactness
+        feed.exactness = known
         feed.num_blocks = self.router.index.num_blocks(worker.url)
         feed.num_states = self.router.index.num_states(worker.url)
         return feed

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from saccade.connectors.worker_state import WorkerState
 from saccade.fleet.breaker import BreakerReport
 from saccade.fleet.cost import DECODE_BLOCKS, PREFILL_TOKENS, Candidates, WorkInFlight
 from saccade.fleet.dispatch import Preview
@@ -62,7 +63,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def worker_report(worker: Worker, worker_pool: WorkerPool, cache_view: CacheView) -> WorkerReport:
     """Return the report of *worker* as of now."""
-    description, router = worker.state.description, cache_view.router
+    state, router = worker.state, cache_view.router
+    description = state.description
     known, feed = exactness(worker, cache_view), cache_view.feed(worker)
     breaker = router.breakers.report(worker.url, time.monotonic())
     work = router.work_of(worker.url)
@@ -74,15 +76,15 @@ def worker_report(worker: Worker, worker_pool: WorkerPool, cache_view: CacheView
         role=description.role if description else None,
         version=description.version if description else None,
         kv_transfer_address=description.kv_transfer_address if description else None,
-        ready=worker.state.ready,
-        draining=_drains(worker),
+        ready=state.ready,
+        draining=_drains(state),
         excluded=why_excluded(worker, worker_pool) or breaker.reason,
         breaker=breaker,
         exactness=known.level,
         reason=known.reason,
         holdings=Holdings(blocks=feed.num_blocks, states=feed.num_states),
         booked=booked(work),
-        load=worker.state.load,
+        load=state.load,
         traffic=worker_pool.traffic.of(worker.url),
     )
 
@@ -99,23 +101,24 @@ def booked(work: WorkInFlight) -> Booked:
 
 def why_excluded(worker: Worker, worker_pool: WorkerPool) -> str:
     """Return why *worker* gets no requests for its model, or "" if it gets them."""
+    state = worker.state
     if worker in worker_pool.leaving:
         return "it was removed, and finishes its requests"
-    if _drains(worker):
+    if _drains(state):
         return "it drains"
-    if not worker.state.ready or worker.state.description is None:
-        return f"it is not ready: {worker.state.loss}" if worker.state.loss else "it is not ready"
+    if not state.ready or state.description is None:
+        return f"it is not ready: {state.loss}" if state.loss else "it is not ready"
     if worker_pool.traffic.of(worker.url).cordoned:
         return CORDONED
-    model = worker_pool.model(worker.state.description.model)
+    model = worker_pool.model(state.description.model)
     if worker not in model.workers:
-        difference = worker_pool.releases.difference(worker.state.description, model.description)
+        difference = worker_pool.releases.difference(state.description, model.description)
         return f"it serves another release of its model than the first worker: {difference}"
     return ""
 
 
-def _drains(worker: Worker) -> bool:
-    return worker.state.load is not None and worker.state.load.draining
+def _drains(state: WorkerState) -> bool:
+    return state.load is not None and state.load.draining
 
 
 class ImagePlace(msgspec.Struct, frozen=True):

@@ -30,10 +30,9 @@ class Serving:
     def __init__(self, model: Model, router: Router, limits: DispatchLimits) -> None:
         self.model = model
         workers = model.workers
-        self.rows = np.array([router.describe(option_of(worker, model)) for worker in workers], np.int64)
-        self.targets = Targets(
-            tuple(worker.url for worker in workers), tuple(_partition(worker, model) for worker in workers)
-        )
+        options = [option_of(worker, model) for worker in workers]
+        self.rows = np.array([router.describe(option) for option in options], np.int64)
+        self.targets = Targets(tuple(one.name for one in options), tuple(one.partition for one in options))
         self.partitions = frozenset(self.targets.partitions)
         self.num_computed = rows_of(limits, model)
         self.num_rows = sum(self.num_computed.values())
@@ -171,19 +170,15 @@ class Serving:
 
 def option_of(worker: Worker, model: Model) -> Option:
     """Return *worker*, which serves *model*, in the router's terms."""
-    description, load = worker.state.description or model.description, worker.state.load or NO_LOAD
+    state = worker.state
+    description, load = state.description or model.description, state.load or NO_LOAD
     return Option(
         name=worker.url,
-        partition=_partition(worker, model),
+        partition=Partition(description.fingerprint, description.block_size),
         resumes_at_states=description.resumes_at_states,
-        reports=worker.state.exactness.level != "NONE",
+        reports=state.exactness.level != "NONE",
         num_waiting=load.num_waiting,
         num_running=load.num_running,
-        load_times=worker.state.load_times,
+        load_times=state.load_times,
         weight=model.traffic.of(worker.url).weight,
     )
-
-
-def _partition(worker: Worker, model: Model) -> Partition:
-    description = worker.state.description or model.description
-    return Partition(description.fingerprint, description.block_size)

@@ -14,7 +14,7 @@ from saccade.fleet.lookup import Overlaps, Targets
 from saccade.fleet.pool import WorkerPool
 from saccade.fleet.router import Router
 from saccade.fleet.worker import Worker
-from saccade.protocol.exactness import LEVELS, Exactness
+from saccade.protocol.exactness import Exactness, least
 from saccade.protocol.gateway_calls import FeedState, FindOverlaps, FoundOverlaps, KnownWorkers, ShowKnown
 from saccade.transport import lasting_task
 from saccade.transport.framing import UNREADABLE
@@ -144,4 +144,4 @@ def exactness(worker: Worker, cache_view: CacheView) -> Exactness:
     feed = cache_view.feed(worker)
     if feed.reason:
         return Exactness("NONE", feed.reason)
-    return min(feed.exactness, worker.state.exactness, key=lambda one: LEVELS.index(one.level))
+    return least(feed.exactness, worker.state.exactness)
