@@ -14,7 +14,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -113,6 +113,13 @@ def body(load: Load, number: int) -> bytes:
     return json.dumps(request).encode()
 
 
+async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """Yield the chunks of a streamed answer."""
+    async for line in response.content:
+        if line.startswith(DATA) and not line.startswith(DATA + b"[DONE]"):
+            yield json.loads(line[len(DATA) :])
+
+
 async def ask(session: aiohttp.ClientSession, url: str, content: bytes, output_tokens: int) -> Answer:
     """Stream one answer. Raises RuntimeError where it is refused, or has another length than was asked for."""
     begun = time.perf_counter()
@@ -122,10 +129,7 @@ async def ask(session: aiohttp.ClientSession, url: str, content: bytes, output_t
     async with session.post(f"{url}/v1/chat/completions", data=content, headers=headers) as response:
         if not response.ok:
             raise RuntimeError(f"{response.status} {(await response.text())[:200]}")
-        async for line in response.content:
-            if not line.startswith(DATA) or line.startswith(DATA + b"[DONE]"):
-                continue
-            event = json.loads(line[len(DATA) :])
+        async for event in events(response):
             usage = event.get("usage") or usage
             for choice in event["choices"]:
                 if choice["delta"].get("content") or choice.get("finish_reason"):

@@ -3,14 +3,14 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.engine.cases import VLLM
 from benchmarks.measured import MODEL, answers, free_ports, process, pss_mib
 
-READY_SECONDS = {VLLM: 600.0}
+READY_SECONDS = 600.0
 POLL_SECONDS = 0.2
 
 
@@ -42,27 +42,33 @@ class Running:
 @contextlib.contextmanager
 def running(system: str, setup: Setup) -> Iterator[Running]:
     """Start *system* and stop it, with all that it started, at the end. Raises RuntimeError where it does not start."""
+    command, environment = _vllm(setup) if system == VLLM else _saccade(setup)
+    with started(system, command, environment, setup.logs) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def started(name: str, command: Sequence[str], environment: Mapping[str, str], logs: Path) -> Iterator[Running]:
+    """Run *command* with a "--port" at its end, and stop it at the end. Raises RuntimeError if it does not answer."""
     (port,) = free_ports(1)
-    command, environment = _vllm(setup, port) if system == VLLM else _saccade(setup, port)
-    begun = time.monotonic()
-    with (setup.logs / f"{system}.log").open("ab") as log, process(command, log.fileno(), environment) as server:
-        url = f"http://127.0.0.1:{port}"
-        deadline = begun + READY_SECONDS.get(system, 120.0)
+    url, begun = f"http://127.0.0.1:{port}", time.monotonic()
+    words = [*command, "--port", str(port)]
+    with (logs / f"{name}.log").open("ab") as log, process(words, log.fileno(), environment) as server:
         while not answers(url):
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{system} did not become ready; its log tells more")
+            if server.poll() is not None or time.monotonic() > begun + READY_SECONDS:
+                raise RuntimeError(f"{name} did not become ready; its log tells more")
             time.sleep(POLL_SECONDS)
         yield Running(url, server.pid, round(time.monotonic() - begun, 1))
 
 
-def _vllm(setup: Setup, port: int) -> tuple[list[str], dict[str, str]]:
+def _vllm(setup: Setup) -> tuple[list[str], dict[str, str]]:
     """Return vLLM's command: blocks of 32 tokens, for its CPU default of 128 caches no short prompt.
 
     Without --skip-mm-profiling, its start encodes an image of 16,384 tokens: over ten minutes at the 2b shape.
     """
     assert setup.vllm is not None
     environment = {
-        **_quiet(setup.threads),
+        **quiet(setup.threads),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
@@ -70,7 +76,7 @@ def _vllm(setup: Setup, port: int) -> tuple[list[str], dict[str, str]]:
         "LD_PRELOAD": ":".join(map(str, preloads(setup))),
     }
     command = [str(setup.vllm / "bin" / "vllm"), "serve", str(setup.model), "--served-model-name", MODEL]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--max-model-len", "8192"]
+    command += ["--host", "127.0.0.1", "--dtype", "bfloat16", "--max-model-len", "8192"]
     command += ["--max-num-seqs", "16", "--enable-prefix-caching", "--block-size", "32"]
     command += [
         "--skip-mm-profiling",
@@ -88,12 +94,13 @@ def preloads(setup: Setup) -> list[Path]:
     return [path for path in (setup.tcmalloc, openmp) if path is not None and path.exists()]
 
 
-def _saccade(setup: Setup, port: int) -> tuple[list[str], dict[str, str]]:
+def _saccade(setup: Setup) -> tuple[list[str], dict[str, str]]:
     """Return ours: all as by default but dtype; the engine takes its threads from OMP_NUM_THREADS."""
     command = [str(Path(sys.executable).with_name("saccade")), "serve", str(setup.model)]
-    command += ["--served-model-name", MODEL, "--port", str(port), "--dtype", "bfloat16", "--no-summary"]
-    return [*command, *setup.saccade_arguments], _quiet(setup.threads)
+    command += ["--served-model-name", MODEL, "--dtype", "bfloat16", "--no-summary"]
+    return [*command, *setup.saccade_arguments], quiet(setup.threads)
 
 
-def _quiet(threads: int) -> dict[str, str]:
+def quiet(threads: int) -> dict[str, str]:
+    """Return the environment of every system: so many threads, and no hub."""
     return {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}

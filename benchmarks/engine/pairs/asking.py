@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.engine.load import DATA, TIMEOUT_SECONDS, random_png
+from benchmarks.engine.load import TIMEOUT_SECONDS, events, random_png
 from benchmarks.engine.pairs.rows import Row
 from benchmarks.measured import MODEL, png_url
 
@@ -84,24 +84,21 @@ async def _ask_one(session: aiohttp.ClientSession, url: str, row: Row, content: 
     headers = {"content-type": "application/json", "connection": "close"}
     begun = time.perf_counter()
     first = last = 0.0
-    events: dict[str, Any] = {}
+    end: dict[str, Any] = {}
     async with session.post(f"{url}/v1/chat/completions", data=content, headers=headers) as response:
         if not response.ok:
             raise RuntimeError(f"{url}: {response.status} {(await response.text())[:300]}")
-        async for line in response.content:
-            if not line.startswith(DATA) or line.startswith(DATA + b"[DONE]"):
-                continue
-            event = json.loads(line[len(DATA) :])
-            events |= {name: event[name] for name in ("usage", "timings") if event.get(name)}
+        async for event in events(response):
+            end |= {name: event[name] for name in ("usage", "timings") if event.get(name)}
             if any(choice.get("token_ids") for choice in event.get("choices", ())):
                 last = time.perf_counter()
                 first = first or last
-    num_tokens = events.get("usage", {}).get("completion_tokens")
+    num_tokens = end.get("usage", {}).get("completion_tokens")
     if num_tokens != row.num_tokens:
         raise RuntimeError(f"{url}: {num_tokens} tokens instead of {row.num_tokens}")
     if first:
         return first - begun, (last - first) / (row.num_tokens - 1)
-    return _own_times(events["timings"])
+    return _own_times(end["timings"])
 
 
 def _own_times(timings: Mapping[str, float]) -> tuple[float, float]:

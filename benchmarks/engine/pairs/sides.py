@@ -12,14 +12,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
+from benchmarks.engine import systems
+from benchmarks.engine.cases import SACCADE, VLLM
 from benchmarks.engine.load import random_png
 from benchmarks.engine.pairs import asking
 from benchmarks.engine.pairs.asking import Times, image_number, question
 from benchmarks.engine.pairs.rows import Row
-from benchmarks.measured import MODEL, ROOT, answers, free_ports, process, pss_mib
+from benchmarks.engine.systems import Running, Setup
+from benchmarks.measured import ROOT, pss_mib
 
-READY_SECONDS = 900.0
-POLL_SECONDS = 0.1
 CONTEXT_TOKENS = 8192
 
 
@@ -39,11 +40,6 @@ class Tools:
     w8a8: Path | None = None
     """A copy of the model by `saccade quantize --format int8`, for vLLM."""
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """What every engine gets."""
-        return {"OMP_NUM_THREADS": str(self.threads), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-
 
 class Side(Protocol):
     """A running engine. *start_seconds* passed until it was ready."""
@@ -58,18 +54,11 @@ class Side(Protocol):
 
 
 @dataclass(frozen=True)
-class Server:
+class Server(Running):
     """An engine behind the OpenAI API."""
-
-    url: str
-    pid: int
-    start_seconds: float
 
     def ask(self, row: Row, number: int) -> Times:
         return asking.ask(self.url, row, number)
-
-    def pss_mib(self) -> float:
-        return pss_mib(self.pid)
 
 
 @dataclass(frozen=True)
@@ -108,41 +97,19 @@ def exchange(program: subprocess.Popen[str], question: Mapping[str, object]) -> 
 
 
 @contextlib.contextmanager
-def _serving(name: str, tools: Tools, command: Sequence[object], **environment: str) -> Iterator[Server]:
-    """Run a server with *command* and "--port". Raises RuntimeError if it does not become ready."""
-    (port,) = free_ports(1)
-    words = [*map(str, command), "--port", str(port)]
-    begun = time.monotonic()
-    everything = {**tools.environment, **environment}
-    with (tools.work / f"{name}.log").open("ab") as log, process(words, log.fileno(), everything) as server:
-        url = f"http://127.0.0.1:{port}"
-        while not answers(url):
-            if server.poll() is not None or time.monotonic() > begun + READY_SECONDS:
-                raise RuntimeError(f"{name} did not become ready; its log tells more")
-            time.sleep(POLL_SECONDS)
-        yield Server(url, server.pid, time.monotonic() - begun)
+def _asked(running: contextlib.AbstractContextManager[Running]) -> Iterator[Side]:
+    """Ask the server *running*."""
+    with running as server:
+        yield Server(server.url, server.pid, server.start_seconds)
 
 
-def _saccade(name: str, tools: Tools, *flags: str) -> contextlib.AbstractContextManager[Side]:
-    program = Path(sys.executable).with_name("saccade")
-    command = [program, "serve", tools.model, "--served-model-name", MODEL, "--no-summary", *flags]
-    return _serving(name, tools, [*command, "--dtype", "bfloat16"])
+def _saccade(tools: Tools, *flags: str) -> contextlib.AbstractContextManager[Side]:
+    return _asked(systems.running(SACCADE, Setup(tools.model, None, None, tools.work, tools.threads, flags)))
 
 
-def _vllm(name: str, tools: Tools, model: Path) -> contextlib.AbstractContextManager[Side]:
-    """Start vLLM compiled and with its guide's preload; blocks of 32 tokens: its default of 128 caches no short prompt.
-
-    Without --skip-mm-profiling, its start encodes an image of 16,384 tokens: over ten minutes at the 2b shape.
-    """
-    assert tools.vllm is not None
-    command = [
-        tools.vllm / "bin" / "vllm", "serve", model, "--served-model-name", MODEL, "--host", "127.0.0.1",
-        "--dtype", "bfloat16", "--max-model-len", CONTEXT_TOKENS, "--max-num-seqs", 16, "--block-size", 32,
-        "--enable-prefix-caching", "--skip-mm-profiling", "--limit-mm-per-prompt", '{"image":4,"video":0}',
-    ]  # fmt: skip
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-    openmp = tools.vllm / "lib" / "libiomp5.so"
-    return _serving(name, tools, command, **environment, LD_PRELOAD=str(openmp) if openmp.exists() else "")
+def _vllm(tools: Tools, model: Path | None) -> contextlib.AbstractContextManager[Side]:
+    assert model is not None
+    return _asked(systems.running(VLLM, Setup(model, tools.vllm, None, tools.work, tools.threads)))
 
 
 def _llamacpp(name: str, tools: Tools) -> contextlib.AbstractContextManager[Side]:
@@ -150,13 +117,14 @@ def _llamacpp(name: str, tools: Tools) -> contextlib.AbstractContextManager[Side
     assert tools.llama_server is not None
     folder = tools.work / "gguf"
     if not folder.exists():
-        _run(tools, [sys.executable, "-m", "benchmarks.engine.pairs.gguf_files", tools.model, folder], folder)
+        _run(tools, [sys.executable, "-m", "benchmarks.engine.pairs.gguf_files", tools.model], folder)
     command = [
         tools.llama_server, "-m", folder / "text-q4_0.gguf", "--mmproj", folder / "mmproj-q8_0.gguf",
         "--host", "127.0.0.1", "-t", tools.threads, "-tb", tools.threads, "-c", 2 * CONTEXT_TOKENS, "-np", 4, "-kvu",
         "--jinja", "--cache-ram", 0, "--no-cache-prompt", "--no-warmup",
     ]  # fmt: skip
-    return _serving(name, tools, command)
+    words = [str(word) for word in command]
+    return _asked(systems.started(name, words, systems.quiet(tools.threads), tools.work))
 
 
 @contextlib.contextmanager
@@ -184,24 +152,19 @@ def _run(tools: Tools, command: Sequence[object], out: Path) -> None:
     """Run *command* with a folder behind it, and call this *out* when it is whole."""
     part = out.with_name(f"{out.name}.part")
     words = [*map(str, command), str(part)]
-    subprocess.run(words, cwd=ROOT, env={"PATH": "/usr/bin:/bin", **tools.environment}, check=True)
+    subprocess.run(words, cwd=ROOT, env={"PATH": "/usr/bin:/bin", **systems.quiet(tools.threads)}, check=True)
     part.rename(out)
-
-
-def _vllm_w8a8(name: str, tools: Tools) -> contextlib.AbstractContextManager[Side]:
-    assert tools.w8a8 is not None
-    return _vllm(name, tools, tools.w8a8)
 
 
 Start = Callable[[str, Tools], contextlib.AbstractContextManager[Side]]
 
 STARTS: Mapping[str, Start] = MappingProxyType(
     {
-        "saccade-bf16": _saccade,
-        "saccade-int8": lambda name, tools: _saccade(name, tools, "--quantization", "int8"),
-        "saccade-int4": lambda name, tools: _saccade(name, tools, "--quantization", "int4"),
-        "vllm-bf16": lambda name, tools: _vllm(name, tools, tools.model),
-        "vllm-w8a8": _vllm_w8a8,
+        "saccade-bf16": lambda _, tools: _saccade(tools),
+        "saccade-int8": lambda _, tools: _saccade(tools, "--quantization", "int8"),
+        "saccade-int4": lambda _, tools: _saccade(tools, "--quantization", "int4"),
+        "vllm-bf16": lambda _, tools: _vllm(tools, tools.model),
+        "vllm-w8a8": lambda _, tools: _vllm(tools, tools.w8a8),
         "llamacpp-q4_0": _llamacpp,
         "openvino-int8": lambda name, tools: _openvino(name, tools, "--weight-format", "int8"),
         "openvino-int4": lambda name, tools: _openvino(
