@@ -93,8 +93,8 @@ logger = logging.getLogger(__name__)
 class SmgClient(Connector[SmgSession]):
     """The client for a worker of another project, or for one of its data-parallel ranks.
 
-    *url* is one of ADDRESSES. *rank* is None for a whole worker. *sent* notes what the worker was sent, if that explains
-    its events.
+    *url* is one of ADDRESSES. *rank* is None for a whole worker. *sent* notes what the worker was sent, if that
+    explains its events.
     """
 
     ADDRESSES: ClassVar[RankedAddresses]
