@@ -1,5 +1,6 @@
 """The server does what its /openapi.json says, whatever it is sent: schemathesis, a client we did not write."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,11 @@ from server import serving
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 ALL_PHASES = ("--max-examples", "20")
 IN_CI = ("--max-examples", "1", "--phases", "examples,fuzzing")
+PDFS_AS_BYTES = """
+import schemathesis
+
+schemathesis.serializer.alias("application/pdf", "application/octet-stream")
+"""
 
 
 @pytest.mark.parametrize(
@@ -17,7 +23,8 @@ IN_CI = ("--max-examples", "1", "--phases", "examples,fuzzing")
     [pytest.param(IN_CI, marks=pytest.mark.ci), pytest.param(ALL_PHASES, marks=pytest.mark.conformance)],
     ids=len,
 )
-def test_schemathesis(tiny_qwen3_vl: Path, flags: tuple[str, ...]) -> None:
+def test_schemathesis(tiny_qwen3_vl: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    (tmp_path / "hooks.py").write_text(PDFS_AS_BYTES)
     program = Path(sys.executable).with_name("schemathesis")
     # A short context: most of what is sent generates until it is full.
     with serving(str(tiny_qwen3_vl), "--max-model-len", "64") as server:
@@ -25,6 +32,7 @@ def test_schemathesis(tiny_qwen3_vl: Path, flags: tuple[str, ...]) -> None:
         done = subprocess.run(
             [*command, "--seed", "1", "--no-color"],
             cwd=tiny_qwen3_vl.parent,
+            env=os.environ | {"SCHEMATHESIS_HOOKS": str(tmp_path / "hooks.py")},
             capture_output=True,
             text=True,
             timeout=400,

@@ -167,8 +167,8 @@ def test_the_gateway_goes_on_serving_another_model(tiny_qwen3_vl: Path) -> None:
         }
         for name, hostile in bad.items():
             said = msgspec.structs.replace(worker.state.description, model=name, files=hostile)
-            other = replace(worker, description=said)
-            gateway.worker_pool.add(other)  # type: ignore[arg-type]
+            other = replace(worker, state=replace(worker.state, description=said))
+            gateway.worker_pool.add(other)
             gateway.loop.call_soon_threadsafe(gateway.worker_pool.changed, other)
             assert gateway.chat().status == 200
         asyncio.run_coroutine_threadsafe(_until_built(), gateway.loop).result(60)
