@@ -27,8 +27,6 @@ from types import MappingProxyType
 from typing import Any
 
 import aiohttp
-import zmq
-from zmq.devices import ThreadProxy
 
 from benchmarks.measured import ROOT, answers, end_with_what_was_started, free_ports, png_url, process, write
 
@@ -198,8 +196,8 @@ def systems(
             *("--worker-urls", *(worker.url for worker in workers)),
         ]
         events = ["--kv-event-model", MODEL, "--kv-event-block-size", str(BLOCK_SIZE)]
-        for worker, events_port in zip(workers, free_ports(len(workers)), strict=True):
-            events += ["--kv-event-source", f"{worker.url}={tcp_endpoint(worker, events_port)}"]
+        for worker in workers:
+            events += ["--kv-event-source", f"{worker.url}={worker.events}"]
         systems["vllm-router, cache_aware"] = [*common, "--policy", "cache_aware"]
         systems["vllm-router, kv_aware"] = [*common, "--policy", "kv_aware", *events]
     return systems
@@ -235,18 +233,6 @@ def main() -> None:
     print(facts)
     if chosen.out is not None:
         write(chosen.out, "benchmarks.peers", rows, **facts)
-
-
-def tcp_endpoint(worker: VllmServer, port: int) -> str:
-    """Publish a worker's cache events at *port* of the loopback interface until this program ends.
-
-    vllm-router reads only addresses over TCP, and vLLM itself would listen on all interfaces.
-    """
-    proxy = ThreadProxy(zmq.XSUB, zmq.XPUB)
-    proxy.connect_in(worker.events)
-    proxy.bind_out(f"tcp://127.0.0.1:{port}")
-    proxy.start()
-    return f"tcp://127.0.0.1:{port}"
 
 
 @contextlib.contextmanager

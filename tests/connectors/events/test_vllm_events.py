@@ -418,7 +418,14 @@ def test_a_source_of_another_host_is_not_used(endpoint: str, name: str) -> None:
         event_source("10.0.0.5", {"endpoint": "tcp://*:5557"} | {name: endpoint})
 
 
-@table(("host", "endpoint"), [("127.0.0.1", "tcp://localhost:5"), ("localhost", "tcp://[::1]:5")])
+@table(
+    ("host", "endpoint"),
+    [
+        ("127.0.0.1", "tcp://localhost:5"),
+        ("localhost", "tcp://[::1]:5"),
+        ("127.0.0.1", "tcp://[::ffff:127.0.0.1]:5"),
+    ],
+)
 def test_all_names_of_loopback_are_one_host(host: str, endpoint: str) -> None:
     assert event_source(host, {"endpoint": endpoint}) == EventSource(endpoint)
 

@@ -52,14 +52,13 @@ def environment() -> Path:
 
 @contextlib.contextmanager
 def vllm(model: Path, scratch: Path, *arguments: str, num_blocks: int = 512, name: str = "m") -> Iterator[VllmServer]:
-    """Serve *model* by vLLM with prefix caching, cache events and tokens-in; *scratch* takes its log and sockets."""
-    port, replay_port = free_port(), free_port()
-    endpoint = f"ipc://{scratch}/events"
-    # An address over TCP that vLLM does not connect to has a wildcard, and would be reached from other hosts.
+    """Serve *model* by vLLM with prefix caching, cache events and tokens-in; *scratch* takes its log."""
+    port, events_port, replay_port = free_port(), free_port(), free_port()
     events = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": endpoint,
+        # vLLM listens only if `*` or `::` is in the address, and this is the loopback interface.
+        "endpoint": f"tcp://[::ffff:127.0.0.1]:{events_port}",
         "replay_endpoint": f"tcp://127.0.0.1:{replay_port}",
         "topic": "kv@m",
     }
@@ -87,7 +86,7 @@ def vllm(model: Path, scratch: Path, *arguments: str, num_blocks: int = 512, nam
             tied(command, signal.SIGTERM), env=inherited | settings, stdout=output, stderr=subprocess.STDOUT
         )
     try:
-        server = VllmServer(port, endpoint)
+        server = VllmServer(port, f"tcp://127.0.0.1:{events_port}")
         _wait(server, process, log)
         yield server
     finally:
