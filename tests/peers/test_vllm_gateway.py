@@ -119,11 +119,11 @@ def test_what_is_known_equals_what_vllm_finds(front: Server) -> None:  # E6 E7 E
 
 
 def test_images_go_by_their_hash_once_they_were_sent(front: Server) -> None:  # F5
-    before = front.metric("saccade_pictures_by_hash_total")
+    before = front.metric("saccade_images_by_hash_total")
     answers = {tuple(token_ids(ask(front, random_image(320, 288, 30), "What is it?"))) for _ in range(3)}
     assert len(answers) == 1
     # Each of the two ways to the worker sends the image at most once.
-    assert front.metric("saccade_pictures_by_hash_total") - before >= 1
+    assert front.metric("saccade_images_by_hash_total") - before >= 1
 
 
 def test_samples_and_log_probabilities(front: Server) -> None:
