@@ -31,7 +31,6 @@ DIVIDED = {
     "saccade.models.qwen_vl.network": "the networks of four families, which are found by name",
     "saccade.models.tool_formats.json_pieces": "JSON that is cut: its characters, and what is complete of it",
     "saccade.nn.backends.compilers": "the toolkit that kernels need, and the compiler",
-    "saccade.nn.backends.torch_sdpa": "the attention of texts, and that of towers",
     "saccade.nn.backends.triton_experts": "the kernels around the products of experts, each with its own caller",
     "saccade.nn.backends.triton_kernels": "the kernels of attention, and those beside it",
     "saccade.nn.cpu": "operations for one kind of device, each with its own caller",

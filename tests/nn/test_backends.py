@@ -23,7 +23,7 @@ from saccade.nn.backends import (
 )
 from saccade.nn.context import ForwardContext, PackedLayout, PagedLayout, VisionAttentionBackend, check_metadata
 
-TRITON = "triton"
+TRITON, ONEDNN = "triton", "onednn"
 BFLOAT16 = Workload(dtype=torch.bfloat16)
 ON_GPU = Workload(torch.device("cuda"), torch.bfloat16)
 
@@ -37,10 +37,24 @@ def has_amx() -> bool:
     return module.VisionAttentionBackend.unavailable(BFLOAT16) is None
 
 
+@pytest.fixture
+def on_intel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own attention is the faster one."""
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_f": True, "cpu_name": "Intel(R) Xeon(R)"})
+
+
+@pytest.fixture
+def on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN is the faster one, on a processor without AMX."""
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"avx512_f": True, "cpu_name": "AMD EPYC"})
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
+
+
 needs_amx = pytest.mark.skipif(not has_amx(), reason="this processor has no AMX")
 WITH_DTYPES = [
     *((PLAIN, dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)),
     *((TRITON, dtype) for dtype in (torch.float32, torch.float16)),
+    *((ONEDNN, dtype) for dtype in (torch.float32, torch.bfloat16)),
 ]
 VISION_WITH_DTYPES = [
     *WITH_DTYPES,
@@ -50,12 +64,14 @@ VISION_WITH_DTYPES = [
 
 @table(("name", "dtype"), WITH_DTYPES)
 @table(("queries", "contexts"), BATCHES)
+@pytest.mark.usefixtures("on_amd")
 def test_paged(queries: list[int], contexts: list[int], dtype: torch.dtype, name: str) -> None:  # [eng] 41
     output, expected = attend(load_backend(name, Workload(dtype=dtype)), queries, contexts, dtype)
     assert_close(output, expected, ulps=2)
 
 
-@table("name", [PLAIN, TRITON])
+@pytest.mark.usefixtures("on_amd")
+@table("name", [PLAIN, TRITON, ONEDNN])
 @table("options", [{}, {"window": 1}, {"window": 5}, {"scale": 2.0, "window": 9, "soft_cap": 3.0}])
 @table("image", [(0, 6), (7, 12), (2, 40)])
 def test_tokens_of_an_image_see_its_later_ones(
@@ -68,7 +84,8 @@ def test_tokens_of_an_image_see_its_later_ones(
 
 
 @pytest.mark.ci
-@table("name", [PLAIN, TRITON])
+@pytest.mark.usefixtures("on_amd")
+@table("name", [PLAIN, TRITON, ONEDNN])
 @table("value_width", [DIM, 12])
 @table("options", [{}, *OPTIONS])
 @table(("queries", "contexts"), BATCHES)
@@ -98,23 +115,61 @@ def test_packed(name: str, lengths: tuple[int, ...], dtype: torch.dtype, scale: 
     assert_close(output, expected, ulps=2)
 
 
+@pytest.mark.usefixtures("on_amd")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_onednn_attends_within_images_of_any_size(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long images take several blocks, the last one shorter; short ones are PyTorch's."""
+    monkeypatch.setattr("saccade.nn.backends.onednn_attention.BLOCK_ROWS", 32)
+    monkeypatch.setattr("saccade.nn.backends.onednn_attention.SHORT_SEQUENCE", 16)
+    for lengths in ((16,), (33,), (64, 3, 70), (5, 9)):
+        for scale, dim in ((None, 16), (0.5, 72)):
+            backend = load_vision_backend(ONEDNN, Workload(dtype=dtype))
+            assert_close(*attend_packed(backend, lengths, dtype, scale, dim=dim), ulps=2)
+
+
+@pytest.mark.usefixtures("on_amd")
+@table("options", [{}, {"window": 40}, {"scale": 2.0}, {"soft_cap": 3.0}])
+@table("value_width", [DIM, 12])
+def test_onednn_attends_in_blocks_of_a_prompt(
+    options: dict[str, float], value_width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("saccade.nn.backends.onednn_attention.BLOCK_ROWS", 32)
+    monkeypatch.setattr("saccade.nn.backends.onednn_attention.SHORT_SEQUENCE", 16)
+    for queries, contexts in (([70], [70]), ([33, 20], [90, 20]), ([1, 64], [9, 64])):
+        backend = load_backend(ONEDNN)
+        output, expected = attend(backend, queries, contexts, torch.float32, value_width, options)
+        assert_close(output, expected)
+
+
+@pytest.mark.usefixtures("on_amd")
+def test_an_image_has_the_same_bits_beside_others() -> None:  # [eng] 41
+    backend = load_vision_backend(ONEDNN, BFLOAT16)
+    heads = torch.randn(3, 700, 2, 64, generator=torch.Generator().manual_seed(0)).bfloat16().unbind(0)
+    alone = backend.packed(tuple(part[:300] for part in heads), PackedLayout(torch.tensor([0, 300]), 300, (300,)))  # type: ignore[arg-type]
+    both = backend.packed(heads, PackedLayout(torch.tensor([0, 300, 700]), 400, (300, 400)))  # type: ignore[arg-type]
+    assert torch.equal(both[:300], alone)
+
+
 @pytest.mark.parametrize("dim", [20, 72])
 def test_heads_whose_size_is_no_power_of_two(dim: int) -> None:
     assert_close(*attend_packed(load_vision_backend(TRITON), (70, 5), torch.float32, dim=dim))
     assert_close(*attend(load_backend(TRITON), [1, 1, 9], [70, 4, 9], torch.float32, dim=dim))
 
 
+@pytest.mark.usefixtures("on_intel")
 def test_unknown_backends_name_the_known_and_why_some_cannot_compute_here() -> None:
-    known = r"auto, torch_sdpa, triton, flashinfer, not 'nonesuch'"
+    known = r"auto, torch_sdpa, onednn, triton, flashinfer, not 'nonesuch'"
     with pytest.raises(StartupError, match=known) as refused:
         load_backend("nonesuch")
-    assert "Here torch_sdpa can compute. Not triton: it computes on a GPU." in refused.value.message
-    known = "auto, torch_sdpa, triton, flashinfer_cudnn, torch_varlen, amx, not"
+    assert "Here torch_sdpa can compute. Not onednn: it is faster only on" in refused.value.message
+    assert "Not triton: it computes on a GPU." in refused.value.message
+    known = "auto, torch_sdpa, onednn, triton, flashinfer_cudnn, torch_varlen, amx, not"
     with pytest.raises(StartupError, match=known) as refused:
         load_vision_backend("nonesuch")
     assert "Not amx: it computes in bfloat16 on a CPU, not in float32 on cpu." in refused.value.message
 
 
+@pytest.mark.usefixtures("on_intel")
 def test_auto_takes_the_last_that_can_compute() -> None:
     assert load_backend(AUTO).name == PLAIN
     assert load_vision_backend(AUTO, BFLOAT16).name == (AMX if has_amx() else PLAIN)
@@ -125,13 +180,22 @@ def test_auto_takes_the_last_that_can_compute() -> None:
         load_vision_backend(AMX)
 
 
+@pytest.mark.usefixtures("on_amd")
+def test_auto_is_onednn_where_it_is_faster() -> None:
+    assert load_backend(AUTO, BFLOAT16).name == load_vision_backend(AUTO, BFLOAT16).name == ONEDNN
+    assert load_vision_backend(PLAIN, BFLOAT16).name == PLAIN
+
+
+@pytest.mark.usefixtures("on_intel")
 def test_a_start_says_why() -> None:
     assert why(PLAIN, load_backend(PLAIN), Workload()) == "as asked"
-    assert why(AUTO, load_backend(AUTO), Workload()) == "auto for float32 on cpu"
+    slower = "it is faster only on processors with AVX512 that Intel did not make"
+    assert why(AUTO, load_backend(AUTO), Workload()) == f"auto for float32 on cpu; not onednn: {slower}"
     if has_amx():
         assert why(AUTO, load_vision_backend(AUTO, BFLOAT16), BFLOAT16) == "auto for bfloat16 on cpu"
     reason = "not amx: it computes in bfloat16 on a CPU, not in float32 on cpu"
-    assert why(AUTO, load_vision_backend(AUTO), Workload()) == f"auto for float32 on cpu; {reason}"
+    said = why(AUTO, load_vision_backend(AUTO), Workload())
+    assert said == f"auto for float32 on cpu; {reason}; not onednn: {slower}"
 
 
 def test_no_package_is_named_that_would_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +226,7 @@ def test_layers_of_latents_are_declined_without_a_method_for_them() -> None:
         load_backend(TRITON, workload)
 
 
+@pytest.mark.usefixtures("on_intel")
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_without_the_processor_amx_is_refused_and_auto_is_plain(
     is_installed: bool, monkeypatch: pytest.MonkeyPatch
@@ -172,11 +237,12 @@ def test_without_the_processor_amx_is_refused_and_auto_is_plain(
     plain = load_vision_backend(AUTO, BFLOAT16)
     assert plain.name == PLAIN
     reason = "this processor has no AMX, or the system does not enable it"
-    assert why(AUTO, plain, BFLOAT16) == f"auto for bfloat16 on cpu; not amx: {reason}"
+    assert why(AUTO, plain, BFLOAT16).startswith(f"auto for bfloat16 on cpu; not amx: {reason}; not onednn: ")
     with pytest.raises(StartupError, match="cannot be amx: this processor has no AMX"):
         load_vision_backend(AMX, BFLOAT16)
 
 
+@pytest.mark.usefixtures("on_intel")
 def test_without_its_folder_or_numba_amx_is_refused_and_auto_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.nn.backends.workload.has_amx", lambda: True)
     monkeypatch.setitem(sys.modules, VISION_BACKENDS[AMX].module, None)
@@ -198,6 +264,7 @@ class Borders:
         raise NotImplementedError
 
 
+@pytest.mark.usefixtures("on_intel")
 def test_missing_metadata_is_refused_before_the_launch() -> None:
     backend: VisionAttentionBackend = Borders()  # type: ignore[assignment]
     check_metadata(backend, PackedLayout(torch.tensor([0, 4]), 4, (4,)))

@@ -88,13 +88,13 @@ class EngineSettings:
     "Seed of the random numbers of requests without `seed`: the same requests in the same order draw the same."
     device: Literal["auto", "cpu", "cuda"] = "auto"
     "The network's device; auto takes a GPU if there is one."
-    attention_backend: Literal["auto", "torch_sdpa", "triton", "flashinfer"] = "auto"
+    attention_backend: Literal["auto", "torch_sdpa", "onednn", "triton", "flashinfer"] = "auto"
     "Backend of the language model's attention; the summary of the start explains the choice of auto."
     mm_encoder_attn_backend: Annotated[
-        Literal["auto", "torch_sdpa", "triton", "flashinfer_cudnn", "torch_varlen", "amx"],
+        Literal["auto", "torch_sdpa", "onednn", "triton", "flashinfer_cudnn", "torch_varlen", "amx"],
         Parameter(alias="--mm-attention-backend"),
     ] = "auto"
-    "Backend of the vision encoder's attention; auto is amx in bfloat16 on a CPU that has AMX, with saccade-vlm[cpu]."
+    "Backend of the vision encoder's attention; the summary of the start explains the choice of auto."
     cuda_graphs: bool | None = None
     "Repeat decode steps as CUDA graphs; by default on a GPU, if the model and the backend can. Never run on one yet."
     mm_encoder_cuda_graph: bool = False

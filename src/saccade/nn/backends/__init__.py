@@ -36,6 +36,7 @@ class Backend(NamedTuple):
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
         PLAIN: Backend("saccade.nn.backends.torch_sdpa"),
+        "onednn": Backend("saccade.nn.backends.onednn_attention", "cpu"),
         "triton": Backend("saccade.nn.backends.triton_attention", "cuda", "pip install triton"),
         "flashinfer": Backend(
             "saccade.nn.backends.flashinfer_paged", "cuda", "pip install 'saccade-vlm[gpu]'", unfit=not_half_on_gpu
@@ -50,6 +51,7 @@ ImportError, the backend is not installed.
 VISION_BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
         PLAIN: Backend("saccade.nn.backends.torch_sdpa"),
+        "onednn": Backend("saccade.nn.backends.onednn_attention", "cpu"),
         "triton": Backend("saccade.nn.backends.triton_attention", "cuda", "pip install triton"),
         "flashinfer_cudnn": Backend(
             "saccade.nn.backends.flashinfer_cudnn",

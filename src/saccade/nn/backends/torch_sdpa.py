@@ -13,6 +13,7 @@ repeated for each query head. For grouped heads with a mask, PyTorch would use i
 float32 for each head, query and token of the context. None of this has run on a GPU.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,13 @@ KeysValues = tuple[torch.Tensor, torch.Tensor]
 
 Cached = tuple[CacheValues, CacheValues]
 """A layer's cache: keys [slots, K, D] and values [slots, K, W]."""
+
+AttendPrompt = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, Scoring], torch.Tensor]
+"""Attends with q [N, Q, D] over k [L, K, D] and v [L, K, W]; returns [N, Q * W].
+
+The mask, bool [N, L], tells which tokens each query sees. If it is None, the queries are the last of the tokens, and
+see no later ones.
+"""
 
 SHORT_CONTEXT_BITS = 9
 """Contexts under 2**9 tokens share one group: padding them costs less than another call."""
@@ -98,7 +106,7 @@ class AttentionBackend(context.AttentionBackend):
         self, q_NQD: torch.Tensor, own: KeysValues, cache: KvCache, context: ForwardContext, scoring: Scoring
     ) -> torch.Tensor:
         """Compute attention for decode rows group by group, and for prefill chunks one by one."""
-        return _attend_cached(q_NQD, own, cache.by_slot, context.plan, scoring)
+        return self._attend_cached(q_NQD, own, cache.by_slot, context.plan, scoring)
 
     def latent(
         self,
@@ -116,8 +124,22 @@ class AttentionBackend(context.AttentionBackend):
         latents = CacheValues(cache.latents.flatten(0, 1).unsqueeze(1), cache.scale)
         latent_N1C = latents.write(context.layout.slot_mapping, latent_N1C)
         own, cached = (latent_N1C, latent_N1C), (latents, latents)
-        output = _attend_cached(q_NQC, own, cached, context.plan, Scoring(scale))
+        output = self._attend_cached(q_NQC, own, cached, context.plan, Scoring(scale))
         return output.view(q_NQC.shape)[..., :value_width]
+
+    def _attend_cached(
+        self, q_NQD: torch.Tensor, own: KeysValues, cached: Cached, plan: SdpaPlan, scoring: Scoring
+    ) -> torch.Tensor:
+        """Compute attention for the step; return [N, Q * W]. The cache also has the step's *own* keys and values."""
+        outputs = [_decode(q_NQD[: plan.num_decodes], cached, plan.decodes, scoring)] if plan.num_decodes else []
+        outputs += [attend_chunk(q_NQD, own, cached, chunk, scoring, self.attend_prompt) for chunk in plan.prefills]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def attend_prompt(
+        self, q_NQD: torch.Tensor, k_LKD: torch.Tensor, v_LKW: torch.Tensor, mask: torch.Tensor | None, scoring: Scoring
+    ) -> torch.Tensor:
+        """Implements AttendPrompt."""
+        return attend_prompt(q_NQD, k_LKD, v_LKW, mask, scoring)
 
     @staticmethod
     def unavailable(workload: Workload) -> str | None:
@@ -139,9 +161,9 @@ class VisionAttentionBackend:
         """Attend within each sequence: in one call if all have the same length, otherwise in one call each."""
         lengths = layout.sequence_lengths
         if min(lengths) == layout.max_seqlen:
-            return _packed_equal(heads_NQD, len(lengths), scale)
+            return attend_within_equal(heads_NQD, len(lengths), scale)
         sequences = zip(*(tensor.split_with_sizes(lengths) for tensor in heads_NQD), strict=True)
-        return torch.cat([_packed_equal(sequence, 1, scale) for sequence in sequences])
+        return torch.cat([attend_within_equal(sequence, 1, scale) for sequence in sequences])
 
 
 def _decode_groups(layout: PagedLayout, dtype: torch.dtype) -> tuple[DecodeGroup, ...]:
@@ -192,17 +214,8 @@ def prefill_chunks(layout: PagedLayout) -> tuple[PrefillChunk, ...]:
     return tuple(chunks)
 
 
-def _attend_cached(
-    q_NQD: torch.Tensor, own: KeysValues, cached: Cached, plan: SdpaPlan, scoring: Scoring
-) -> torch.Tensor:
-    """Compute attention for the step; return [N, Q * W]. The cache also has the step's *own* keys and values."""
-    outputs = [_decode(q_NQD[: plan.num_decodes], cached, plan.decodes, scoring)] if plan.num_decodes else []
-    outputs += [attend_chunk(q_NQD, own, cached, chunk, scoring) for chunk in plan.prefills]
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-
 def attend_chunk(
-    q_NQD: torch.Tensor, own: KeysValues, cached: Cached, chunk: PrefillChunk, scoring: Scoring
+    q_NQD: torch.Tensor, own: KeysValues, cached: Cached, chunk: PrefillChunk, scoring: Scoring, attend: AttendPrompt
 ) -> torch.Tensor:
     """Compute attention for *chunk*; return [stop - start, Q * W]. *q_NQD* and *own* are the whole step's."""
     span = slice(chunk.start, chunk.stop)
@@ -211,7 +224,11 @@ def attend_chunk(
     else:
         first = 0 if scoring.window is None else max(len(chunk.slots) - len(q_NQD[span]) - scoring.window + 1, 0)
         k, v = _gather(cached, chunk.slots[first:], q_NQD.dtype)
-    return _prefill(q_NQD[span], k, v, first, chunk, scoring)
+    mask = chunk.mask
+    horizons = chunk.horizons if scoring.looks_ahead else None
+    if scoring.window is not None or horizons is not None:
+        mask = _seen_by_chunk(q_NQD[span], len(k), first, horizons, scoring.window)
+    return attend(q_NQD[span], k, v, mask, scoring)
 
 
 def _gather(cached: Cached, slots: torch.Tensor, dtype: torch.dtype) -> KeysValues:
@@ -252,20 +269,25 @@ def _seen(group: DecodeGroup, window: int | None, dtype: torch.dtype) -> tuple[t
     return slots_SL.gather(1, index).flatten(), mask
 
 
-def _prefill(
-    q_NQD: torch.Tensor, k_LKD: torch.Tensor, v_LKW: torch.Tensor, first: int, chunk: PrefillChunk, scoring: Scoring
+def _seen_by_chunk(
+    q_NQD: torch.Tensor, length: int, first: int, horizons_N: torch.Tensor | None, window: int | None
 ) -> torch.Tensor:
-    """Compute attention for the last N of L tokens, causally if there is no mask. Return [N, Q * W].
+    """Return which of L tokens each query sees, bool [N, L]. The queries are the last N of them.
 
     *first* is the place in the context of the first of the L tokens.
     """
-    mask_NL, horizons = chunk.mask, chunk.horizons if scoring.looks_ahead else None
-    if scoring.window is not None or horizons is not None:
-        index = torch.arange(first, first + len(k_LKD), device=q_NQD.device)
-        own = index[len(k_LKD) - len(q_NQD) :].unsqueeze(1)
-        mask_NL = index <= own if horizons is None else index < horizons.unsqueeze(1)
-        if scoring.window is not None:
-            mask_NL &= index > own - scoring.window
+    index = torch.arange(first, first + length, device=q_NQD.device)
+    own = index[length - len(q_NQD) :].unsqueeze(1)
+    mask_NL = index <= own if horizons_N is None else index < horizons_N.unsqueeze(1)
+    if window is not None:
+        mask_NL &= index > own - window
+    return mask_NL
+
+
+def attend_prompt(
+    q_NQD: torch.Tensor, k_LKD: torch.Tensor, v_LKW: torch.Tensor, mask_NL: torch.Tensor | None, scoring: Scoring
+) -> torch.Tensor:
+    """Implements AttendPrompt by PyTorch."""
     q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (q_NQD, k_LKD, v_LKW))
     return _attend(q, k, v, mask_NL, mask_NL is None, scoring).squeeze(0).transpose(0, 1).flatten(1)
 
@@ -315,7 +337,8 @@ def _lower_right(num_queries: int, num_tokens: int, device: torch.device) -> tor
     return ones.tril_(num_tokens - num_queries)
 
 
-def _packed_equal(heads_NQD: Heads, num_sequences: int, scale: float | None) -> torch.Tensor:
+def attend_within_equal(heads_NQD: Heads, num_sequences: int, scale: float | None) -> torch.Tensor:
+    """Attend within each of the sequences, which are equally long; return [N, Q * D]."""
     num_heads, head_dim = heads_NQD[0].shape[1:]
     shape = (num_sequences, -1, num_heads, head_dim)
     q, k, v = (tensor.reshape(shape).transpose(1, 2) for tensor in heads_NQD)

@@ -12,7 +12,7 @@ import triton
 from saccade.nn import context
 from saccade.nn.backends import torch_sdpa
 from saccade.nn.backends.compilers import no_c_compiler
-from saccade.nn.backends.torch_sdpa import PrefillChunk, attend_chunk, prefill_chunks
+from saccade.nn.backends.torch_sdpa import PrefillChunk, attend_chunk, attend_prompt, prefill_chunks
 from saccade.nn.backends.triton_kernels import decode_kernel, packed_kernel
 from saccade.nn.backends.workload import HALF, Workload, not_for_latents, not_for_sizes, not_in, not_on_gpu
 from saccade.nn.context import ForwardContext, Heads, KvCache, PackedLayout, PagedLayout, Scoring
@@ -98,7 +98,7 @@ class AttentionBackend(context.AttentionBackend):
         outputs = [_decode(q_NQD[:num_decodes], cache, context.layout, scoring)] if num_decodes else []
         if chunks:
             cached = cache.by_slot
-            outputs += [attend_chunk(q_NQD, own, cached, chunk, scoring) for chunk in chunks]
+            outputs += [attend_chunk(q_NQD, own, cached, chunk, scoring, attend_prompt) for chunk in chunks]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 

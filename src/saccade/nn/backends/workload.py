@@ -67,6 +67,18 @@ def not_on_amx(workload: Workload) -> str | None:
     return None if has_amx() else "this processor has no AMX, or the system does not enable it"
 
 
+def not_faster_by_onednn(workload: Workload) -> str | None:
+    """Return the reason against attention by oneDNN, which is faster than PyTorch's own where MKL is slow."""
+    if workload.device.type != "cpu":
+        return f"it computes on a CPU, not on a {workload.device.type}"
+    if not torch.backends.mkldnn.is_available():
+        return "this build of torch has no oneDNN"
+    processor = torch.cpu.get_capabilities()
+    if not processor.get("avx512_f") or str(processor.get("cpu_name", "Intel")).startswith("Intel"):
+        return "it is faster only on processors with AVX512 that Intel did not make"
+    return None
+
+
 def not_in(workload: Workload, dtypes: Sequence[torch.dtype], caches: Sequence[torch.dtype] = ()) -> str | None:
     """Return the reason against a backend for *dtypes* that reads only caches in the queries' dtype or in *caches*."""
     reason = _not_computing_in(workload, dtypes)
