@@ -1,40 +1,45 @@
-"""What a page costs a reader of documents: PaddleOCR-VL's shape with random weights, on this machine's CPU.
+"""What a page costs a reader of documents: shapes of releases with random weights, on this machine's CPU.
 
-    OMP_NUM_THREADS=2 python benchmarks/document_page.py [--size 1000x1400] [--tokens 200] [--dtype bfloat16]
+    PYTHONPATH=scripts OMP_NUM_THREADS=2 python -m benchmarks.document_page --out benchmarks/results/document-page.json
 
-Prints the seconds from the decoded page to its patches, to the first token (the tower, then the prompt), and of each
-further token; the seconds of all cores, which other work on the machine lengthens less; and the process's memory. The
-engine runs in this process: no gateway, no wire, no model's files. A page is one region, as the pipeline sends it; it
-cuts most pages into ten or more, which have fewer pixels together.
+A page of A4 is given at the size at which `saccade read` draws it. Measured are the seconds from its pixels to patches,
+to the first token (the encoder, then the prompt), and of each further token; the seconds of all cores, which other work
+on the machine lengthens less; and the memory of the process at most. Nothing ends the answer before it has all tokens.
+The engine runs in this process: no gateway, no wire, no model's files. scripts/first_models.py has the shapes, and
+writes the results into docs/.
 """
 
 import argparse
+import itertools
 import json
+import multiprocessing
+import resource
+import statistics
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import first_models
 import numpy as np
-import psutil
 
+from benchmarks.measured import write
 from saccade import models
+from saccade.documents.pages import Page, drawn_size
 from saccade.engine.config import EngineConfig
 from saccade.engine.loop import Engine
 from saccade.engine.startup import start
-from saccade.models.family import ImageOptions
-from saccade.protocol.media import MediaItem, Span
+from saccade.models.family import ImageOptions, PageForm
+from saccade.protocol.media import ImageLayout, MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 
-FAMILY = "paddleocr_vl"
-CONFIG = {
-    "architectures": ["PaddleOCRVLForConditionalGeneration"], "model_type": FAMILY, "vision_config": {},
-    "image_token_id": 100295, "tie_word_embeddings": False, "eos_token_id": 2,
-}  # fmt: skip
-"""All sizes are the release's, which the family has as defaults."""
-
-LIMITS = ImageOptions(min_pixels=112_896, max_pixels=1_003_520)
-"""What PaddleOCR's pipeline sends with every region."""
+MODELS = ("HuggingFaceTB/SmolVLM-256M-Instruct", "PaddlePaddle/PaddleOCR-VL-1.6")
+FORMATS: Mapping[str, str | None] = {"bfloat16": None, "int8": "int8"}
+A4 = Page(Path("a4.pdf"), "", 1, 595, 842, is_drawn=True)
+TEXT = range(10, 110)
+"""Token ids in place of the question's, and of each mark between the views of an image."""
 
 
 class Times(NamedTuple):
@@ -43,76 +48,123 @@ class Times(NamedTuple):
     wall: float
     cpu: float
 
+    def since(self, before: "Times") -> "Times":
+        """Return the seconds from *before* to these."""
+        return Times(self.wall - before.wall, self.cpu - before.cpu)
+
 
 def now() -> Times:
     """Return the present times."""
     return Times(time.perf_counter(), time.process_time())
 
 
-def page(size: tuple[int, int]) -> tuple[MediaItem, float]:
-    """Return random pixels of *size* (width, height) as the wire has them, and the seconds that they took."""
-    width, height = size
-    layout = models.load_layout(FAMILY)(CONFIG, {})
-    settings = layout.settings_for(LIMITS)
+def patches_of(model: first_models.FirstModel) -> tuple[ImageLayout, bytes, float]:
+    """Return the layout of a page, its patches as the wire has them, and the seconds from random pixels to these."""
+    family = models.family_of(model.config)
+    width, height = drawn_size(A4, PageForm("").longest_side)
+    layout = models.load_layout(family)(model.config, model.preprocessor)
+    settings = layout.settings_for(ImageOptions())
     rgb = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     began = time.perf_counter()
-    shape = layout.image(width, height, settings)
-    patches = np.empty(shape.pixel_shape, np.uint8)
-    models.load_pixels(FAMILY)(settings).write_pixels(rgb, shape, patches)
-    seconds = time.perf_counter() - began
+    image = layout.image(width, height, settings)
+    patches = np.empty(image.pixel_shape, image.pixel_dtype)
+    models.load_pixels(family)(settings).write_pixels(rgb, image, patches)
+    return image, patches.tobytes(), time.perf_counter() - began
+
+
+def request(image: ImageLayout, patches: bytes, placeholder: int, number: int, tokens: int) -> EngineRequest:
+    """Return the request about page *number*, which no cache has."""
+    prompt, spans = [TEXT[0]], list[Span]()
+    for part in image.prompt or (image.num_tokens,):
+        if isinstance(part, int):
+            spans.append(Span(len(prompt), part))
+        prompt += [placeholder] * part if isinstance(part, int) else TEXT[:1]
     item = MediaItem(
         modality="image",
-        content_hash=bytes(32),
-        grid=shape.grid,
-        spans=(Span(8, shape.num_tokens),),
-        pixel_shape=shape.pixel_shape,
-        inline=patches.tobytes(),
+        content_hash=number.to_bytes(32, "big"),
+        grid=image.grid,
+        spans=tuple(spans),
+        pixel_shape=image.pixel_shape,
+        pixel_dtype=image.pixel_dtype,
+        original_size=image.original_size,
+        inline=patches,
     )
-    return item, seconds
-
-
-def measure(engine: Engine, item: MediaItem, tokens: int) -> tuple[Times, Times]:
-    """Return the times to the first token, and those of each further one."""
-    prompt = [*range(10, 18), *[CONFIG["image_token_id"]] * item.spans[0].length, *range(20, 26)]
     sampling = SamplingParams(max_tokens=tokens, temperature=0)
-    engine.requests.submit(0, EngineRequest(request_id="page", token_ids=prompt, sampling=sampling, media=(item,)))
+    return EngineRequest(request_id=f"page-{number}", token_ids=[*prompt, *TEXT], sampling=sampling, media=(item,))
+
+
+def answer(engine: Engine, asked: EngineRequest) -> tuple[Times, Times]:
+    """Return the times to the first token, and those of all further ones."""
+    engine.requests.submit(0, asked)
     began, times = now(), list[Times]()
     while engine.has_work:
         frame = engine.step().get(0)
         times += [now() for delta in frame.deltas for _ in delta.token_ids] if frame else []
-    first, last, further = times[0], times[-1], len(times) - 1
-    return (
-        Times(first.wall - began.wall, first.cpu - began.cpu),
-        Times((last.wall - first.wall) / further, (last.cpu - first.cpu) / further),
-    )
+    assert len(times) == asked.sampling.max_tokens
+    return times[0].since(began), times[-1].since(times[0])
+
+
+def measure(name: str, number_format: str, tokens: int, rounds: int) -> dict[str, Any]:
+    """Return the row of a model in a number format: medians of *rounds* pages."""
+    (model,) = (one for one in first_models.MODELS if one.name == name)
+    image, patches, pixel_seconds = patches_of(model)
+    with tempfile.TemporaryDirectory() as folder:
+        for file, content in (("config.json", model.config), ("preprocessor_config.json", model.preprocessor)):
+            (Path(folder) / file).write_text(json.dumps(content))
+        began = time.perf_counter()
+        config = EngineConfig(
+            folder,
+            name,
+            device="cpu",
+            dtype="bfloat16",
+            quantization=FORMATS[number_format],
+            load_format="dummy",
+            max_num_seqs=1,
+            max_model_len=8192,
+        )
+        engine = start(config, lambda *_: None)
+        start_seconds = time.perf_counter() - began
+    placeholder = model.config["image_token_id"]
+    asked = [request(image, patches, placeholder, number, tokens) for number in range(1, rounds + 1)]
+    pages = [answer(engine, one) for one in asked]
+    return {
+        "model": name,
+        "format": number_format,
+        "tokens": tokens,
+        "start_seconds": round(start_seconds, 1),
+        "page": "x".join(map(str, drawn_size(A4, PageForm("").longest_side))),
+        "image_tokens": image.num_tokens,
+        "pixel_seconds": round(pixel_seconds, 3),
+        "page_seconds": round(pixel_seconds + _median([first.wall + rest.wall for first, rest in pages]), 1),
+        "first_token_seconds": round(_median([first.wall for first, _ in pages]), 2),
+        "first_token_core_seconds": round(_median([first.cpu for first, _ in pages]), 2),
+        "token_milliseconds": round(_median([rest.wall for _, rest in pages]) / (tokens - 1) * 1000, 1),
+        "token_core_milliseconds": round(_median([rest.cpu for _, rest in pages]) / (tokens - 1) * 1000, 1),
+        "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values)
 
 
 def main() -> None:
-    """Measure one page."""
+    """Measure each model in each number format, in a process of its own; print the rows, and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="1000x1400")
-    parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--tokens", type=int, default=500, help="of the answer, at least 2")
+    parser.add_argument("--rounds", type=int, default=2, help="pages of each model")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--out", type=Path, help="the file of results, JSON")
     arguments = parser.parse_args()
-    width, height = map(int, arguments.size.split("x"))
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in (("config.json", CONFIG), ("preprocessor_config.json", {})):
-            (Path(folder) / name).write_text(json.dumps(content))
-        began = time.perf_counter()
-        config = EngineConfig(
-            folder, "page", device="cpu", dtype=arguments.dtype, load_format="dummy", max_num_seqs=1, max_model_len=8192
-        )
-        engine = start(config, lambda *_: None)
-        ready = time.perf_counter() - began
-    item, pixels = page((width, height))
-    first, further = measure(engine, item, arguments.tokens)
-    memory = psutil.Process().memory_info().rss / (1 << 30)
-    num_tokens = item.spans[0].length
-    print(f"start {ready:.1f} s  {width}x{height}: {np.prod(item.grid)} patches, {num_tokens} tokens")
-    print(f"pixels {pixels:.3f} s  first token {first.wall:.1f} s ({first.cpu:.1f} s of cores)")
-    print(f"then {further.wall * 1000:.0f} ms a token ({further.cpu * 1000:.0f} ms of cores)")
-    whole = pixels + first.wall + further.wall * (arguments.tokens - 1)
-    print(f"a page of {arguments.tokens} tokens: {whole:.1f} s  memory {memory:.2f} GiB")
+    rows = []
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as processes:
+        for name, number_format in itertools.product(arguments.models, FORMATS):
+            row = processes.submit(measure, name, number_format, arguments.tokens, arguments.rounds).result()
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+    if arguments.out is not None:
+        write(arguments.out, "benchmarks.document_page", rows)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
-"""Write the table of first models in docs/start.md: `python scripts/first_models.py`; with `--check`, only compare.
+"""Write the tables of first models in docs/: `python scripts/first_models.py`; with `--check`, only compare.
 
-Nothing here was measured, and no weights were loaded. Parameters are those of Saccade's network, built without storage
+The table in docs/start.md is calculated, and no weights were loaded. Parameters are those of Saccade's network, built without storage
 from the sizes that each release has in its config.json and preprocessor_config.json. Tokens and patches are those of
 Saccade's layout of the image. The time is arithmetic: a matrix of P values costs 2 P operations for each token or patch,
 and attention of n positions 4 n n operations for each channel and layer, of which a decoder's causal mask needs half.
 The sum, divided by OPERATIONS_PER_SECOND, is the time to encode the image and to compute its tokens.
+
+The table in docs/read.md has what benchmarks/document_page.py measured.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,8 @@ from saccade.config import GIB
 from saccade.engine.executor.loader import count_parameters, empty_network
 from saccade.protocol.description import ModelFiles
 
-PAGE = Path(__file__).parents[1] / "docs" / "start.md"
+ROOT = Path(__file__).parents[1]
+MEASURED = ROOT / "benchmarks" / "results" / "document-page.json"
 BEGIN, END = "<!-- scripts/first_models.py writes this table. -->\n\n", "\n<!-- Here it ends. -->\n"
 SIZES = (EXAMPLE, (640, 480))
 OPERATIONS_PER_SECOND = 100e9
@@ -141,19 +145,50 @@ MODELS = (
 )  # fmt: skip
 
 
-def table() -> str:
-    """Return the table in Markdown."""
-    (width, height), (small_width, small_height) = SIZES
+def costs_table() -> str:
+    """Return the table of memory, tokens and seconds, which is calculated but for the last column."""
     head = (
-        "model",
-        "disk",
-        "memory in bfloat16, float32",
-        "tokens",
-        f"{width}x{height}",
-        f"{small_width}x{small_height}",
+        *("model", "disk", "memory in bfloat16, float32", "tokens"),
+        *(f"{width}x{height}" for width, height in SIZES),
+        "a page, measured",
     )
-    rows = [head, ["---"] * len(head), *map(_row, MODELS)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return _table(head, map(_row, MODELS))
+
+
+def pages_table() -> str:
+    """Return the table of what reading a page took."""
+    head = ("model", "weights", "first token", "each further token", "the page", "memory")
+    return _table(
+        head,
+        (
+            (
+                f"`{row['model']}`",
+                row["format"],
+                f"{row['first_token_seconds']:.0f} s",
+                f"{row['token_milliseconds']:.0f} ms",
+                f"{row['page_seconds']:.0f} s",
+                f"{row['memory_mib'] / 1024:.1f} GiB",
+            )
+            for row in measured_pages()
+        ),
+    )
+
+
+def measured_pages() -> list[dict[str, Any]]:
+    """Return the rows that benchmarks/document_page.py wrote."""
+    rows: list[dict[str, Any]] = json.loads(MEASURED.read_text())["rows"]
+    return rows
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *rows))
+
+
+TABLES: Mapping[Path, Callable[[], str]] = {
+    ROOT / "docs" / "start.md": costs_table,
+    ROOT / "docs" / "read.md": pages_table,
+}
+"""By the page that has it."""
 
 
 def empty(model: FirstModel) -> tuple[ModelFiles, nn.Module]:
@@ -169,12 +204,16 @@ def _row(model: FirstModel) -> list[str]:
     costs = [image_cost(files, "bfloat16", size=size) for size in SIZES]
     seconds = [_operations(model, network, cost) / OPERATIONS_PER_SECOND for cost in costs]
     memory = f"{_gib(size)}, {_gib(2 * size)}"
+    pages = [
+        f"{row['page_seconds']:.0f} s in {row['format']}" for row in measured_pages() if row["model"] == model.name
+    ]
     return [
         f"`{model.name}`",
         _gib(size + 2 * model.num_unused),
         memory,
         str(costs[0].num_tokens),
         *(f"{float(f'{second:.2g}'):g} s" for second in seconds),
+        ", ".join(pages) or "-",
     ]
 
 
@@ -199,15 +238,17 @@ def _operations(model: FirstModel, network: nn.Module, cost: ImageCost) -> float
 
 
 def main() -> None:
-    """Write the table, or fail if the page has another."""
+    """Write the tables, or fail if a page has another."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    before, rest = PAGE.read_text().split(BEGIN)
-    old, after = rest.split(END)
-    if not parser.parse_args().check:
-        PAGE.write_text(before + BEGIN + table() + END + after)
-    elif old != table():
-        sys.exit("The table of docs/start.md is out of date: run `python scripts/first_models.py`.")
+    is_check = parser.parse_args().check
+    for page, table in TABLES.items():
+        before, rest = page.read_text().split(BEGIN)
+        old, after = rest.split(END)
+        if not is_check:
+            page.write_text(before + BEGIN + table() + END + after)
+        elif old != table():
+            sys.exit(f"The table of {page} is out of date: run `python scripts/first_models.py`.")
 
 
 if __name__ == "__main__":
