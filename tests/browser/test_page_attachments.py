@@ -11,6 +11,7 @@ from PIL import Image
 from tables import table
 
 from saccade.cli.bundled import bundled
+from saccade.models import families
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -26,20 +27,46 @@ COLOUR = """([left, top]) => {
     return [...data.slice(0, 3)];
 }"""
 RED, BLUE = (200, 0, 0), (0, 0, 200)
-SEEN = {"prompt_tokens_details": {"images": [{"width": 256, "height": 128, "patch": 16, "tokens": 32}]}}
+SEEN_IMAGES = [{"width": 256, "height": 128, "patch": 16, "tokens": 32}]
+SEEN = {"prompt_tokens_details": {"images": SEEN_IMAGES}}
+
+PLACED = [["cat", [0.1, 0.4, 0.3, 0.8]]]
+FAMILIES: dict[str, tuple[str, str, list[Any]]] = {
+    "Qwen2-VL": ("qwen2_vl", "cat(100,400),(300,800)", PLACED),
+    "Qwen2.5-VL, in an image of 256x128 pixels": (
+        "qwen2_5_vl", '{"bbox_2d": [25.6, 51.2, 76.8, 102.4], "label": "cat"}', PLACED,
+    ),
+    "Qwen3-VL": ("qwen3_vl", '```json\n[{"bbox_2d": [100, 400, 300, 800], "label": "cat"}]\n```', PLACED),
+    "Qwen3.5": ("qwen3_5", '[{"bbox_2d": [100, 400, 300, 800], "label": "cat"}]', PLACED),
+    "Gemma 4": ("gemma4", '[{"box_2d": [400, 100, 800, 300], "label": "cat"}]', PLACED),
+    "Gemma 4 without a vision tower": ("gemma4_unified", '{"box_2d": [400, 100, 800, 300], "label": "cat"}', PLACED),
+    "Gemma 4 that was asked for another form": ("gemma4", '{"bbox_2d": [100, 400, 300, 800], "label": "cat"}', PLACED),
+    "InternVL": (
+        "internvl", "<ref>cat</ref><box>[[100, 400, 300, 800], [0, 0, 500, 1000]]</box>",
+        [*PLACED, ["cat", [0, 0, 0.5, 1]]],
+    ),
+    "GLM": (
+        "glm4v", "They are at [[100,400,300,800],[0,0,500,1000]].",
+        [["", [0.1, 0.4, 0.3, 0.8]], ["", [0, 0, 0.5, 1]]],
+    ),
+    "GLM's agent": ("glm4v", '{"action_type": "click", "box_2d": [[100,400,300,800]], "label": "cat"}', PLACED),
+    "a family that was not trained for boxes": ("gemma3", '{"bbox_2d": [100, 400, 300, 800], "label": "cat"}', []),
+}  # fmt: skip
+"""An answer in the form of each family that names boxes, and where they are in parts of the image's sides."""
 
 BOXES: dict[str, tuple[str, list[Any]]] = {
     "Qwen's JSON": (
         '```json\n[{"bbox_2d": [10, 20, 30, 40], "label": "cat"}, {"bbox_2d": [1, 2, 3, 4.5], "label": "dog"}]\n```',
         [["cat", [10, 20, 30, 40]], ["dog", [1, 2, 3, 4.5]]],
     ),
-    "Gemma's JSON, top first": ('{"box_2d": [20, 10, 40, 30], "label": "cat"}', [["cat", [10, 20, 30, 40]]]),
     "InternVL's tags": ("<ref>a cat</ref><box>[[10, 20, 30, 40]]</box>", [["a cat", [10, 20, 30, 40]]]),
     "Qwen2-VL's pairs": ("the cat(10,20),(30,40)", [["the cat", [10, 20, 30, 40]]]),
     "four numbers alone": ("[[10, 20, 30, 40]]", [["", [10, 20, 30, 40]]]),
     "text": ("Between [1, 2, 3, 4] and {these} there is f(1, 2).", []),
     "sides in the wrong order": ('{"bbox_2d": [30, 20, 10, 40]}', []),
     "other JSON": ('{"bbox_2d": [1, 2, 3], "a": null} {"bbox_2d": "x"} {"bbox_2d": ["a", 1, 2, 3]} {}', []),
+    "no list of boxes": ('{"bbox_2d": [[1, 2, 3], [], null]} {"bbox_2d": []} [[1, 2, 3, 4], 5] [[1, 2], [3, 4]]', []),
+    "lists without an end": ("[[1, 2, 3, 4], " * 20_000, []),
     "many": ('{"bbox_2d": [1, 2, 3, 4]}' * 1000, [["", [1, 2, 3, 4]]] * 200),
     "a label that is no text": ('{"bbox_2d": [1, 2, 3, 4], "label": {"a": 1}}', []),
 }
@@ -95,6 +122,19 @@ def test_pages_of_a_pdf_are_shown_as_drawn_with_their_patches(
         assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_page_of_a_pdf_is_drawn_once_however_often_it_is_looked_at(site: Site, opened: Opened, tmp_path: Path) -> None:
+    drawn: list[str] = []
+    with opened(site.root) as page:
+        page.on("request", lambda request: drawn.extend(request.url.split("pdf_pages/")[1:]))
+        add(page, write_pdf(tmp_path / "two.pdf"))
+        answer_chats(page, "one", usage={"prompt_tokens_details": {"images": SEEN_IMAGES * 2}})
+        ask(page)
+        for number in (2, 1, 2, 1):
+            page.click(f"#which button:has-text('Page {number}')")
+            page.wait_for_selector(f"#caption:has-text('two.pdf, page {number}:')")
+    assert drawn == ["1", "2"]
+
+
 def test_pdf_that_the_server_refuses_is_named_at_once(site: Site, opened: Opened, tmp_path: Path) -> None:
     (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.7 nothing more")
     with opened(site.root, may_fail=True) as page:
@@ -142,8 +182,22 @@ def test_video_is_sent_as_one_and_its_first_frame_is_shown(
 def test_boxes_are_read_in_every_form(name: str, site: Site, opened: Opened) -> None:
     answer, boxes = BOXES[name]
     with opened(site.root) as page:
-        found = page.evaluate("text => boxesOf(text).map(({ label, sides }) => [label, sides])", answer)
+        found = page.evaluate("text => boxesOf(text, 'thousandths').map(({ label, sides }) => [label, sides])", answer)
     assert found == boxes
+
+
+def test_boxes_of_each_family_are_placed_as_its_releases_mean_them(site: Site, opened: Opened) -> None:
+    assert {name for name, family in families().items() if family.box_coordinates} <= {
+        name for name, *_ in FAMILIES.values()
+    }
+    with opened(site.root) as page:
+        for case, (name, answer, boxes) in FAMILIES.items():
+            found = page.evaluate(
+                """([text, coordinates]) => placedBoxes(text, coordinates, { width: 256, height: 128 })
+                    .map(({ label, sides }) => [label, sides.map((side) => Math.round(side * 1000) / 1000)])""",
+                [answer, families()[name].box_coordinates],
+            )
+            assert found == boxes, case
 
 
 def test_boxes_of_the_answer_are_drawn_and_listed(site: Site, opened: Opened) -> None:

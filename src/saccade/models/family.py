@@ -18,8 +18,11 @@ ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "kimi_k2", "ki
 
 Detail = Literal["auto", "low", "high", "original"]
 Purpose = Literal["chat", "documents", "boxes", "video"]
-BoxCoordinates = Literal["thousandths", "pixels"]
-"""What the numbers of a box count: thousandths of the image's sides, or pixels of the resized image."""
+BoxCoordinates = Literal["thousandths", "thousandths_top_first", "pixels"]
+"""What the numbers of a box count: thousandths of the image's sides, or pixels of the resized image.
+
+They are left, top, right and bottom; with thousandths_top_first, top, left, bottom and right.
+"""
 
 
 class ReasoningTags(NamedTuple):

@@ -21,7 +21,8 @@ GEMMA4 = Family(
     template_switches=("enable_thinking",),
     plain_positions=True,
     soft_token_budgets=BUDGETS,
-    box_coordinates="thousandths",
+    # {"box_2d": [top, left, bottom, right]}: huggingface/blog, gemma4.md.
+    box_coordinates="thousandths_top_first",
     limits=("Sound is not served: the layers for it are not loaded.",),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType(

@@ -19,6 +19,7 @@ GLM4V = Family(
     video_placeholder="<|image|>",
     template_switches=("enable_thinking",),
     tool_format="glm45",
+    # zai-org/GLM-V, README.md.
     box_coordinates="thousandths",
     limits=(DRAFT,),
 )

@@ -10,6 +10,7 @@ FAMILY = Family(
     video_placeholder="<IMG_CONTEXT>",
     text_end="<|endoftext|>",
     plain_positions=True,
+    # OpenGVLab/InternVL, internvl_chat/eval/refcoco/evaluate_grounding.py.
     box_coordinates="thousandths",
     limits=("Text networks other than Qwen2 and Qwen3, such as GPT-OSS, are refused by the engine.",),
 )

@@ -19,6 +19,8 @@ QWEN2 = Family(
     template_switches=("add_vision_id",),
     tool_format="hermes",
     external_grid="image_grid_thw",
+    # QwenLM/Qwen3-VL: qwen-vl-finetune/tools/process_bbox.ipynb of Qwen2-VL and Qwen2.5-VL, and
+    # cookbooks/omni_recognition.ipynb of Qwen3-VL; QwenLM/Qwen3.8-Flash-Next, issue 4, of the models after it.
     box_coordinates="thousandths",
     limits=("The engine refuses text networks with `use_sliding_window`.",),
     parts={"Layout": "Layout14", "VideoLayout": "VideoLayout14", "Spec": "Spec2", "Network": "Network2"},
