@@ -78,6 +78,7 @@ PRIVATE = {
     "torch._scaled_mm": "nn/formats/torch_products.py",
     "torch._weight_int4pack_mm": "nn/formats/torch_products.py",
     "torch.ops.aten._weight_int4pack_mm_for_cpu": "nn/formats/cpu_int4.py",
+    "torch.ops.aten._weight_int8pack_mm": "nn/formats/cpu_int8.py",
     "torch.nn.Module._apply": "nn/layers.py",
 }
 """The private names of libraries that Saccade uses, and the files that use them."""

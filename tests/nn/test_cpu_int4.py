@@ -121,12 +121,6 @@ def test_what_no_kernel_takes_stays_dequantised(weight: QuantisedWeight) -> None
     assert isinstance(layer.packed, QuantisedLinear)
 
 
-def test_joined_layers_of_several_formats_are_named() -> None:
-    layer = Linear(INPUTS, (256, 256), bias=False)
-    layer.hold("weight", (joined("int4")[0], joined("w8a8")[0]))
-    assert use_operations(layer, resolve("cpu", torch.float32)) == ["its parts have several formats: int4, int8"]
-
-
 def test_memory_of_a_packed_layer() -> None:
     """Half a byte for each weight, and 32 bits for each group of 32."""
     packed = packed_linear(joined("int4")).packed

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import ModuleType
 
 import published_products
@@ -36,7 +36,7 @@ from saccade.nn.formats.fp8 import rounded
 from saccade.nn.formats.quantised import QuantisedExperts, QuantisedLinear, QuantisedWeight, Region
 from saccade.nn.layers import Layer, Linear, use_operations
 from saccade.nn.libraries import Unavailable
-from saccade.nn.ops import ExpertShare, Operations, resolve
+from saccade.nn.ops import ExpertShare, JoinedLinear, Operations, PlainLinear, resolve
 from saccade.nn.parallel import Ranks
 
 TOLERANCE = {"fp8_blocks": 0.06, "fp8_rows": 0.06, "int4": 0.02, "nvfp4": 0.3}
@@ -73,6 +73,38 @@ def test_products(name: str, capability: tuple[int, int], num_tokens: int, monke
     assert num_bytes(layer.packed) <= (5 / 4.5 if name == "int4" else 1.1) * released
 
 
+@pytest.mark.parametrize(
+    ("device", "names"),
+    [("cuda", ("fp8", "", "awq")), ("cpu", ("int4", "w8a8", "int8 rows")), ("cpu", ("awq", "", "w8a8"))],
+)
+def test_joined_layers_of_several_formats(device: str, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is multiplied in its own; "" is a plain layer."""
+    if device == "cuda":
+        published_products.install(monkeypatch, HOPPER)
+    values = [drawn(width, INPUTS, seed=width) * INPUTS**-0.5 for width in WIDTHS]
+    parts = tuple(joined(name)[place] if name else values[place].to(BF16) for place, name in enumerate(names))
+    layer, twin = (Linear(INPUTS, WIDTHS).to(BF16) for _ in range(2))
+    for one in (layer, twin):
+        one.bias.data = drawn(sum(WIDTHS), seed=5).to(BF16)
+        one.hold("weight", parts)
+    operations = dataclasses.replace(ops.PLAIN, kernels=resolve(device, BF16).kernels)
+    assert use_operations(layer, operations) == []
+    assert isinstance(layer.packed, JoinedLinear)
+    assert len(layer.packed.layers) == 3
+    x, residual = drawn(7, INPUTS).to(BF16), drawn(7, sum(WIDTHS), seed=1).to(BF16)
+    close(layer(x, ops.SILU), twin(x, ops.SILU), 0.06)
+    close(layer.add_to(residual, x), twin.add_to(residual, x), 0.06)
+
+
+def test_joined_layers_compile_the_kernels_of_all() -> None:
+    class Compiled(PlainLinear):
+        def kernels(self, most_tokens: int) -> dict[Hashable, int]:
+            return {(len(self.weight_OI), most_tokens): 1}
+
+    layers = tuple(Compiled(drawn(rows, 8), None) for rows in (3, 3, 4))
+    assert JoinedLinear(layers).kernels(64) == {(3, 64): 1, (4, 64): 1}
+
+
 def test_torch_takes_these_shapes_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own functions without values, as on a GPU."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: HOPPER)
@@ -101,7 +133,7 @@ def test_torch_takes_these_shapes_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> N
         ("fp8 rows", (8, 0), "compute capability 8.9"),
         ("awq", (7, 5), "compute capability 8.0"),
         ("nvfp4", HOPPER, "needs a Blackwell GPU"),
-        ("int8 rows", HOPPER, "no kernel takes int8"),
+        ("int8 rows", HOPPER, "no kernel takes w8a16"),
     ],
 )
 def test_a_gpu_without_a_kernel_dequantises(
@@ -129,7 +161,6 @@ def part_of(name: str, rows: int, columns: int, region: Region) -> QuantisedWeig
         ([part_of("awq", 40, 256, Region(0, 36, 0, 256))], "fit no tile"),
         ([part_of("nvfp4", 40, 256, Region(0, 40, 0, 256))], "multiples of 32"),
         ([part_of("nvfp4", 64, 64, Region(0, 64, 0, 64)), part_of("nvfp4", 128, 64, Region(0, 128, 0, 64))], "different scales"),
-        ([part_of("fp8", 128, 128, Region(0, 128, 0, 128)), torch.ones(128, 128)], "several formats: fp8_blocks, plain"),
     ],
 )  # fmt: skip
 def test_weights_that_no_kernel_takes(
@@ -211,7 +242,7 @@ def test_experts(name: str, capability: tuple[int, int], num_ranks: int, monkeyp
 @table(
     ("name", "capability", "words"),
     [
-        ("int8 rows", BLACKWELL, "no kernel takes int8"),
+        ("int8 rows", BLACKWELL, "no kernel takes w8a16"),
         ("int4", HOPPER, "on Blackwell alone .* that for Hopper takes groups of 128 and rounds activations to FP8"),
         ("int4 zeros", BLACKWELL, "takes groups of 32 without zero points"),
         ("gptq", BLACKWELL, "takes groups of 32 without zero points"),
@@ -229,7 +260,7 @@ def test_experts_that_no_kernel_takes(
 
 def test_formats_without_a_kernel_on_a_cpu() -> None:
     assert resolve("cpu", torch.float16).kernels == {} == resolve("cuda", torch.float16).kernels
-    assert {kind for _, kind in resolve("cpu", BF16).kernels} == {"int4", "int8"}
+    assert {kind for _, kind in resolve("cpu", BF16).kernels} == {"int4", "int8", "w8a16"}
     layer = layer_of("fp8")
     assert use_operations(layer, Operations()) == ["no kernel takes fp8_blocks"]
 

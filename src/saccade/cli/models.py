@@ -12,7 +12,7 @@ from saccade.config import Count
 from saccade.engine.gpu_devices import has_gpu
 from saccade.engine.installed import has_engine
 from saccade.errors import StartupError
-from saccade.gateway.process_memory import allowed_bytes
+from saccade.memory_limits import allowed_bytes
 from saccade.models import families, family_of, has_network
 from saccade.models.family import Purpose
 from saccade.models.files import parse_json, read_model_files

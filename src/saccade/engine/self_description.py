@@ -65,7 +65,7 @@ def describe(
         window=window_of(model.network.spec.kv_specs) or 0,
         num_window_blocks=sizes.num_window_blocks,
         note=_note(config),
-        weight_formats=model.weight_formats,
+        weight_formats="; ".join(filter(None, (model.weight_formats, execution.of_weights))),
         rounding_saves=model.rounding_saves,
     )
 

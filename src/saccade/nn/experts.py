@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from saccade.nn.formats.fp8 import rounded
-from saccade.nn.formats.quantised import Part, QuantisedExperts, kinds_of
+from saccade.nn.formats.quantised import PLAIN_KIND, Part, QuantisedExperts, growth, kinds_of, num_rows
 from saccade.nn.layers import Layer
 from saccade.nn.libraries import Unavailable, attempt, kernel
 from saccade.nn.ops import SILU, Activation, ExpertMatrices, ExpertShare, PackedExperts
@@ -63,6 +63,21 @@ class Experts(Layer):
                 self, name, nn.Parameter(getattr(self, name).new_empty(0, *parts[0].shape[1:]), requires_grad=False)
             )
 
+    @property
+    def growth_as_plain(self) -> int:
+        """See Layer.growth_as_plain."""
+        return sum(growth(matrices.parts, matrices.dtype) for matrices in self.quantised.values())
+
+    def make_plain(self) -> None:
+        """Replace quantised matrices with their values."""
+        for name, matrices in self.quantised.items():
+            empty = getattr(self, name)
+            plain = empty.new_empty(len(matrices), sum(map(num_rows, matrices.parts)), empty.shape[2])
+            for expert in range(len(matrices)):
+                plain[expert] = matrices[expert]
+            setattr(self, name, nn.Parameter(plain, requires_grad=False))
+        self.quantised = {}
+
     def pack(self) -> None:
         """Bring quantised experts into the layout of a kernel. Raises Unavailable if none takes them."""
         if not self.quantised:
@@ -71,7 +86,7 @@ class Experts(Layer):
             raise Unavailable("the experts of this model have another activation than SiLU")
         kinds = kinds_of([part for matrices in self.quantised.values() for part in matrices.parts])
         pack_experts = kernel(
-            "pack_experts", kinds if len(self.quantised) == 2 else {*kinds, "plain"}, self.ops.kernels
+            "pack_experts", kinds if len(self.quantised) == 2 else {*kinds, PLAIN_KIND}, self.ops.kernels
         )
         gate_up, down = (self.quantised[name] for name in self.experts)
         with attempt():

@@ -4,7 +4,7 @@ Parameters start empty, and the loader fills them. Then `use_operations` sets th
 with. Shapes: N tokens, Q query heads, K key/value heads, D head size.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Self
 
@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn import functional
 
 from saccade.nn.context import SCALED, ForwardContext, KvCache, Scoring
-from saccade.nn.formats.quantised import Part, QuantisedLinear, QuantisedWeight, kinds_of
+from saccade.nn.formats.quantised import PLAIN_KIND, Part, QuantisedLinear, QuantisedWeight, growth, kinds_of
 from saccade.nn.libraries import Unavailable, attempt, kernel
-from saccade.nn.ops import PLAIN, Activation, Operations, PackedLinear, PlainLinear
+from saccade.nn.ops import PLAIN, Activation, JoinedLinear, Operations, PackedLinear, PlainLinear
 from saccade.nn.parallel import ALONE, Ranks, Sharding, Split, shards_of
 
 LEAST_ROUNDED = 128
@@ -42,6 +42,14 @@ class Layer(nn.Module):
     shardings: Mapping[str, Sharding] = MappingProxyType({})
     experts: Mapping[str, Sharding] = MappingProxyType({})
     float32: tuple[str, ...] = ()
+
+    @property
+    def growth_as_plain(self) -> int:
+        """How many bytes more the weights that no kernel took would take as plain ones."""
+        return 0
+
+    def make_plain(self) -> None:
+        """Replace quantised weights with their values."""
 
     def pack(self) -> None:
         """Bring loaded weights into the layout that the operations take."""
@@ -122,8 +130,13 @@ class Linear(Layer):
         """Return the loaded weight [out_features, in_features] of any format. Call it before `pack`."""
         return self.packed.dequantised(self.weight.dtype) if isinstance(self.packed, QuantisedLinear) else self.weight
 
+    @property
+    def growth_as_plain(self) -> int:
+        """See Layer.growth_as_plain."""
+        return growth(self.packed.parts, self.weight.dtype) if isinstance(self.packed, QuantisedLinear) else 0
+
     def make_plain(self) -> None:
-        """Replace a quantised weight with its values, for layers that change them."""
+        """Replace a quantised weight with its values. Call it before `pack`, or if that found no kernel."""
         if isinstance(self.packed, QuantisedLinear):
             self.weight = nn.Parameter(self.dequantised(), requires_grad=False)
             self.packed = None
@@ -148,9 +161,9 @@ class Linear(Layer):
         Raises Unavailable if no kernel takes a quantised weight, which is then dequantised at each use.
         """
         if isinstance(self.packed, QuantisedLinear):
-            pack_linear = kernel("pack_linear", kinds_of(self.packed.parts), self.ops.kernels)
+            layers = tuple(self._pack_quantised(layer) for layer in self.packed.by_kind)
+            packed = layers[0] if len(layers) == 1 else JoinedLinear(layers)
             with attempt():
-                packed = pack_linear(self.packed)
                 # A library compiles at the first call, and may fail only then.
                 self._multiply_zeros(packed, 1)
             self.packed = packed
@@ -159,6 +172,15 @@ class Linear(Layer):
             self.packed = self.ops.pack_linear(self.weight, None if self.summed_over else self.bias)
             if not isinstance(self.packed, PlainLinear):
                 self.weight = nn.Parameter(self.weight.new_empty(0, self.weight.shape[1]), requires_grad=False)
+
+    def _pack_quantised(self, layer: QuantisedLinear) -> PackedLinear:
+        """Return the packed *layer*, whose parts are of one kind, or plain. Raises Unavailable."""
+        kinds = kinds_of(layer.parts)
+        if kinds == {PLAIN_KIND}:
+            return self.ops.pack_linear(layer.dequantised(self.weight.dtype), layer.bias_O)
+        pack_linear = kernel("pack_linear", kinds, self.ops.kernels)
+        with attempt():
+            return pack_linear(layer)  # type: ignore[no-any-return]
 
     def compile_kernel(self, num_tokens: int) -> None:
         """Compile the kernel for *num_tokens*, unless it already is. Raises whatever its library raises."""
@@ -299,13 +321,18 @@ class Attention(NamedTuple):
         return context.backend.attend(q_NQD, own, context.cache(self.layer, KvCache), context, self.scoring)
 
 
+def layers_of(network: nn.Module) -> Iterator[Layer]:
+    """Yield the layers of *network*, with its parts' own."""
+    return (module for module in network.modules() if isinstance(module, Layer))
+
+
 def use_operations(network: nn.Module, operations: Operations) -> list[str]:
     """Make the layers of a loaded *network* compute with *operations*, and pack their weights. Call it once.
 
     Return the reasons why some quantised weights stay as they are, and are dequantised at each use.
     """
     reasons = set()
-    for layer in (module for module in network.modules() if isinstance(module, Layer)):
+    for layer in layers_of(network):
         layer.ops = operations
         try:
             layer.pack()

@@ -82,6 +82,21 @@ class PlainLinear(PackedLinear):
         return output_NO if activation is None else activation(output_NO)
 
 
+@dataclass(frozen=True)
+class JoinedLinear(PackedLinear):
+    """PackedLinear of layers that read the same input, and differ in their formats; their outputs follow each other."""
+
+    layers: tuple[PackedLinear, ...]
+
+    def apply(self, x_NI: torch.Tensor, activation: Activation | None) -> torch.Tensor:
+        """Return activation(x W^T + b) [N, O]."""
+        return torch.cat([layer.apply(x_NI, activation) for layer in self.layers], 1)
+
+    def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
+        """See PackedLinear.kernels."""
+        return {kernel: count for layer in self.layers for kernel, count in layer.kernels(most_tokens).items()}
+
+
 class ExpertShare(NamedTuple):
     """The equal part of *num_experts* that rank *rank* of *num_ranks* holds."""
 
@@ -222,16 +237,32 @@ def experts(
     below the number of experts, belong to other ranks and add nothing. A token's ids are distinct. The cost grows with
     the number of chosen experts, not of all experts. The host waits for that number.
     """
+
+    def result_of(expert: int, rows_ME: torch.Tensor) -> torch.Tensor:
+        gated = gated_activation(functional.linear(rows_ME, gate_up[expert]), activation)
+        return functional.linear(gated, down[expert])
+
+    return mixture(x_NE, expert_ids_NK, weights_NK, len(gate_up), result_of)
+
+
+def mixture(
+    x_NE: torch.Tensor,
+    expert_ids_NK: torch.Tensor,
+    weights_NK: torch.Tensor,
+    num_experts: int,
+    result_of: Callable[[int, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Return the sum of `experts`, [N, E]; *result_of* computes the results [M, E] of one expert for M tokens."""
     num_choices = expert_ids_NK.shape[1]
     sorted_ids, order = expert_ids_NK.flatten().sort(stable=True)
     unique_ids, counts = sorted_ids.unique_consecutive(return_counts=True)
     share = weights_NK.flatten().float().unsqueeze(1)
     sum_NE = torch.zeros(x_NE.shape, dtype=torch.float32, device=x_NE.device)
     for expert, places in zip(unique_ids.tolist(), order.split_with_sizes(counts.tolist()), strict=True):
-        if 0 <= expert < len(gate_up):
+        if 0 <= expert < num_experts:
             tokens = places // num_choices
-            gated = gated_activation(functional.linear(x_NE.index_select(0, tokens), gate_up[expert]), activation)
-            sum_NE.index_add_(0, tokens, functional.linear(gated, down[expert]) * share.index_select(0, places))
+            results_ME = result_of(expert, x_NE.index_select(0, tokens))
+            sum_NE.index_add_(0, tokens, results_ME * share.index_select(0, places))
     return sum_NE.to(x_NE.dtype)
 
 
@@ -292,8 +323,14 @@ KERNELS: Mapping[tuple[str, str, torch.dtype, str], str] = MappingProxyType(
             ("pack_linear", "cpu", dtype, kind): module
             for kind, module in (
                 ("int8", "saccade.nn.formats.onednn_int8"),
+                ("w8a16", "saccade.nn.formats.cpu_int8"),
                 ("int4", "saccade.nn.formats.cpu_int4"),
             )
+            for dtype in (torch.float32, torch.bfloat16)
+        },
+        **{
+            ("pack_experts", "cpu", dtype, kind): "saccade.nn.formats.cpu_experts"
+            for kind in ("int4", "int8", "w8a16")
             for dtype in (torch.float32, torch.bfloat16)
         },
         ("pack_experts", "cuda", torch.bfloat16, "fp8_blocks"): "saccade.nn.formats.flashinfer_fp8",

@@ -15,6 +15,7 @@ from saccade.engine.executor.encoder_graphs import EncoderGraphs
 from saccade.engine.executor.kernels import compile_kernels, reported
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.threads import Threads, choose_threads
+from saccade.engine.executor.unpacking import unpack_once
 from saccade.engine.executor.weight_filler import Progress
 from saccade.errors import StartupError
 from saccade.models.backbones.gated_delta_net import GatedDeltaNet
@@ -56,6 +57,8 @@ class Execution:
     encoder_graphs: EncoderGraphs | None = None
     encode_budget: int | None = None
     captures_decodes: bool = False
+    of_weights: str = ""
+    """How weights that no kernel takes are multiplied, for people; "" if there are none."""
 
     def capture_encoder(self) -> Iterable[tuple[int, int]]:
         """Capture the vision encoder's graphs; yield how many are done, and how many there are. Raises StartupError.
@@ -89,7 +92,11 @@ def prepare_execution(config: EngineConfig, model: LoadedModel, progress: Progre
     operations = choose_operations(config, model, of_decoder, progress)
     with reported(progress, "packing weights"):
         reasons = use_operations(model.module, operations)
-    if reasons:
+    of_weights = ""
+    if reasons and network.device.type == "cpu":
+        with reported(progress, "dequantising weights that no kernel takes"):
+            of_weights = unpack_once(config, model, reasons)
+    elif reasons:
         logger.warning("quantised weights are dequantised at each use, which is slow", reasons=reasons)
     if network.device.type == "cuda":
         compile_kernels(model.module, most_tokens(config, model), model.ranks, progress)
@@ -111,6 +118,7 @@ def prepare_execution(config: EngineConfig, model: LoadedModel, progress: Progre
     return Execution(
         *(backend, vision_backend, threads, model.ranks, choices, graphs, budget),
         captures_decodes=captures and refused is None,
+        of_weights=of_weights,
     )
 
 

@@ -11,8 +11,7 @@ from functools import cache
 
 import torch
 
-from saccade.nn.formats.int8 import LARGEST, SCALE, VALUES, Int8
-from saccade.nn.formats.packed_ints import PackedInts
+from saccade.nn.formats.int8 import LARGEST, SCALE, VALUES
 from saccade.nn.formats.quantised import QuantisedLinear, QuantisedWeight
 from saccade.nn.libraries import Unavailable
 from saccade.nn.ops import Activation, PackedLinear
@@ -126,18 +125,8 @@ def pack_linear(layer: QuantisedLinear) -> Int8Product:
 
 
 def _rows_of(weight: QuantisedWeight) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return int8 values [O, I] and float32 scales [O]. Raises Unavailable."""
-    form, num_rows = weight.format, weight.region.num_rows
-    if isinstance(form, Int8):
-        return weight.fields[VALUES], weight.fields[SCALE].float().flatten().expand(num_rows)
-    if not isinstance(form, PackedInts):
-        raise TypeError(f"{form.name} has no bytes.")
-    codes_OI, scales_OG, zeros_OG = form.codes(weight.fields, weight.region)
-    if scales_OG.shape[1] != 1:
-        raise Unavailable(f"the kernel for int8 takes one scale a row, not groups of {form.group_size} columns")
-    if not (zeros_OG == ZERO).all():
-        raise Unavailable("the kernel for int8 takes no zero points")
-    return codes_OI.sub_(ZERO).to(torch.int8), scales_OG.flatten()
+    """Return int8 values [O, I] and float32 scales [O]."""
+    return weight.fields[VALUES], weight.fields[SCALE].float().flatten().expand(weight.region.num_rows)
 
 
 @cache

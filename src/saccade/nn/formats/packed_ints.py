@@ -67,8 +67,8 @@ class PackedInts:
 
     @property
     def kind(self) -> str:
-        """The kind of kernel that takes the format."""
-        return f"int{self.bits}"
+        """The kind of kernel that takes the format; "int8" is that of weights with rounded activations."""
+        return "int4" if self.bits == 4 else "w8a16"
 
     @property
     def fields(self) -> Mapping[str, WeightField]:

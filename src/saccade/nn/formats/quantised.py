@@ -10,6 +10,7 @@ Shapes: O rows and I columns of a weight, N tokens, E experts of this rank.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple, Protocol
 
 import torch
@@ -25,6 +26,9 @@ On other devices a matrix is dequantised at once: each piece would launch severa
 
 WHOLE_ROW = 1 << 40
 """The columns of a cell that is a whole row of the weight."""
+
+PLAIN_KIND = "plain"
+"""What stands for the kind of a format if there is none."""
 
 Cell = tuple[int, int]
 """The rows and columns of a weight that share one value of a field."""
@@ -125,6 +129,18 @@ class QuantisedWeight:
     fields: Mapping[str, torch.Tensor]
     region: Region
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the fields in bytes."""
+        return sum(field.nbytes for field in self.fields.values())
+
+    @property
+    def num_values(self) -> int:
+        """The number of values, of all experts if there are several."""
+        field = next(iter(self.fields.values()))
+        num_experts = len(field) if field.ndim == 3 else 1
+        return num_experts * self.region.num_rows * self.region.num_columns
+
     def expert(self, index: int) -> "QuantisedWeight":
         """Return the weight of one expert."""
         return replace(self, fields={name: field[index] for name, field in self.fields.items()})
@@ -165,8 +181,19 @@ Part = QuantisedWeight | torch.Tensor
 
 
 def kinds_of(parts: Sequence[Part]) -> set[str]:
-    """Return the kinds of the formats in *parts*; a plain tensor counts as "plain"."""
-    return {part.format.kind if isinstance(part, QuantisedWeight) else "plain" for part in parts}
+    """Return the kinds of the formats in *parts*; a plain tensor has PLAIN_KIND."""
+    return {part.format.kind if isinstance(part, QuantisedWeight) else PLAIN_KIND for part in parts}
+
+
+def growth(parts: Sequence[Part], dtype: torch.dtype) -> int:
+    """Return how many bytes more the values of *parts* would take in *dtype*."""
+    quantised = [part for part in parts if isinstance(part, QuantisedWeight)]
+    return sum(part.num_values * dtype.itemsize - part.nbytes for part in quantised)
+
+
+def num_rows(part: Part) -> int:
+    """Return the number of rows O of *part*."""
+    return part.region.num_rows if isinstance(part, QuantisedWeight) else part.shape[-2]
 
 
 @dataclass(frozen=True)
@@ -187,6 +214,18 @@ class QuantisedLinear(PackedLinear):
     def dequantised(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the weight [O, I]."""
         return _joined(self.parts, dtype)
+
+    @property
+    def by_kind(self) -> list["QuantisedLinear"]:
+        """The layers that this one joins: of successive parts in formats of one kind, each with its own bias."""
+        layers, first = [], 0
+        for _, parts in groupby(self.parts, key=lambda part: kinds_of([part])):
+            some = tuple(parts)
+            count = sum(num_rows(part) for part in some)
+            bias_O = None if self.bias_O is None else self.bias_O[first : first + count]
+            layers.append(QuantisedLinear(some, bias_O))
+            first += count
+        return layers
 
     def reordered(self, order_O: torch.Tensor) -> QuantisedWeight | None:
         """Return the weight with its rows in *order_O* int64; None if parts differ in format or rows share values."""
@@ -213,8 +252,11 @@ class QuantisedExperts:
 
     def __getitem__(self, expert: int, /) -> torch.Tensor:
         """Return the weight [O, I] of one expert."""
-        own = [part.expert(expert) if isinstance(part, QuantisedWeight) else part[expert] for part in self.parts]
-        return _joined(own, self.dtype)
+        return _joined(self.expert(expert), self.dtype)
+
+    def expert(self, expert: int) -> tuple[Part, ...]:
+        """Return the parts of one expert's weight."""
+        return tuple(part.expert(expert) if isinstance(part, QuantisedWeight) else part[expert] for part in self.parts)
 
 
 def _joined(parts: Sequence[Part], dtype: torch.dtype) -> torch.Tensor:
