@@ -6,9 +6,11 @@ from typing import Any
 
 import engines
 import pytest
+from tables import table
 
 from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
 from saccade.engine.loop import Engine
+from saccade.protocol.request import Grammar
 
 pytestmark = pytest.mark.ci
 
@@ -72,3 +74,40 @@ def test_prompts_and_images_leave_answers_their_time(tiny_qwen3_vl: Path, is_ahe
     # The first layer of an image comes before its cost is known.
     assert max(clock.steps) <= 1.5 * SECONDS
     assert engines.is_idle(subject)
+
+
+def longest_gap(subject: Engine, clock: Clock, names: set[str]) -> float:
+    """Run until the answers of *names* have ended, and return the longest time between two tokens of one of them."""
+    last: dict[str, float] = {}
+    longest = 0.0
+    while names:
+        for delta in (
+            delta for frame in subject.step().values() for delta in frame.deltas if delta.request_id in names
+        ):
+            longest = max(longest, clock.now - last.get(delta.request_id, clock.now))
+            last[delta.request_id] = clock.now
+            if delta.finish_reason is not None:
+                names = names - {delta.request_id}
+    return longest
+
+
+@table(
+    ("is_ahead", "grammar", "num_steps"),
+    [
+        (False, None, 1),
+        (True, None, 1),
+        (False, Grammar("regex", "[a-z]{60}"), 1),
+        (True, Grammar("regex", "[a-z]{60}"), 2),  # its mask waits for the step in flight, so it has every second step
+    ],
+)
+def test_an_answer_that_just_began_has_its_time_too(
+    tiny_qwen3_vl: Path, is_ahead: bool, grammar: Grammar | None, num_steps: int
+) -> None:
+    subject = engines.engine(tiny_qwen3_vl, max_inter_token_latency=SECONDS, async_scheduling=is_ahead)
+    clock = Clock(subject)
+    engines.drain(subject, engines.request(tiny_qwen3_vl, [40], "first", 9, max_tokens=3))
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [9], "answer", 1, max_tokens=30, grammar=grammar))
+    while not subject.scheduler.running:
+        subject.step()
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [200, (WIDE, 1), 9], "image", 2, max_tokens=1))
+    assert longest_gap(subject, clock, {"answer"}) <= 1.5 * SECONDS * num_steps

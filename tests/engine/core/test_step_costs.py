@@ -49,6 +49,13 @@ def test_a_fast_step_at_most_doubles_what_fits() -> None:
     assert costs.token >= KNOWN.token / 2
 
 
+def test_a_step_shows_that_its_decodes_take_no_longer() -> None:
+    busy = StepCosts(decodes=0.6, token=0.01)
+    # All but one of the answers have ended, and prompts leave no step to decodes alone.
+    assert busy.after(StepWork(True, 16, 0), 0.2, 0.0).decodes == pytest.approx(0.2)
+    assert busy.after(StepWork(False, 16, 0), 0.2, 0.0).decodes == 0.6
+
+
 @table(
     ("costs", "seconds", "expected"),
     [

@@ -107,7 +107,7 @@ class ScheduleBuilder:
         A sequence that cannot read an image does not fail if another sequence provides the image.
         """
         unreadable = {one: error for one, (key, error) in self.unreadable.items() if key not in self.encode}
-        decodes = any(owner.num_generated_tokens for owner in self.chunks)
+        decodes = any(owner.is_decoding for owner in self.chunks)
         work = StepWork(decodes, self.num_prompt_tokens, self.num_patch_layers)
         return Schedule(
             *(self.chunks, self.encode, self.slices, self.lacking), unreadable, self.admitted, self.proposals, work

@@ -61,9 +61,10 @@ class _StepScheduler:
         scheduler, builder = self._scheduler, self._builder
         ready = [sequence for sequence in scheduler.running if not sequence.waits_for_commit]
         decodes = [sequence for sequence in ready if sequence.num_pending_tokens == 1]
-        has_decodes = any(one.num_generated_tokens for one in decodes)
-        builder.allowance = self._allowance if has_decodes else None
-        scheduler.encoder_scheduler.begin_step(builder, has_decodes)
+        # Answers that wait for the step in flight have no token in this step, but their next one comes after it.
+        is_awaited = any(one.is_decoding and one.num_expected_tokens < one.max_num_tokens for one in scheduler.running)
+        builder.allowance = self._allowance if is_awaited else None
+        scheduler.encoder_scheduler.begin_step(builder, is_awaited)
         victims = self._victims()
         for sequence in decodes:
             if sequence in scheduler.running and self._make_room(sequence, victims):

@@ -241,6 +241,11 @@ class Sequence:
         return num_tokens if num_tokens > 0 else 1
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether the answer has begun, or begins with the steps in flight, and its last token alone is pending."""
+        return self.num_pending_tokens == 1 and self.num_expected_answer_tokens > 0
+
+    @property
     def waits_for_commit(self) -> bool:
         """Whether the next chunk can be planned only when the steps in flight are collected.
 

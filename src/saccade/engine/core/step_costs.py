@@ -55,6 +55,12 @@ class StepCosts:
             return replace(self, decodes=_mean(self.decodes, seconds)) if work.decodes else self
         # A short chunk shares the decodes' reads of the weights, and may seem to take no time at all.
         added = max(0.0, seconds - self.decodes) if work.decodes else seconds
+        # Fewer sequences may decode than in the last step that had nothing else to do.
+        costs = replace(self, decodes=min(self.decodes, seconds)) if work.decodes else self
+        return costs._with_other_work(work, added, encode_seconds)
+
+    def _with_other_work(self, work: StepWork, added: float, encode_seconds: float) -> "StepCosts":
+        """Return the costs, updated for prompts and images that took *added* seconds."""
         if not work.patch_layers:
             return replace(self, token=_mean(self.token, added / work.tokens))
         if not work.tokens:
