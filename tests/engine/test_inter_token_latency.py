@@ -27,7 +27,7 @@ class Clock:
         self.now = 0.0
         self.steps: list[float] = []
         self._launched: deque[float] = deque()
-        self._layers = engines.module(subject).spec.num_encoder_layers
+        self._layers = engines.module(subject).spec.num_encoder_layers + 1  # and the projector
         self._grids: dict[int, tuple[int, int]] = {}
         self._launch, self._collect = subject.executor.launch, subject.executor.collect_output
         subject.clock = lambda: self.now  # type: ignore[assignment]

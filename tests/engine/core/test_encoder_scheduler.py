@@ -38,6 +38,14 @@ def test_a_large_image_takes_some_layers_a_step() -> None:
     check_holdings(subject)
 
 
+def test_a_projector_alone_tells_nothing_of_a_layer() -> None:
+    subject = with_decode(patches=4)
+    subject.add_sequence(sequence(2, 20, ((4, 12),), max_tokens=1))
+    steps = [run(subject) for _ in range(LAYERS)]
+    assert [step.work.projects for step in steps] == [False] * (LAYERS - 1) + [True]
+    assert all(step.work.patch_layers == 48 for step in steps)
+
+
 def test_an_image_larger_than_a_step_has_one_layer_a_step() -> None:
     subject = with_decode(patches=4)
     subject.add_sequence(sequence(2, 20, ((4, 12),), max_tokens=1))

@@ -20,6 +20,7 @@ KNOWN = StepCosts(decodes=0.1, token=0.01, patch_layer=0.001)
         (StepWork(True, 0, 100), 0.4, 0.3, StepCosts(0.1, 0.01, 0.002)),
         (StepWork(True, 10, 100), 0.5, 0.3, StepCosts(0.1, 0.015, 0.0015)),
         (StepWork(False, 0, 0), 9.0, 0.0, KNOWN),
+        (StepWork(True, 16, 100, projects=True), 9.0, 0.0, KNOWN),
     ],
 )
 def test_a_step_counts_half(work: StepWork, seconds: float, encode_seconds: float, expected: StepCosts) -> None:

@@ -37,8 +37,9 @@ class EncodeCosts:
     """The cost of encoding a media item.
 
     *patches* returns how many patches to compute for a grid, and *num_bytes* the size of the features for a grid and an
-    original size. All patches pass through *num_layers* layers. A video is encoded part by part; *parts* returns the
-    number of parts for a grid and a modality. An image of up to *most_whole* patches is encoded in one step.
+    original size. All patches pass through *num_layers* layers; the last one is the projector, which comes after the
+    encoder's own layers. A video is encoded part by part; *parts* returns the number of parts for a grid and a
+    modality. An image of up to *most_whole* patches is encoded in one step.
     """
 
     patches: Callable[[Grid], int]
@@ -57,7 +58,7 @@ class EncodeCosts:
         def parts(grid: Grid, modality: str) -> int:
             return 1 if modality == IMAGE else len(spec.video_parts(grid, most_patches))
 
-        num_layers = max(1, spec.num_encoder_layers) if spec.takes_media else 1
+        num_layers = spec.num_encoder_layers + 1 if spec.takes_media else 1
         return EncodeCosts(
             spec.encode_cost,
             lambda *shape: spec.encoder_output_values(*shape) * itemsize,
@@ -191,6 +192,7 @@ class EncoderScheduler:
             self._go_on(image.key, paused, builder)
         else:
             builder.add_patch_layers(num_patch_layers)
+            builder.runs_encoder_layers = True
         return True
 
     def _unencoded(self, key: EncoderKey) -> _Paused:
@@ -208,6 +210,7 @@ class EncoderScheduler:
         if self._decodes:
             num_layers = min(num_layers, max(1, builder.patch_layers_left // paused.patches))
         builder.add_patch_layers(num_layers * paused.patches)
+        builder.runs_encoder_layers |= paused.num_layers > 1
         num_left = paused.num_layers - num_layers
         builder.slices[key] = EncoderSlice(paused.output_id, num_layers if num_left else None)
         if num_left:

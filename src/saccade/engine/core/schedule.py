@@ -93,6 +93,8 @@ class ScheduleBuilder:
     """Tokens of prompts that it computes."""
     num_patch_layers: int = 0
     """Layers of patches that it encodes."""
+    runs_encoder_layers: bool = False
+    """Whether they are not all of projectors."""
     chunks: dict[Sequence, int] = field(default_factory=dict)
     encode: dict[EncoderKey, bytes] = field(default_factory=dict)
     slices: dict[EncoderKey, EncoderSlice] = field(default_factory=dict)
@@ -108,7 +110,8 @@ class ScheduleBuilder:
         """
         unreadable = {one: error for one, (key, error) in self.unreadable.items() if key not in self.encode}
         decodes = any(owner.is_decoding for owner in self.chunks)
-        work = StepWork(decodes, self.num_prompt_tokens, self.num_patch_layers)
+        projects = bool(self.num_patch_layers) and not self.runs_encoder_layers
+        work = StepWork(decodes, self.num_prompt_tokens, self.num_patch_layers, projects)
         return Schedule(
             *(self.chunks, self.encode, self.slices, self.lacking), unreadable, self.admitted, self.proposals, work
         )

@@ -12,11 +12,15 @@ from typing import NamedTuple
 
 
 class StepWork(NamedTuple):
-    """A step's work: whether sequences decode, how many prompt tokens it computes, and how many layers of patches."""
+    """A step's work: whether sequences decode, how many prompt tokens it computes, and how many layers of patches.
+
+    If it *projects*, these layers are projectors, which may take shorter or longer than the encoder's layers.
+    """
 
     decodes: bool
     tokens: int
     patch_layers: int
+    projects: bool = False
 
 
 NO_WORK = StepWork(False, 0, 0)
@@ -57,7 +61,7 @@ class StepCosts:
         added = max(0.0, seconds - self.decodes) if work.decodes else seconds
         # Fewer sequences may decode than in the last step that had nothing else to do.
         costs = replace(self, decodes=min(self.decodes, seconds)) if work.decodes else self
-        return costs._with_other_work(work, added, encode_seconds)
+        return costs if work.projects else costs._with_other_work(work, added, encode_seconds)
 
     def _with_other_work(self, work: StepWork, added: float, encode_seconds: float) -> "StepCosts":
         """Return the costs, updated for prompts and images that took *added* seconds."""

@@ -154,6 +154,7 @@ class Encoder:
         for group in prepared:
             features = yield from self.network.encode(group.pixels_B, group.metadata)
             parts.extend(self._separate(group.images, features).values())
+            yield  # after the projector, as after each layer
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _advance(self, part: EncoderSlice) -> torch.Tensor | None:
