@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import hashlib
 import http.client
 import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from saccade.gateway.admin import HOST, MAX_BODY_BYTES, Admin
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.server.access_log import AccessLog
 from saccade.gateway.siblings import Siblings
+from saccade.gateway.state.settings import StateSettings
 from saccade.transport import lasting_task
 
 RESETS = {"/reset_prefix_cache": (True, False), "/reset_mm_cache": (False, True)}
@@ -74,6 +77,40 @@ def admin(served: scripted.Gateway) -> Iterator[Port]:
     served.worker.become(ready=True)
     with opened(served) as port:
         yield port
+
+
+def test_usage_by_day_is_that_of_all_gateways_and_outlives_them(tiny_qwen3_vl: Path, tmp_path: Path) -> None:  # F20
+    digest = hashlib.sha256(b"one").hexdigest()
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[tenants.acme]\n[[keys]]\ntenant = "acme"\nsha256 = "{digest}"\n')
+    state = StateSettings(str(tmp_path / "state"))
+    config = GatewayConfig(api_keys=("flag",), api_keys_file=keys, state=state)
+    today = datetime.now(UTC).date().isoformat()
+
+    def days(port: Port, query: str = "") -> dict[tuple[str | None, str], dict[str, int]]:
+        status, body = port.ask("GET", f"/usage{query}", x_api_key="admin", Authorization="Bearer admin")
+        assert status == 200
+        rows = json.loads(body)["days"]
+        assert {row["day"] for row in rows} <= {today, datetime.now(UTC).date().isoformat()}
+        return {(row["tenant"], row["model"]): row["usage"] for row in rows}
+
+    with scripted.running(tiny_qwen3_vl, config) as left, scripted.running(tiny_qwen3_vl, config) as right:
+        for gateway, key in ((left, "one"), (right, "one"), (right, "flag")):
+            gateway.answer_two_tokens()
+            assert gateway.chat_as(key).status == 200
+        assert left.ask("GET", "/v1/files", Authorization="Bearer one").status == 200
+    with scripted.running(tiny_qwen3_vl, config) as again, opened(again) as port:
+        found = days(port)
+        assert {place: row["requests"] for place, row in found.items()} == {
+            ("acme", "tiny"): 2,
+            ("acme", ""): 1,
+            (None, "tiny"): 1,
+        }
+        assert found["acme", "tiny"]["completion_tokens"] == 6
+        assert found["acme", "tiny"]["prompt_tokens"] > 0
+        assert days(port, "?since=2000-01-01&until=2000-02-01") == {}
+        status, body = port.ask("GET", "/usage?since=yesterday", Authorization="Bearer admin")
+        assert (status, b"`since` must be a day" in body) == (400, True)
 
 
 def test_an_unforeseen_error_does_not_end_the_port(

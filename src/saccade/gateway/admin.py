@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Collection, Sequence
+from datetime import UTC, date, datetime, timedelta
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -11,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
-from saccade.errors import InternalError, InvalidValue, StartupError, WorkerUnavailable
+from saccade.errors import InternalError, InvalidValue, StartupError, StoreUnavailable, WorkerUnavailable
 from saccade.fleet.address import check_url
 from saccade.fleet.report import WorkerReport, worker_report
 from saccade.fleet.traffic import MAX_WEIGHT, MIN_WEIGHT, TrafficChange
@@ -24,7 +25,7 @@ from saccade.gateway.server.answer_memory import AnswerMemory
 from saccade.gateway.server.middleware import GuardMiddleware, TelemetryMiddleware
 from saccade.gateway.server.origins import AllowedOrigins
 from saccade.gateway.tenants.api_keys import ApiKeyStore
-from saccade.gateway.tenants.report import TenantReport
+from saccade.gateway.tenants.report import EPOCH, TenantReport
 from saccade.protocol.gateway_calls import Booked, RequestError, Work, total
 from saccade.release import installed_version
 from saccade.telemetry import METRICS_CONTENT_TYPE
@@ -195,8 +196,20 @@ class Admin:
         return _json(await self._app.preview(request.scope, request.receive, api_key))
 
     async def usage(self, request: Request) -> Response:
-        """GET /usage: the keys file's tenants, their limits per minute, and their usage since the gateway started."""
-        return _json({"tenants": await self._app.tenants()})
+        """GET /usage: the keys file's tenants, their limits per minute, and their usage since the gateway started.
+
+        With a database, `days` has the usage by day, tenant and model, from the day `since` to the day `until` of the
+        query; by default, of the last 31 days. It is null while the database is away.
+        """
+        today = datetime.now(UTC).date()
+        last = _day(request, "until", today)
+        first = _day(request, "since", last - timedelta(30))
+        tenants = await self._app.tenants()
+        try:
+            days = await self._app.daily_usage((first - EPOCH).days, (last - EPOCH).days)
+        except StoreUnavailable:
+            return _json({"tenants": tenants, "days": None})
+        return _json({"tenants": tenants} if days is None else {"tenants": tenants, "days": days})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         """POST /reset_prefix_cache: the workers drop every KV block that no running request uses."""
@@ -218,6 +231,13 @@ class Admin:
         if missed:
             raise WorkerUnavailable(f"These workers did not take the command: {', '.join(missed)}; the others did.")
         return Response()
+
+
+def _day(request: Request, name: str, default: date) -> date:
+    try:
+        return date.fromisoformat(request.query_params.get(name, default.isoformat()))
+    except ValueError as error:
+        raise InvalidValue(f"`{name}` must be a day such as 2026-12-31.", name) from error
 
 
 def _json(value: object) -> Response:

@@ -32,7 +32,8 @@ from saccade.gateway.siblings import Siblings
 from saccade.gateway.state.state import State
 from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.gateway.tenants.api_keys import ApiKeyStore
-from saccade.gateway.tenants.report import TenantMetrics, TenantReport, tenant_reports
+from saccade.gateway.tenants.report import DailyUsage, TenantMetrics, TenantReport, daily_usage, tenant_reports
+from saccade.gateway.usage_log import UNATTRIBUTED
 from saccade.models.files import read_chat_template
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.gateway_calls import Work
@@ -63,7 +64,14 @@ class Application:
         self.limits = Limits.of_config(config)
         self._worker_pool = worker_pool
         num_processes = 1 if config.member is None else config.member.size
-        self._api_keys = ApiKeyStore(config.api_keys, config.api_keys_file, config.admin_keys, num_processes)
+        self._state = State.of_settings(config.state, MAX_FILES)
+        self._api_keys = ApiKeyStore(
+            config.api_keys,
+            config.api_keys_file,
+            config.admin_keys,
+            num_processes,
+            usage_log=None if self._state is None else self._state.usage_log,
+        )
         metrics.registry.register(TenantMetrics(self._api_keys))
         metrics.requests_in_flight.set_function(lambda: self.limits.admission.num_requests)
         # Metrics that are equal in all of several processes are shown once.
@@ -71,7 +79,6 @@ class Application:
         self.routing = Routing(config, worker_pool, metrics.registry, of_engines)
         parsers = Parsers(config.tool_call_parser, config.reasoning_parser)
         self.model_registry = ModelRegistry(worker_pool, models, parsers, read_chat_template(config.chat_template))
-        self._state = State.of_settings(config.state, MAX_FILES)
         items = None if self._state is None else self._state.items
         self.media = Media(config, pool, self.limits.work_threads(), metrics, items)
         self.siblings = Siblings(
@@ -155,6 +162,19 @@ class Application:
     async def tenants(self) -> list[TenantReport]:
         """Return each keys-file tenant's limits, and its usage across all processes that share the port."""
         return tenant_reports(self._api_keys.named, await self.siblings.usages())
+
+    async def daily_usage(self, first: int, last: int) -> list[DailyUsage] | None:
+        """Return the usage from the day *first* to the day *last*, in days since 1970, over all gateways.
+
+        Without a database, return None. Raises StoreUnavailable.
+        """
+        if self._state is None:
+            return None
+        name_of = self._state.items.keys.tenant
+        names = {name_of(account.tenant.id): name for name, account in self._api_keys.named.items()}
+        return daily_usage(
+            await self._state.usage_between(first, last), names | {name_of(UNATTRIBUTED): "unattributed"}
+        )
 
     def _work(self) -> Work:
         num_requests, num_waiting = self.limits.admission.num_requests, self.routing.dispatcher.num_waiting

@@ -83,6 +83,7 @@ class Pipeline:
         constraint = read_constraint(params)
         params = without_constraint(params)
         served = self.model_registry.get(params.model)
+        request.charge.model = served.name
         chat = None if prompts or is_long(params) else self.prompts.read_chat(served, params)
         return self._parts(request, params, prompts, constraint, served, chat)
 
@@ -126,7 +127,7 @@ class Pipeline:
                 images = await self._collect(request, part.served, part.chat, part.salt)
                 resources.enter_context(request.place())
                 prompt = await self._build_prompt(request, part, images)
-                request.account.use_prompt(len(prompt.token_ids))
+                request.account.use_prompt(len(prompt.token_ids), part.served.name)
                 answer = resources.enter_context(self._open(request, part, prompt, images, begun_at))
                 output = deliver(answer)
                 of_attempt = await resources.enter_async_context(AsyncExitStack())
@@ -200,7 +201,7 @@ class Pipeline:
         num_frames = sum(source.num_fetched_frames for source in chat.images if source.frames)
         request.account.begin_images(len(chat.images) + num_frames)
         images = await self.images.collect_images(request, served, chat.images, salt)
-        request.account.use_images(num_encoded_bytes(images))
+        request.account.use_images(num_encoded_bytes(images), served.name)
         return images
 
     async def _build_prompt(self, request: Request, part: RequestPart, images: Sequence[EncodedImage]) -> Prompt:

@@ -13,7 +13,7 @@ from saccade.gateway.byte_budget import ByteBudget
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.memory_parts import MemoryPart
 from saccade.gateway.reservation import Reservation
-from saccade.gateway.tenants.account import Account, Tenant
+from saccade.gateway.tenants.account import Account, Charge, Tenant
 from saccade.gateway.work_threads import WorkThreads
 
 COPIES = 2
@@ -78,6 +78,7 @@ class Request:
 
     account: Account
     """The tenant's, which requests, tokens and bytes are charged to."""
+    charge: Charge
     tenant: Tenant
     client: Hashable
     """Who shares fairly with others: the tenant, or an address if there are no API keys."""
@@ -97,9 +98,13 @@ class Request:
         Raises Draining, QueueFull and RateLimitExceeded if it must be refused.
         """
         limits.admission.check(account.tenant.id)
-        charge = account.request() if is_charged else contextlib.nullcontext()
-        with charge, limits.memory.reservation(client) as memory, limits.memory.reservation(client) as lifetime_memory:
-            yield cls(account, account.tenant, client, memory, lifetime_memory, limits)
+        charged = account.request() if is_charged else contextlib.nullcontext(Charge())
+        with (
+            charged as charge,
+            limits.memory.reservation(client) as memory,
+            limits.memory.reservation(client) as lifetime_memory,
+        ):
+            yield cls(account, charge, account.tenant, client, memory, lifetime_memory, limits)
 
     async def hold_values(self, body: bytes | bytearray, threads: WorkThreads) -> None:
         """Reserve memory for the values that *body* decodes to, if there are many. Raises QueueFull and BodyTooLarge.

@@ -226,7 +226,7 @@ class Answer:
 
     def _charge(self) -> None:
         num_tokens, _ = self._counts.sums()
-        self._account.use_answer(num_tokens - self._num_charged)
+        self._account.use_answer(num_tokens - self._num_charged, self.served.name)
         self._num_charged, self._num_uncharged = num_tokens, 0
 
     def _choice(self, delta: TokenDelta) -> GeneratedChoice:
@@ -245,7 +245,7 @@ class Answer:
         if num_cached_tokens:
             self._num_cached_tokens += num_cached_tokens
             self._details = None
-            self._account.use_cached(num_cached_tokens)
+            self._account.use_cached(num_cached_tokens, self.served.name)
         self.prompt_logprobs += delta.prompt_logprobs
 
     def _observe(self, choice: GeneratedChoice, delta: TokenDelta, now: float) -> None:

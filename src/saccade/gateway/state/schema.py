@@ -32,6 +32,21 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             primary key (tenant, kind)
         )""",
     ),
+    (
+        "create table gateway (id bytea primary key, seen bigint not null, batch bigint not null)",
+        """create table usage (
+            tenant bytea not null,
+            model text not null,
+            day integer not null,
+            requests bigint not null,
+            refused bigint not null,
+            prompt_tokens bigint not null,
+            cached_tokens bigint not null,
+            completion_tokens bigint not null,
+            image_bytes bigint not null,
+            primary key (day, tenant, model)
+        )""",
+    ),
 )
 """The statements of each version. A version only adds to the one before, so that gateways of the last release still
 run.
@@ -40,6 +55,8 @@ run.
   one continues. `used`, in microseconds, is when it was stored or continued; `expires` is in seconds. `bytes` counts
   against the tenant's quota.
 - holding: how many items of each kind a tenant has, and how many bytes. It changes in the same transaction as they do.
+- gateway: the gateway processes. `seen`, in seconds, is when one last wrote; `batch` is the number of its last usage.
+- usage: what a tenant has used of a model on a day, which is in days since 1970.
 """
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from saccade.errors import Draining, RateLimitExceeded, WorkerUnavailable
+from saccade.gateway.usage_log import UsageLog
 from saccade.protocol.gateway_calls import TenantUsage
 
 SALT_BYTES = 16
@@ -146,16 +147,31 @@ class TokenBucket:
         return max(0.0, level - self.level) * REFILL_SECONDS / self.per_minute
 
 
+@dataclass
+class Charge:
+    """What a request in progress is counted as: its *model* is known once its body has been read."""
+
+    model: str = ""
+
+
 class Account:
     """A tenant's account at one gateway process. Each of *num_processes* has its share of the limits.
 
     A request is refused if a limit has nothing left; otherwise it is charged in full. A prompt may be longer than what
     is left, and an answer's tokens are known only as they are generated. The excess is deducted from the next minute.
+    What is used is counted in *usage*, and in *log* by model if there is a database.
     """
 
-    def __init__(self, tenant: Tenant, num_processes: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        tenant: Tenant,
+        num_processes: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        log: UsageLog | None = None,
+    ) -> None:
         self.tenant = tenant
         self.usage = TenantUsage()
+        self._log = log
         self._num_processes = num_processes
         limits = tenant.limits.part(num_processes)
         self._requests = TokenBucket(limits.requests, clock)
@@ -171,7 +187,7 @@ class Account:
         self._image_bytes.resize(limits.image_bytes)
 
     @contextmanager
-    def request(self) -> Iterator[None]:
+    def request(self) -> Iterator[Charge]:
         """Count the request in the block, towards the limit at once and as usage when the block ends.
 
         A request that no worker could serve is not charged. Raises RateLimitExceeded, before the block, if no request
@@ -180,15 +196,18 @@ class Account:
         self._check(self._requests, "requests")
         self._check(self._tokens, "tokens")
         self._requests.spend(1)
+        charge = Charge()
         is_charged = True
         try:
-            yield
+            yield charge
         except (Draining, WorkerUnavailable):
             is_charged = False
             raise
         finally:
             if is_charged:
                 self.usage.requests += 1
+                if self._log is not None:
+                    self._log.row(self.tenant.id, charge.model).requests += 1
             else:
                 self._requests.spend(-1)
 
@@ -197,27 +216,35 @@ class Account:
         if num_images:
             self._check(self._image_bytes, "bytes of images")
 
-    def use_images(self, num_bytes: int) -> None:
+    def use_images(self, num_bytes: int, model: str = "") -> None:
         """Count the encoded bytes of a request's images. Raises RateLimitExceeded if nothing is left."""
         if num_bytes:
             self._check(self._image_bytes, "bytes of images")
             self._image_bytes.spend(num_bytes)
             self.usage.image_bytes += num_bytes
+            if self._log is not None:
+                self._log.row(self.tenant.id, model).image_bytes += num_bytes
 
-    def use_prompt(self, num_tokens: int) -> None:
+    def use_prompt(self, num_tokens: int, model: str = "") -> None:
         """Count a prompt. Raises RateLimitExceeded if nothing is left."""
         self._check(self._tokens, "tokens")
         self._tokens.spend(num_tokens)
         self.usage.prompt_tokens += num_tokens
+        if self._log is not None:
+            self._log.row(self.tenant.id, model).prompt_tokens += num_tokens
 
-    def use_answer(self, num_tokens: int) -> None:
+    def use_answer(self, num_tokens: int, model: str = "") -> None:
         """Count generated tokens; no limit stops them."""
         self._tokens.spend(num_tokens)
         self.usage.completion_tokens += num_tokens
+        if self._log is not None:
+            self._log.row(self.tenant.id, model).completion_tokens += num_tokens
 
-    def use_cached(self, num_tokens: int) -> None:
+    def use_cached(self, num_tokens: int, model: str = "") -> None:
         """Count prompt tokens that a worker had in its cache."""
         self.usage.cached_tokens += num_tokens
+        if self._log is not None:
+            self._log.row(self.tenant.id, model).cached_tokens += num_tokens
 
     def headers(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield OpenAI's rate limit headers for requests and tokens, if there are such limits."""
@@ -232,6 +259,8 @@ class Account:
         wait_seconds = math.ceil(bucket.wait_seconds)
         if wait_seconds:
             self.usage.refused += 1
+            if self._log is not None:
+                self._log.row(self.tenant.id, "").refused += 1
             raise RateLimitExceeded(
                 f"The limit of {bucket.per_minute} {what} a minute of the tenant {self.tenant.name!r} is used up; try "
                 f"again in {wait_seconds} s.",

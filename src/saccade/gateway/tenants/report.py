@@ -1,6 +1,7 @@
 """What operators see of tenants: a report on each, and metrics."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, timedelta
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,6 +15,7 @@ from saccade.protocol.gateway_calls import TenantUsage, total
 TENANT_LABEL = "tenant"
 """The label of metrics that name a tenant."""
 
+EPOCH = date(1970, 1, 1)
 NO_USAGE = TenantUsage()
 
 DESCRIPTIONS = {
@@ -55,6 +57,30 @@ def tenant_reports(accounts: Mapping[str, Account], usages: Sequence[Mapping[str
             )
         )
     return reports
+
+
+class DailyUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The usage of a *model* on a *day* (UTC).
+
+    *tenant* is None for everybody without a name in the keys file, and *model* is "" for requests without a model.
+    """
+
+    day: str
+    tenant: str | None
+    model: str
+    usage: TenantUsage
+
+
+def daily_usage(rows: Iterable[tuple[bytes, str, int, TenantUsage]], names: Mapping[bytes, str]) -> list[DailyUsage]:
+    """Return the usage of *rows*, which have a tenant, a model and a day. *names* has the names of tenants."""
+    sums: dict[tuple[int, str | None, str], TenantUsage] = {}
+    for tenant, model, day, usage in rows:
+        key = (day, names.get(tenant), model)
+        sums[key] = total(TenantUsage, [sums.get(key, NO_USAGE), usage])
+    return [
+        DailyUsage(day=(EPOCH + timedelta(day)).isoformat(), tenant=tenant, model=model, usage=usage)
+        for (day, tenant, model), usage in sorted(sums.items(), key=lambda row: (row[0][0], row[0][1] or "", row[0][2]))
+    ]
 
 
 class TenantMetrics(Collector):
