@@ -31,8 +31,10 @@ from saccade.gateway.server.middleware import guarded
 from saccade.gateway.siblings import Siblings
 from saccade.gateway.state.state import State
 from saccade.gateway.structured_output.grammars import RequestGrammars
+from saccade.gateway.tenants.account import Ledger
 from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.gateway.tenants.report import DailyUsage, TenantMetrics, TenantReport, daily_usage, tenant_reports
+from saccade.gateway.tenants.shared_limits import LimitMetrics, SharedLimits
 from saccade.gateway.usage_log import UNATTRIBUTED
 from saccade.models.files import read_chat_template
 from saccade.protocol.description import ModelFiles
@@ -65,14 +67,17 @@ class Application:
         self._worker_pool = worker_pool
         num_processes = 1 if config.member is None else config.member.size
         self._state = State.of_settings(config.state, MAX_FILES)
+        ledger = None if self._state is None else Ledger(self._state.usage_log, SharedLimits(self._state))
         self._api_keys = ApiKeyStore(
             config.api_keys,
             config.api_keys_file,
             config.admin_keys,
             num_processes,
-            usage_log=None if self._state is None else self._state.usage_log,
+            ledger=ledger,
         )
         metrics.registry.register(TenantMetrics(self._api_keys))
+        if ledger is not None:
+            metrics.registry.register(LimitMetrics(ledger.limits))
         metrics.requests_in_flight.set_function(lambda: self.limits.admission.num_requests)
         # Metrics that are equal in all of several processes are shown once.
         of_engines = metrics.registry if config.member is None else metrics.new_registry()
@@ -129,6 +134,7 @@ class Application:
         """
         if self._state is not None:
             await self._state.start()
+            self._state.on_beat = self._api_keys.give_back
         await self.media.start()
         self._following = lasting_task.begin(self._api_keys.follow, "keys file")
         await self.siblings.start()

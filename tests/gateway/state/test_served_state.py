@@ -1,6 +1,7 @@
 """Files and responses in a database: over a restart, from several gateways, and while the database is away."""
 
 import contextlib
+import hashlib
 import io
 import json
 import signal
@@ -36,7 +37,8 @@ def opening(new_location: Callable[[], str], tiny_qwen3_vl: Path, tmp_path: Path
 
     @contextmanager
     def opened(**fields: Any) -> Iterator[scripted.Gateway]:
-        config = replace(CONFIG, state=replace(settings, **fields))
+        of_state = {name: fields.pop(name) for name in tuple(fields) if name in StateSettings.__dataclass_fields__}
+        config = replace(CONFIG, state=replace(settings, **of_state), **fields)
         with scripted.running(tiny_qwen3_vl, config) as gateway:
             gateway.answer_two_tokens()
             yield gateway
@@ -127,6 +129,23 @@ def test_a_file_over_the_quota_is_refused(fields: dict[str, int], opening: Open)
         with pytest.raises(openai.BadRequestError, match="--state-tenant-bytes"):
             upload(client)
         assert list(client.files.list()) == []
+
+
+def test_a_limit_holds_over_gateways(opening: Open, tmp_path: Path) -> None:  # F11
+    digest = hashlib.sha256(b"acme's").hexdigest()
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        f'[tenants.acme]\nrequests_per_minute = 6\n[[keys]]\ntenant = "acme"\nsha256 = "{digest}"\n[tenants.b]\n'
+    )
+    with opening(api_keys_file=keys) as left, opening(api_keys_file=keys) as right:
+        answers = [gateway.chat_as("acme's") for _ in range(10) for gateway in (left, right)]
+        num_good = sum(answer.status == 200 for answer in answers)
+        assert 6 <= num_good <= 12  # a slow machine refills it meanwhile
+        last = answers[-1]
+        if last.status == 429:
+            assert int(last.headers["retry-after"]) <= 10
+        assert last.headers["x-ratelimit-limit-requests"] == "6"
+        assert left.metric("saccade_state_local_limits") == 0
 
 
 async def test_a_database_of_another_key_is_refused(new_location: Callable[[], str], tmp_path: Path) -> None:

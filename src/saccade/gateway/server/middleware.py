@@ -195,6 +195,8 @@ class GuardMiddleware:
             if scope["path"] not in PROBES:
                 self._web_pages.check_request(scope["method"], scope["headers"])
             scope[ACCOUNT] = self._keys.account(scope["path"], scope["headers"])
+            # Nothing waits between this and the charge, so what is drawn now is there for this request.
+            await scope[ACCOUNT].prepare()
             await self._app(scope, receive, send_watched)
         except ClientDisconnected:
             return

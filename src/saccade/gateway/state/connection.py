@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
-Value = bytes | str | int | None
+Value = bytes | str | int | float | None
 """A value in a row. A time is a whole number of microseconds or seconds since 1970."""
 
 

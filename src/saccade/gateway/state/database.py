@@ -57,6 +57,10 @@ class Database:
         """
         return await self._writers.run(lambda connection: _committed(connection, work))
 
+    async def write_alone(self, work: Callable[[Connection], T]) -> T:
+        """Return the result of *work*, which executes one statement, without a transaction around it."""
+        return await self._writers.run(work)
+
     async def prepare(self, work: Callable[[Connection], None]) -> None:
         """Execute *work*, which has its own transactions. Raises DatabaseFailed instead of StoreUnavailable."""
         try:

@@ -47,6 +47,19 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             primary key (day, tenant, model)
         )""",
     ),
+    (
+        """create table bucket (
+            tenant bytea not null,
+            kind integer not null,
+            per_minute double precision not null,
+            asked double precision not null,
+            owed double precision not null,
+            level double precision not null,
+            at bigint not null,
+            granted double precision not null,
+            primary key (tenant, kind)
+        )""",
+    ),
 )
 """The statements of each version. A version only adds to the one before, so that gateways of the last release still
 run.
@@ -57,6 +70,8 @@ run.
 - holding: how many items of each kind a tenant has, and how many bytes. It changes in the same transaction as they do.
 - gateway: the gateway processes. `seen`, in seconds, is when one last wrote; `batch` is the number of its last usage.
 - usage: what a tenant has used of a model on a day, which is in days since 1970.
+- bucket: what is left of a tenant's limit per minute: `level` units at the microsecond `at`. `granted` is what the last
+  draw got.
 """
 
 

@@ -61,6 +61,9 @@ class SqliteFolder(Server):
             connection = sqlite3.connect(
                 self._file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64
             )
+            # PostgreSQL has these functions; SQLite calls them max and min.
+            connection.create_function("greatest", 2, max, deterministic=True)
+            connection.create_function("least", 2, min, deterministic=True)
             # NORMAL would survive a killed process, but a loss of power could undo acknowledged writes.
             connection.execute("pragma synchronous = full")
             [(mode,)] = connection.execute("pragma journal_mode = wal").fetchall()

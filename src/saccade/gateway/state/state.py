@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -17,12 +17,13 @@ from saccade.gateway.state.contents import EncryptedContents, PlainContents
 from saccade.gateway.state.database import Database
 from saccade.gateway.state.items import Items
 from saccade.gateway.state.keys import read_key_file
+from saccade.gateway.state.limits import Draw, draw
 from saccade.gateway.state.postgres import PostgresServer
 from saccade.gateway.state.room import Quotas
 from saccade.gateway.state.schema import migrate
 from saccade.gateway.state.settings import StateSettings
 from saccade.gateway.state.sqlite import SqliteFolder
-from saccade.gateway.state.usage import (
+from saccade.gateway.state.usage_table import (
     UsageRow,
     add_usage,
     count_gateways,
@@ -46,13 +47,14 @@ class State(Collector):
     """A database, in which *items* keeps what clients store. Collects its metrics.
 
     *usage_log* is written to the database every BEAT_SECONDS. *num_gateways* is how many gateway processes were seen
-    in it lately, with this one.
+    in it lately, with this one. *on_beat* is called after each of these writes.
     """
 
     def __init__(self, items: Items) -> None:
         self.items = items
         self.usage_log = UsageLog(lambda: items.clock() / 1e9)
         self.num_gateways = 1
+        self.on_beat: Callable[[], Awaitable[None]] | None = None
         self._database = items.database
         self._gateway = secrets.token_bytes(16)
         self._batch = 0
@@ -125,6 +127,15 @@ class State(Collector):
             self.num_gateways = max(1, await self._database.write(write))
             self._sending = {}
 
+    async def draw(
+        self, tenant: bytes, draws: Sequence[tuple[int, float, float, float]]
+    ) -> list[tuple[int, float, float]]:
+        """Take units of the limits of the tenant with the id *tenant*; see limits.draw(). Raises StoreUnavailable."""
+        name, now = self.items.keys.tenant(tenant), self.items.clock() // 1000
+        wants = [Draw(*one) for one in draws]
+        grants = await self._database.write_alone(lambda connection: draw(connection, name, wants, now))
+        return [(one.kind, one.units, one.level) for one in grants]
+
     async def usage_between(self, first: int, last: int) -> list[UsageRow]:
         """Return the usage from the day *first* to the day *last*, in days since 1970, over all gateways.
 
@@ -165,3 +176,5 @@ class State(Collector):
             await asyncio.sleep(BEAT_SECONDS)
             with contextlib.suppress(StoreUnavailable):
                 await self.beat()
+                if self.on_beat is not None:
+                    await self.on_beat()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from saccade.errors import Draining, RateLimitExceeded, WorkerUnavailable
+from saccade.gateway.tenants.bucket import Bucket, TokenBucket
+from saccade.gateway.tenants.shared_limits import SharedBucket, SharedBuckets, SharedLimits
 from saccade.gateway.usage_log import UsageLog
 from saccade.protocol.gateway_calls import TenantUsage
 
@@ -20,9 +22,6 @@ REQUEST_CONTEXT = "saccade 2026 cache salt of a request"
 
 ACCOUNT = "saccade.account"
 """Key of the ASGI scope for the account of a request's tenant."""
-
-REFILL_SECONDS = 60.0
-"""Time in which an empty TokenBucket fills."""
 
 
 @dataclass(frozen=True)
@@ -96,55 +95,12 @@ def request_salt(salt: bytes, cache_salt: str | None) -> bytes:
     return blake3(cache_salt.encode(), key=key).digest(SALT_BYTES)
 
 
-class TokenBucket:
-    """Holds at most *per_minute* units, which refill evenly within a minute; None means no limit.
+@dataclass(frozen=True)
+class Ledger:
+    """What the gateways of a database keep together: the usage of tenants, and their limits."""
 
-    A new bucket is full. A caller may spend more than the level, which then becomes negative; *wait_seconds* says how
-    long it takes until a unit is available again. *clock* returns seconds.
-    """
-
-    def __init__(self, per_minute: int | None, clock: Callable[[], float]) -> None:
-        self.per_minute = per_minute
-        self._clock = clock
-        self._level = math.inf if per_minute is None else float(per_minute)
-        self._filled_at = clock()
-
-    @property
-    def level(self) -> float:
-        """The units left now; infinite without a limit."""
-        if self.per_minute is None:
-            return math.inf
-        now = self._clock()
-        refilled = self._level + (now - self._filled_at) * self.per_minute / REFILL_SECONDS
-        self._level, self._filled_at = min(float(self.per_minute), refilled), now
-        return self._level
-
-    @property
-    def wait_seconds(self) -> float:
-        """Seconds until a whole unit is available; 0 if one already is."""
-        return self._seconds_until(1.0)
-
-    @property
-    def reset_seconds(self) -> float:
-        """Seconds until the bucket is full."""
-        return 0.0 if self.per_minute is None else self._seconds_until(float(self.per_minute))
-
-    def spend(self, num_units: int) -> None:
-        """Take *num_units*, even if fewer are left; a negative number gives units back."""
-        if self.per_minute is not None:
-            self._level = self.level - num_units
-
-    def resize(self, per_minute: int | None) -> None:
-        """Change the limit. The level stays, up to the new limit."""
-        level = self.level
-        self.per_minute = per_minute
-        self._level = math.inf if per_minute is None else min(level, float(per_minute))
-        self._filled_at = self._clock()
-
-    def _seconds_until(self, level: float) -> float:
-        if self.per_minute is None:
-            return 0.0
-        return max(0.0, level - self.level) * REFILL_SECONDS / self.per_minute
+    usage_log: UsageLog
+    limits: SharedLimits
 
 
 @dataclass
@@ -159,7 +115,7 @@ class Account:
 
     A request is refused if a limit has nothing left; otherwise it is charged in full. A prompt may be longer than what
     is left, and an answer's tokens are known only as they are generated. The excess is deducted from the next minute.
-    What is used is counted in *usage*, and in *log* by model if there is a database.
+    With *ledger*, a database keeps the usage by model, and all of its gateways share the limits.
     """
 
     def __init__(
@@ -167,16 +123,37 @@ class Account:
         tenant: Tenant,
         num_processes: int = 1,
         clock: Callable[[], float] = time.monotonic,
-        log: UsageLog | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self.tenant = tenant
         self.usage = TenantUsage()
-        self._log = log
-        self._num_processes = num_processes
-        limits = tenant.limits.part(num_processes)
-        self._requests = TokenBucket(limits.requests, clock)
-        self._tokens = TokenBucket(limits.tokens, clock)
-        self._image_bytes = TokenBucket(limits.image_bytes, clock)
+        self._log = None if ledger is None else ledger.usage_log
+        self._num_processes = 1 if ledger is not None else num_processes
+        self._shared: SharedBuckets | None = None
+        limits = tenant.limits.part(self._num_processes)
+        whole = (limits.requests, limits.tokens, limits.image_bytes)
+        self._requests: Bucket
+        self._tokens: Bucket
+        self._image_bytes: Bucket
+        if ledger is None:
+            self._requests, self._tokens, self._image_bytes = (TokenBucket(limit, clock) for limit in whole)
+        else:
+            shared = [SharedBucket(limit, ledger.limits, clock) for limit in whole]
+            self._requests, self._tokens, self._image_bytes = shared
+            self._shared = SharedBuckets(tenant.id, shared, ledger.limits)
+
+    async def prepare(self) -> None:
+        """Draw units of limits that several gateways share, if few are left here.
+
+        Call this before request(), and wait for nothing in between.
+        """
+        if self._shared is not None and self.tenant.limits != NO_LIMITS:
+            await self._shared.prepare()
+
+    async def give_back(self) -> None:
+        """Return units that are not used here, so that other gateways have them. Raises StoreUnavailable."""
+        if self._shared is not None and self.tenant.limits != NO_LIMITS:
+            await self._shared.give_back()
 
     def change(self, tenant: Tenant) -> None:
         """Apply the tenant's changed limits, priority or group."""
@@ -193,8 +170,8 @@ class Account:
         A request that no worker could serve is not charged. Raises RateLimitExceeded, before the block, if no request
         or token is left.
         """
-        self._check(self._requests, "requests")
-        self._check(self._tokens, "tokens")
+        self._check(self._requests, "requests", self._requests.wait_seconds)
+        self._check(self._tokens, "tokens", self._tokens.wait_seconds)
         self._requests.spend(1)
         charge = Charge()
         is_charged = True
@@ -214,12 +191,12 @@ class Account:
     def begin_images(self, num_images: int) -> None:
         """Raise RateLimitExceeded if a request has images and no bytes are left, before any image is fetched."""
         if num_images:
-            self._check(self._image_bytes, "bytes of images")
+            self._check(self._image_bytes, "bytes of images", self._image_bytes.debt_seconds)
 
     def use_images(self, num_bytes: int, model: str = "") -> None:
         """Count the encoded bytes of a request's images. Raises RateLimitExceeded if nothing is left."""
         if num_bytes:
-            self._check(self._image_bytes, "bytes of images")
+            self._check(self._image_bytes, "bytes of images", self._image_bytes.debt_seconds)
             self._image_bytes.spend(num_bytes)
             self.usage.image_bytes += num_bytes
             if self._log is not None:
@@ -227,7 +204,7 @@ class Account:
 
     def use_prompt(self, num_tokens: int, model: str = "") -> None:
         """Count a prompt. Raises RateLimitExceeded if nothing is left."""
-        self._check(self._tokens, "tokens")
+        self._check(self._tokens, "tokens", self._tokens.debt_seconds)
         self._tokens.spend(num_tokens)
         self.usage.prompt_tokens += num_tokens
         if self._log is not None:
@@ -255,8 +232,8 @@ class Account:
                 yield f"x-ratelimit-remaining-{name}".encode(), str(remaining).encode()
                 yield f"x-ratelimit-reset-{name}".encode(), duration(bucket.reset_seconds).encode()
 
-    def _check(self, bucket: TokenBucket, what: str) -> None:
-        wait_seconds = math.ceil(bucket.wait_seconds)
+    def _check(self, bucket: Bucket, what: str, seconds: float) -> None:
+        wait_seconds = math.ceil(seconds)
         if wait_seconds:
             self.usage.refused += 1
             if self._log is not None:

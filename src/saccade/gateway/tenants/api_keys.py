@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from saccade.errors import InvalidApiKey, StartupError
-from saccade.gateway.tenants.account import EVERYBODY, Account, key_tenant
+from saccade.gateway.tenants.account import EVERYBODY, Account, Ledger, key_tenant
 from saccade.gateway.tenants.key_table import FLAG, MAX_BYTES, KeyTable, digest_of, parse_keys
-from saccade.gateway.usage_log import UsageLog
 from saccade.protocol.gateway_calls import TenantUsage
 from saccade.watched_file import WatchedFile
 
@@ -48,7 +47,7 @@ class ApiKeyStore:
     - admin_keys: keys that must not be in the file.
     - kind: names the keys in errors.
     - num_processes: how many gateway processes share the limits.
-    - usage_log: collects the usage of all accounts, if a database keeps it.
+    - ledger: the usage and the limits of all accounts, if a database keeps them.
     - named: the accounts of the file's tenants, by name.
     - everybody: the account of requests without a key.
     - fault: why the current content of the file is not used; "" if it is used.
@@ -62,19 +61,19 @@ class ApiKeyStore:
         num_processes: int = 1,
         clock: Callable[[], float] = time.monotonic,
         kind: Literal["API", "admin"] = "API",
-        usage_log: UsageLog | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self._kind = kind
         self.named: dict[str, Account] = {}
         self.fault = ""
         self._content_fault = ""
-        self._usage_log = usage_log
-        self.everybody = Account(EVERYBODY, log=usage_log)
+        self._ledger = ledger
+        self.everybody = Account(EVERYBODY, ledger=ledger)
         self._flags = flag_keys(api_keys, admin_keys)
         self._num_processes = num_processes
         self._clock = clock
         of_flags = {digest_of(key.encode()): key_tenant(key.encode()) for key in api_keys}
-        self._of_flags = {digest: Account(tenant, log=usage_log) for digest, tenant in of_flags.items()}
+        self._of_flags = {digest: Account(tenant, ledger=ledger) for digest, tenant in of_flags.items()}
         self._of_file: dict[bytes, Account] = {}
         self._file = None if path is None else WatchedFile(path, MAX_BYTES)
         if self._file is not None:
@@ -101,6 +100,11 @@ class ApiKeyStore:
     def usages(self) -> dict[str, TenantUsage]:
         """Return each keys-file tenant's usage at this process, by name."""
         return {name: account.usage for name, account in self.named.items()}
+
+    async def give_back(self) -> None:
+        """Return units of limits that are not used here. Raises StoreUnavailable."""
+        for account in tuple(self.named.values()):
+            await account.give_back()
 
     async def follow(self) -> None:
         """Reload the file whenever it has changed, until cancelled."""
@@ -142,7 +146,7 @@ class ApiKeyStore:
         for name, tenant in table.tenants.items():
             account = self.named.get(name)
             if account is None:
-                account = Account(tenant, self._num_processes, self._clock, self._usage_log)
+                account = Account(tenant, self._num_processes, self._clock, self._ledger)
             else:
                 account.change(tenant)
             accounts[name] = account

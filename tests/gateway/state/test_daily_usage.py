@@ -16,11 +16,12 @@ import pytest
 from databases import START, Clock
 
 from saccade.errors import StoreUnavailable
+from saccade.gateway.state import database as database_module
 from saccade.gateway.state import state as state_module
 from saccade.gateway.state.connection import DatabaseFailed
 from saccade.gateway.state.settings import StateSettings
 from saccade.gateway.state.state import State
-from saccade.gateway.state.usage import SEEN_SECONDS, USAGE_DAYS, UsageRow, delete_old_usage
+from saccade.gateway.state.usage_table import SEEN_SECONDS, USAGE_DAYS, UsageRow, delete_old_usage
 from saccade.gateway.usage_log import DAY_SECONDS
 from saccade.protocol.gateway_calls import TenantUsage
 
@@ -69,7 +70,9 @@ async def test_gateways_add_up_and_outlive_a_restart(opening: Callable[..., Any]
         assert await three.usage_between(TODAY + 1, TODAY + 2) == []
 
 
-async def test_gateways_that_were_seen_lately_are_counted(opening: Callable[..., Any]) -> None:
+async def test_gateways_that_were_seen_lately_are_counted(
+    opening: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
     async with opening(clock) as one:
         assert one.num_gateways == 1
@@ -78,9 +81,9 @@ async def test_gateways_that_were_seen_lately_are_counted(opening: Callable[...,
             assert one.num_gateways == 2
         await one.beat()
         assert one.num_gateways == 1
+        monkeypatch.setattr(state_module, "forget_gateway", lambda *_: None)  # as if it were killed
         async with opening(clock) as killed:
             await killed.beat()
-            killed._lasting = []  # as if it were killed: it does not say that it ends
         await one.beat()
         assert one.num_gateways == 2
         clock.pass_seconds(SEEN_SECONDS)
@@ -98,8 +101,8 @@ async def test_a_commit_whose_answer_is_lost_counts_once(
             await write(work)
             raise StoreUnavailable("lost")
 
-        write = state._database.write
-        monkeypatch.setattr(state._database, "write", lose_answer)
+        write = state.items.database.write
+        monkeypatch.setattr(state.items.database, "write", lose_answer)
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
                 await state.beat()
@@ -114,6 +117,7 @@ async def test_usage_waits_for_a_database_that_is_away(
 ) -> None:
     async with opening() as state:
         monkeypatch.setattr(state_module, "add_usage", lambda *_: fail())
+        monkeypatch.setattr(database_module, "RETRY_SECONDS", 0.0)
         for number in range(3):
             state.usage_log.row(b"t", f"model {number}").requests += 1
             with pytest.raises(StoreUnavailable):
@@ -121,7 +125,6 @@ async def test_usage_waits_for_a_database_that_is_away(
         metrics = {metric.name: metric.samples[0].value for metric in state.collect()}
         assert metrics["saccade_state_unwritten_usage_rows"] == 3
         monkeypatch.undo()
-        state._database._writers._away_until = 0.0  # the time to try again has come
         assert len(await everything(state)) == 1
         assert len(await everything(state)) == 3
 
@@ -136,7 +139,7 @@ async def test_old_usage_is_deleted(opening: Callable[..., Any]) -> None:
         state.usage_log.row(b"t", "m").requests += 1
         await state.beat()
         for after, number in ((USAGE_DAYS, 1), (USAGE_DAYS + 1, 0)):
-            await state._database.write(lambda connection, day=TODAY + after: delete_old_usage(connection, day))
+            await state.items.database.write(lambda connection, day=TODAY + after: delete_old_usage(connection, day))
             assert len(await everything(state)) == number
 
 

@@ -8,10 +8,10 @@ from saccade.gateway.usage_log import UsageKey
 from saccade.protocol.gateway_calls import TenantUsage
 
 USAGE_DAYS: Final = 400
-"""Usage is kept for so many days."""
+"""How long usage is kept."""
 
 SEEN_SECONDS: Final = 60
-"""A gateway that has written within this time is taken to be running."""
+"""A gateway that has written within this time counts as running."""
 
 FORGET_SECONDS: Final = 24 * 3600
 
