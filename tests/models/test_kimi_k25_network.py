@@ -261,7 +261,8 @@ def test_quantised_weights_are_their_values(tmp_path: Path, name: str, part: str
         token_ids = engines.drain(subject, asked).answers["a"].token_ids
         found.append((token_ids, torch.stack(logits["a"])))
     assert found[0][0] == found[1][0]
-    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-5, rtol=0)
+    # The kernel for int4 rounds scales to bfloat16.
+    torch.testing.assert_close(found[0][1], found[1][1], atol=0.05 if name == "int4" else 1e-5, rtol=0)
 
 
 @torch.inference_mode()
