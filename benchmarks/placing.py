@@ -64,11 +64,7 @@ class Silent:
     async def close(self) -> None:
         """Nothing to close."""
 
-    def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """It holds no image."""
-        return False
-
-    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
+    async def kv_events(self, *, blocks: bool) -> AsyncGenerator[KvEvents, None]:
         """No feed is asked for."""
         yield KvEvents(0, [], snapshot=True)
 

@@ -66,11 +66,7 @@ class Feed:
         self._frames = frames
         self._wait_seconds = wait_seconds
 
-    def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """It holds no encoder outputs."""
-        return False
-
-    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
+    async def kv_events(self, *, blocks: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield the messages in *frames*, decoded when they are due, and note how long each was under way."""
         decoder = msgspec.msgpack.Decoder(KvEvents)
         due_at = time.perf_counter()

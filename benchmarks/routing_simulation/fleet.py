@@ -84,15 +84,14 @@ class Simulation:
 
     def _place(self, prompt: Prompt, arrived_at: float) -> None:
         reusable = prompt.keys[: (prompt.num_tokens - 1) // self._partition.block_size]
-        images = [image._replace(holders=self._holders(image.key)) for image in prompt.images]
-        routed = RoutedPrompt(prompt.num_tokens, {self._partition: reusable}, images)
-        overlaps = self._lookup.find(self._targets, routed.keys)
+        routed = RoutedPrompt(prompt.num_tokens, {self._partition: reusable}, prompt.images)
+        workers = self._workers.values()
+        have_images = [[not one.must_encode(image.key) for one in workers] for image in prompt.images]
+        overlaps = self._lookup.find(self._targets, routed.keys)._replace(
+            have_images=np.array(have_images, np.bool_).reshape(-1, len(workers))
+        )
         booking = self._router.book(routed.among(self._rows, overlaps), self._now)
         self._workers[booking.worker].start(SimulatedSequence(prompt, arrived_at, booking))
-
-    def _holders(self, key: bytes) -> int:
-        """Return the rows of the workers that hold an image's encoder output, as bits."""
-        return sum(1 << row for row, one in enumerate(self._workers.values()) if not one.must_encode(key))
 
     def _note_first_token(self, sequence: SimulatedSequence) -> None:
         sequence.first_token_at = self._now

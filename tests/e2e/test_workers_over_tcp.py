@@ -63,7 +63,7 @@ def test_events_have_token_ids_if_the_operator_allows_it(fleet: tuple[Server, st
         try:
             while not client.ready:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            async with contextlib.aclosing(client.kv_events(blocks=True, images=False)) as feed:
+            async with contextlib.aclosing(client.kv_events(blocks=True)) as feed:
                 return await first(feed)
         finally:
             await client.close()

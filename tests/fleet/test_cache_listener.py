@@ -19,15 +19,16 @@ from stub_worker import StubWorker, stub
 from tables import table
 from waiting import until
 
+from saccade.fleet import index as index_module
 from saccade.fleet.feed import ALONE, AWAY, EVENTS_PER_TURN, STARTING, CacheListener
-from saccade.fleet.index import BYTES_PER_KEY, BlockIndex, Partition
+from saccade.fleet.index import BYTES_PER_KEY, BlockIndex, Partition, image_key
 from saccade.fleet.metrics import RoutingCollector
 from saccade.fleet.pool import WorkerPool
 from saccade.fleet.report import worker_report
 from saccade.fleet.router import Router
 from saccade.fleet.worker import Worker
 from saccade.protocol.exactness import Exactness
-from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents
+from saccade.protocol.kv_events import BlockRemoved, BlockStored, ImageRemoved, ImageStored, KvEvent, KvEvents
 from saccade.transport.gateway_streams import GatewayStream, Refused
 from saccade.transport.server import WorkerServer
 
@@ -51,6 +52,9 @@ class Telling(Front):
     def say(self, number: int, *keys: bytes, snapshot: bool = False, last: bool = True) -> None:
         events: list[KvEvent] = [BlockStored(key, b"", []) for key in keys]
         self.feeds[-1].send(msgspec.msgpack.encode(KvEvents(number, events, snapshot, last)))
+
+    def images(self, number: int, *events: KvEvent, snapshot: bool = False) -> None:
+        self.watchers[-1].send(msgspec.msgpack.encode(KvEvents(number, list(events), snapshot)))
 
 
 @contextlib.asynccontextmanager
@@ -335,11 +339,53 @@ async def test_a_worker_that_is_away_is_not_known(tmp_path: Path) -> None:
         assert listener.router.index.num_blocks(a.url) == 0
 
 
-async def test_a_fleet_of_one_is_not_listened_to(tmp_path: Path) -> None:
+def have_image(listener: CacheListener, worker: Worker) -> bool:
+    index = listener.router.index
+    return bool(index.have_images([image_key(b"salt", b"a")])[0][index.places_of([worker.url])[0]])
+
+
+async def test_of_a_worker_that_is_alone_only_images_are_known_and_its_blocks_once_another_comes(
+    tmp_path: Path,
+) -> None:  # F5
     async with listening(tmp_path, 1) as ((front,), worker_pool, listener):
+        (worker,) = worker_pool.clients
         await until(lambda: front.watchers)
         assert front.watched == [(False, True)]
-        assert listener.feed(worker_pool.clients[0]).reason == ALONE
+        assert listener.feed(worker).reason == ALONE
+        front.images(1, ImageStored(b"salt", b"a"), snapshot=True)
+        await until(lambda: have_image(listener, worker))
+        assert not listener.router.index.is_exact(worker.url)
+        front.images(2, ImageRemoved(b"salt", b"a"))
+        await until(lambda: not have_image(listener, worker))
+        front.images(4, ImageStored(b"salt", b"a"))  # a gap
+        await until(lambda: len(front.watchers) == 2)
+        worker_pool.add(stub("unix:/other", DESCRIPTION))
+        worker_pool.changed(worker)
+        await until(lambda: front.feeds)
+        assert front.watched[2:] == [(True, True)]
+        front.say(1, KEYS[0], snapshot=True, last=False)
+        front.feeds[-1].send(msgspec.msgpack.encode(KvEvents(1, [ImageStored(b"salt", b"a")], snapshot=True)))
+        await until(lambda: not listener.feed(worker).reason)
+        assert (held(listener.router.index, worker), have_image(listener, worker)) == (1, True)
+
+
+async def test_images_of_a_worker_are_known_while_its_blocks_do_not_fit(tmp_path: Path) -> None:  # F5
+    async with listening(tmp_path, 2, max_bytes=0) as ((front, _), worker_pool, listener):
+        worker = worker_pool.clients[0]
+        await until(lambda: front.watchers)
+        front.images(1, ImageStored(b"salt", b"a"), snapshot=True)
+        await until(lambda: have_image(listener, worker))
+        assert "--routing-index-bytes" in listener.feed(worker).reason
+        assert not front.feeds
+
+
+def test_number_of_known_images_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "MAX_IMAGES", 3)
+    index, names = BlockIndex(0), [bytes([number]) for number in range(5)]
+    index.begin_images("w")
+    index.take("w", KvEvents(1, [*(ImageStored(b"", name) for name in names), ImageRemoved(b"", b"\0")]))
+    index.take("w", KvEvents(2, [ImageStored(b"", names[4])]))
+    assert index.have_images(names)[:, 0].tolist() == [False, True, True, False, True]
 
 
 async def test_a_worker_without_reports_is_served_all_the_same(tmp_path: Path) -> None:

@@ -420,9 +420,9 @@ class SlowLookup:
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
 
-    async def overlaps(self, targets: Targets, _: object) -> Overlaps:
+    async def overlaps(self, targets: Targets, _: object, images: Sequence[bytes]) -> Overlaps:
         await self.go_on.wait()
-        return Overlaps.unknown(len(targets.names))
+        return Overlaps.unknown(len(targets.names), len(images))
 
 
 async def test_place_is_given_once_while_its_request_looks_up() -> None:
@@ -628,10 +628,10 @@ async def test_delayed_lookup_chooses_among_ready_workers() -> None:
     class Slow:
         """Answers when a worker has gone."""
 
-        async def overlaps(self, targets: Targets, keys: object) -> Overlaps:
+        async def overlaps(self, targets: Targets, keys: object, images: object) -> Overlaps:
             await asyncio.sleep(0)
             workers["a"].become(ready=False)
-            return Overlaps(np.array([3, 0]), np.ones(2, np.bool_))
+            return Overlaps(np.array([3, 0]), np.ones(2, np.bool_), np.zeros((0, 2), np.bool_))
 
     workers, router, _ = scripted("a", "b")
     worker_pool = WorkerPool((), lambda _: None)

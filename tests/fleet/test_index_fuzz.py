@@ -6,8 +6,17 @@ from random import Random
 import pytest
 
 from saccade.fleet import key_masks
-from saccade.fleet.index import BlockIndex, Partition
-from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents, StateRemoved, StateStored
+from saccade.fleet.index import BlockIndex, Partition, image_key
+from saccade.protocol.kv_events import (
+    BlockRemoved,
+    BlockStored,
+    ImageRemoved,
+    ImageStored,
+    KvEvent,
+    KvEvents,
+    StateRemoved,
+    StateStored,
+)
 
 PARTITIONS = (Partition(b"f", 16), Partition(b"f", 32), Partition(b"g", 16))
 NUM_WORKERS = 9
@@ -18,22 +27,33 @@ CHAINS = [[f"{chain if depth > 3 else chain % 2}-{depth}".encode() for depth in 
 """Prompts in keys; those of one parity begin alike."""
 
 KEYS = sorted({key for chain in CHAINS for key in chain})
+IMAGES = [(salt, content_hash) for salt in (b"", b"salt") for content_hash in (b"p", b"q", b"r")]
 
 
 @dataclass
 class Naive:
-    """A worker as a set of keys. It resumes only after *num_to_resume* blocks with states, 0 for anywhere."""
+    """A worker as a set of keys. It resumes only after *num_to_resume* blocks with states, 0 for anywhere.
 
-    partition: Partition
-    num_to_resume: int
+    Without a *partition*, it reports no blocks.
+    """
+
+    partition: Partition | None
+    num_to_resume: int = 0
     keys: set[bytes] = field(default_factory=set)
     states: set[bytes] = field(default_factory=set)
+    images: set[tuple[bytes, bytes]] = field(default_factory=set)
     is_whole: bool = False
 
     def learn(self, events: list[KvEvent]) -> int:
         num_orphans = 0
         for event in events:
             match event:
+                case ImageStored():
+                    self.images.add((event.salt, event.content_hash))
+                case ImageRemoved():
+                    self.images.discard((event.salt, event.content_hash))
+                case _ if self.partition is None:
+                    pass
                 case BlockStored() if event.is_first or event.parent in self.keys:
                     self.keys.add(event.key)
                 case BlockStored():
@@ -60,7 +80,7 @@ def random_events(random: Random) -> list[KvEvent]:
     for _ in range(random.randrange(1, 8)):
         chain = random.choice(CHAINS)
         depth = random.randrange(len(chain))
-        match random.randrange(6):
+        match random.randrange(8):
             case 0 | 1 | 2:
                 parent = chain[depth - 1] if depth else b"root"
                 events.append(BlockStored(chain[depth], parent, [], is_first=not depth))
@@ -68,6 +88,10 @@ def random_events(random: Random) -> list[KvEvent]:
                 events.append(BlockRemoved(random.choice(KEYS)))
             case 4:
                 events.append(StateStored(chain[depth]))
+            case 5:
+                events.append(ImageStored(*random.choice(IMAGES)))
+            case 6:
+                events.append(ImageRemoved(*random.choice(IMAGES)))
             case _:
                 events.append(StateRemoved(random.choice(KEYS)))
     return events
@@ -85,7 +109,10 @@ def walk(seed: int, num_steps: int) -> None:
                 window = num_to_resume * partition.block_size if num_to_resume > 1 else 0
                 index.begin(name, partition, resumes_at_states=num_to_resume == 1, window=window)
                 naive[name] = Naive(partition, num_to_resume)
-            case 1 if not random.randrange(3):
+            case 1 if not random.randrange(2):
+                index.begin_images(name)
+                naive[name] = Naive(None)
+            case 1 if not random.randrange(2):
                 index.forget(name)
                 naive.pop(name, None)
             case 2 | 3:
@@ -95,7 +122,7 @@ def walk(seed: int, num_steps: int) -> None:
                 snapshot = not naive[name].is_whole
                 num_orphans = index.take(name, KvEvents(0, events, snapshot=snapshot, last=last))
                 assert num_orphans == naive[name].learn(events), seed
-                naive[name].is_whole |= snapshot and last
+                naive[name].is_whole |= snapshot and last and naive[name].partition is not None
         if not step % STEPS_BETWEEN:
             compare(index, naive, names, random, seed)
     while index.sweep():
@@ -113,6 +140,10 @@ def compare(index: BlockIndex, naive: dict[str, Naive], names: list[str], random
             worker = naive.get(name)
             expected = worker.overlap(keys) if worker is not None and worker.partition == partition else 0
             assert lengths[place] == expected, (seed, name, keys)
+    have_images = index.have_images([image_key(*image) for image in IMAGES])[:, index.places_of(names)]
+    for number, image in enumerate(IMAGES):
+        expected_holders = [name in naive and image in naive[name].images for name in names]
+        assert have_images[number].tolist() == expected_holders, (seed, image)
     for name in names:
         worker = naive.get(name)
         assert index.is_exact(name) == (worker is not None and worker.is_whole), (seed, name)

@@ -19,7 +19,7 @@ async def test_each_worker_is_looked_up_by_its_own_keys() -> None:  # E8
     index = BlockIndex(1 << 20)
     for worker, partition, keys in (("a", HERE, b"12"), ("b", SMALL, b"3"), ("c", OTHER, b"5")):
         report(index, worker, partition, keys)
-    found = await LocalLookup(index).overlaps(TARGETS, KEYS)
+    found = await LocalLookup(index).overlaps(TARGETS, KEYS, ())
     assert found.num_blocks.tolist() == [2, 1, 1, 0]
     assert found.are_exact.tolist() == [True, True, False, False]
 

@@ -11,7 +11,7 @@ from saccade.fleet.expectations import ASSUMED_SECONDS, PREDICTED_SECONDS
 from saccade.fleet.index import BlockIndex, Partition
 from saccade.fleet.lookup import LocalLookup, Overlaps, Targets
 from saccade.fleet.router import Booking, Option, RoutedImage, RoutedPrompt, Router, RoutingChoice
-from saccade.protocol.kv_events import BlockStored, KvEvent, KvEvents, StateStored
+from saccade.protocol.kv_events import BlockStored, ImageStored, KvEvent, KvEvents, StateStored
 
 HERE = Partition(b"f", 16)
 KEYS = [bytes([number]) * 16 for number in range(10)]
@@ -35,7 +35,7 @@ def book(router: Router, options: Sequence[Option], prompt: RoutedPrompt, now: f
 
 def looked_up(router: Router, options: Sequence[Option], prompt: RoutedPrompt) -> Overlaps:
     targets = Targets([option.name for option in options], [option.partition for option in options])
-    return LocalLookup(router.index).find(targets, prompt.keys)
+    return LocalLookup(router.index).find(targets, prompt.keys, [image.key for image in prompt.images])
 
 
 def rows_of(router: Router, options: Sequence[Option]) -> IntArray:
@@ -44,7 +44,9 @@ def rows_of(router: Router, options: Sequence[Option]) -> IntArray:
 
 def preview(router: Router, options: Sequence[Option], prompt: RoutedPrompt, now: float) -> RoutingChoice:
     """The choice without reports."""
-    return router.preview(prompt.among(rows_of(router, options), Overlaps.unknown(len(options))), now)
+    return router.preview(
+        prompt.among(rows_of(router, options), Overlaps.unknown(len(options), len(prompt.images))), now
+    )
 
 
 def held_tokens(router: Router, options: Sequence[Option], now: float) -> list[int]:
@@ -108,12 +110,12 @@ def test_prediction_of_a_prompt_that_never_began_is_withdrawn() -> None:
 def test_image_goes_to_the_worker_with_its_encoder_output() -> None:
     image = RoutedImage(b"p", stop=150, num_tokens=100)
     prompt = RoutedPrompt(161, {HERE: KEYS}, [image])
+    of_b: list[KvEvent] = [ImageStored(b"", b"p")]
     for _ in range(20):
-        router = router_of("cost")
-        held = prompt._replace(images=[image._replace(holders=1 << router.describe(B))])
-        assert book(router, [A, B], held, now=0).worker == "b"
+        booking = book(router_of("cost", b=of_b), [A, B], prompt, now=0)
+        assert (booking.worker, booking.has_images.tolist()) == ("b", [True])
         # A prefix that covers the image needs no encoder output.
-        assert book(router_of("cost", a=blocks(10)), [A, B], held, now=0).worker == "a"
+        assert book(router_of("cost", a=blocks(10), b=of_b), [A, B], prompt, now=0).worker == "a"
     router = router_of("cost")
     sent = book(router, [A, B], prompt, now=0)
     sent.first_token()

@@ -1,14 +1,15 @@
 """Fleets with vLLM workers: which of them a prompt goes to, and in which form."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from streams import stream
-from vllm_worker import VllmServer, ask, event, image, listening, usage
+from vllm_worker import PIXELS, VllmServer, ask, event, image, listening, usage
 from waiting import until
 
 from saccade.connectors.smg import sglang_address, tokenspeed
@@ -16,14 +17,17 @@ from saccade.connectors.vllm import http as vllm_http
 from saccade.errors import InvalidValue, StartupError
 from saccade.fleet.address import check_url
 from saccade.fleet.dispatch import Dispatcher
+from saccade.fleet.feed import CacheListener
 from saccade.fleet.index import BlockIndex
+from saccade.fleet.kept_images import MAX_MISSES
 from saccade.fleet.pool import WorkerPool
 from saccade.fleet.prompt import Prompt
 from saccade.fleet.router import Router
+from saccade.identity.blocks import MediaRun
 from saccade.models.files import read_model_files
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.needs import Need
-from saccade.protocol.request import EngineRequest
+from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.transport.wire import TLS_SCHEME
 
 CHAT = ChatPrompt(({"role": "user", "content": "Hello"},), (), {})
@@ -109,6 +113,56 @@ async def test_every_rank_is_a_target(fleet_of: Any) -> None:
         for number in range(2):
             await answer(dispatcher, ask(name=f"r{number}"))
     assert {headers["X-data-parallel-rank"] for headers in tokens.headers} == {"0", "1"}
+
+
+async def by_name(dispatcher: Dispatcher, number: int, salt: bytes = b"") -> bool:
+    """Ask about one image in request *number*, and return whether it went by its name."""
+    held = image()
+    request = ask(held, name=f"r{number}")
+    (span,) = held.spans
+    prompt = Prompt(request.token_ids, (MediaRun(span.start, span.length, held.content_hash),), salt)
+
+    async def supply(media: Sequence[int]) -> tuple[MediaPixels, ...]:
+        return tuple(MediaPixels(index, inline=PIXELS) for index in media)
+
+    async with dispatcher.place("m", prompt) as placement:
+        needs_pixels = placement.needs_pixels(held.content_hash)
+        media = (msgspec.structs.replace(held, inline=PIXELS if needs_pixels else None),)
+        request = msgspec.structs.replace(request, media=media, salt=salt)
+        async for _ in stream(dispatcher, placement, request, supply):
+            pass
+    return not needs_pixels
+
+
+async def test_images_that_were_sent_go_by_their_name_until_the_server_is_away(fleet_of: Any) -> None:  # F5
+    _, server = servers()
+    server.held = set()
+    async with listening(server) as url, fleet_of(url) as worker_pool:
+        (worker,) = worker_pool.clients
+        router = Router("auto", BlockIndex(1 << 20), Random(0))
+        dispatcher = Dispatcher(worker_pool, router)
+        listener = CacheListener(worker_pool, router)
+        assert [await by_name(dispatcher, number) for number in range(3)] == [False, True, True]
+        assert not await by_name(dispatcher, 3, b"other")
+        await worker.close()
+        await until(lambda: not worker.state.ready and not dispatcher.num_requests)
+        await worker.start()
+        await until(lambda: worker.state.ready)
+        assert not await by_name(dispatcher, 4)
+        await listener.close()
+
+
+async def test_a_server_that_keeps_no_images_gets_pixels_at_once(fleet_of: Any) -> None:  # F5
+    _, server = servers()
+    async with listening(server) as url, fleet_of(url) as worker_pool:
+        dispatcher = Dispatcher(worker_pool)
+        for number in range(MAX_MISSES):
+            server.held = None
+            assert not await by_name(dispatcher, 2 * number)
+            server.held = set()
+            assert await by_name(dispatcher, 2 * number + 1)
+        server.held = None
+        assert [await by_name(dispatcher, number) for number in (100, 101)] == [False, False]
 
 
 @pytest.mark.parametrize("url", ["vllm://h", "vllms://h:1?ranks=0", "vllm:/h:1"])

@@ -17,7 +17,7 @@ from waiting import until
 
 from saccade.fleet import shared as shared_index
 from saccade.fleet.feed import ALONE, AWAY
-from saccade.fleet.index import BlockIndex, Partition
+from saccade.fleet.index import BlockIndex, Partition, image_key
 from saccade.fleet.lookup import Overlaps, Targets
 from saccade.fleet.metrics import RoutingCollector
 from saccade.fleet.pool import WorkerPool
@@ -29,7 +29,7 @@ from saccade.fleet.worker import Worker
 from saccade.gateway.siblings import Indexer, serve_index
 from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.gateway_calls import FeedState, FindOverlaps, KnownWorkers
-from saccade.protocol.kv_events import BlockStored, KvEvents
+from saccade.protocol.kv_events import BlockStored, ImageStored, KvEvent, KvEvents
 from saccade.transport.framing import Frames
 from saccade.transport.gateway_streams import GatewayStream
 from saccade.transport.local_calls import NUMBER_BYTES, CallServer
@@ -38,10 +38,11 @@ from saccade.transport.server import WorkerServer
 PARTITION = Partition(bytes(32), 16)
 OTHER = Partition(b"other".ljust(32), 16)
 KEYS = [bytes([number]) * 16 for number in range(4)]
+IMAGE = image_key(b"salt", b"image")
 
 
 class Holding(Front):
-    """A front whose caches hold the first *count* of KEYS."""
+    """A front whose caches hold the first *count* of KEYS, and IMAGE with three of them."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -50,8 +51,10 @@ class Holding(Front):
     def watch(self, blocks: bool, images: bool) -> GatewayStream:
         watcher = super().watch(blocks, images)
         if blocks:
-            events = [BlockStored(key, b"", []) for key in KEYS[: self._count]]
-            watcher.send(msgspec.msgpack.encode(KvEvents(1, list(events), snapshot=True)))
+            events: list[KvEvent] = [BlockStored(key, b"", []) for key in KEYS[: self._count]]
+            if self._count == 3:
+                events.append(ImageStored(b"salt", b"image"))
+            watcher.send(msgspec.msgpack.encode(KvEvents(1, events, snapshot=True)))
         return watcher
 
 
@@ -110,7 +113,8 @@ async def test_two_processes_share_one_indexer(tmp_path: Path) -> None:  # E5
         for shared in (one, other):
             for worker in worker_pool.clients:
                 await until(partial(is_known, shared, worker))
-            found = await shared.overlaps(targets, {PARTITION: KEYS, OTHER: KEYS})
+            found = await shared.overlaps(targets, {PARTITION: KEYS, OTHER: KEYS}, [IMAGE, b"other"])
+            assert found.have_images.tolist() == [[True, False, False], [False, False, False]]
             assert in_lists(found) == ([3, 1, 0], [True, True, False])
         report = worker_report(worker_pool.clients[0], worker_pool, one)
         assert (report.exactness, report.reason, report.holdings.blocks) == ("EXACT", "", 3)
@@ -133,12 +137,12 @@ async def test_without_an_indexer_nothing_is_known_and_one_that_comes_knows_all(
     async with fronts(tmp_path, 2, 0) as urls, asking(urls, path) as (worker_pool, shared):
         targets = Targets(urls, [PARTITION] * len(urls))
         for _ in range(2):
-            assert in_lists(await shared.overlaps(targets, {PARTITION: KEYS})) == ([0, 0], [False, False])
+            assert in_lists(await shared.overlaps(targets, {PARTITION: KEYS}, ())) == ([0, 0], [False, False])
             report = worker_report(worker_pool.clients[0], worker_pool, shared)
             assert (report.exactness, report.reason, report.holdings.blocks) == ("NONE", UNREACHABLE, 0)
             async with indexing(urls, path):
                 await until(lambda: not shared.feed(worker_pool.clients[0]).reason)
-                found = await shared.overlaps(targets, {PARTITION: KEYS})
+                found = await shared.overlaps(targets, {PARTITION: KEYS}, ())
                 assert (found.num_blocks[0], found.are_exact[0]) == (2, True)
             await until(lambda: shared.feed(worker_pool.clients[0]).reason == UNREACHABLE)
     assert caplog.text.count(f"the caches of all workers are NONE: {UNREACHABLE}") == 2
@@ -174,11 +178,11 @@ async def test_an_indexer_that_hangs_costs_one_wait(tmp_path: Path, monkeypatch:
         await until(lambda: shared.feed(worker_pool.clients[0]).reason == "")
         assert shared.feed(worker_pool.clients[1]).reason == AWAY
         other = Targets(["unix:/b"], [PARTITION])
-        assert in_lists(await shared.overlaps(other, {PARTITION: KEYS})) == ([0], [False])
+        assert in_lists(await shared.overlaps(other, {PARTITION: KEYS}, ())) == ([0], [False])
         assert not looked_up
         target = Targets(["unix:/a"], [PARTITION])
         for _ in range(5):
-            assert in_lists(await shared.overlaps(target, {PARTITION: KEYS})) == ([0], [False])
+            assert in_lists(await shared.overlaps(target, {PARTITION: KEYS}, ())) == ([0], [False])
         assert len(looked_up) == 1
         assert shared.feed(worker_pool.clients[0]).reason == UNREACHABLE
     finally:
@@ -233,5 +237,6 @@ async def test_a_request_whose_target_has_no_keys_is_malformed(tmp_path: Path) -
         with pytest.raises(msgspec.ValidationError):
             indexer.answer(msgspec.msgpack.encode(asked))
     assert msgspec.msgpack.decode(indexer.answer(msgspec.msgpack.encode(FindOverlaps([("a", 0)], asked.keys)))) == [
-        [0, False]
+        [[0, False]],
+        [],
     ]

@@ -288,7 +288,7 @@ async def test_reflection_lists_the_service(tmp_path: Path) -> None:
 
 async def test_feed_ends_with_the_engine(tmp_path: Path) -> None:
     async with serving(tmp_path) as worker, connected(worker) as client:
-        feed = client.kv_events(blocks=True, images=True)
+        feed = client.kv_events(blocks=True)
         assert (await anext(feed)).snapshot
         assert worker.relay.engine.pid is not None
         os.kill(worker.relay.engine.pid, signal.SIGKILL)
@@ -296,7 +296,7 @@ async def test_feed_ends_with_the_engine(tmp_path: Path) -> None:
             await anext(feed)
         # The client may not have noticed yet that its own stream has ended.
         await until(lambda: worker.relay.serving.is_set() and client.ready)
-        again = client.kv_events(blocks=True, images=True)
+        again = client.kv_events(blocks=True)
         assert (await anext(again)).snapshot
         await again.aclose()
 

@@ -54,6 +54,9 @@ class Connector(ABC, Generic[S]):
     HEALTHY_SECONDS: ClassVar[float] = 5.0
     """After a connection of this time the waits are short again."""
 
+    REPORTS_IMAGES: ClassVar[bool] = False
+    """Whether the worker's events report encoder outputs."""
+
     LOSS_LEVEL: ClassVar[int] = logging.WARNING
     """The level at which a new reason for a loss is logged."""
 
@@ -88,6 +91,8 @@ class Connector(ABC, Generic[S]):
             self.exactness,
             self._refusals,
             self.salt,
+            self.REPORTS_IMAGES,
+            self.kept_image_bytes,
         )
 
     @property
@@ -105,6 +110,11 @@ class Connector(ABC, Generic[S]):
         """The only tenant's salt that the worker serves; most keep tenants apart."""
         return None
 
+    @property
+    def kept_image_bytes(self) -> int:
+        """Bytes of the images sent to the worker that it is believed to keep; most wires need the pixels every time."""
+        return 0
+
     def refusals(self, session: S) -> Refusals:
         """Return the needs that this wire cannot serve at the worker of *session*."""
         return NO_REFUSALS
@@ -116,13 +126,6 @@ class Connector(ABC, Generic[S]):
     async def close(self) -> None:
         """Close every connection; the worker aborts what is still open, and open requests raise WorkerFailed."""
         await lasting_task.end(self._task)
-
-    def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Return whether the worker is believed to hold an image, so that its pixels need not be sent.
-
-        Most wires need the pixels of every image.
-        """
-        return False
 
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:
         """Tell the worker to drop what no request uses. Return whether its wire has such a command; most have none."""

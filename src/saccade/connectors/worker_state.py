@@ -46,6 +46,10 @@ class WorkerState:
     refusals: Refusals = field(default_factory=dict)
     salt: bytes | None = None
     """Of the only tenant that it serves; None if it keeps tenants apart, or has had no request yet."""
+    reports_images: bool = False
+    """Whether its events report encoder outputs, so that the pixels of these images need not be sent."""
+    kept_image_bytes: int = 0
+    """Of the images that it gets, as many bytes are believed to stay there; 0 if it reports images or keeps none."""
 
     @property
     def takes_chats(self) -> bool:

@@ -138,7 +138,7 @@ class Attempt:
             return
         if not self.has_begun:
             self.has_begun = True
-            self._dispatcher.begun(self.placement)
+            self._dispatcher.begun(self.placement, self._request)
             self._on_first_delta()
         if not self._output.take(delta):
             self._waiting = deque()
@@ -151,6 +151,7 @@ class Attempt:
         """Start to prepare the pixels. If that fails, the request fails."""
         if self._has_ended:
             return
+        self._dispatcher.lacked_images(worker)
         task = asyncio.create_task(self._send_pixels(media, worker, send), name=f"pixels for {worker}")
         task.add_done_callback(self._sent_pixels)
         self._resends.append(task)

@@ -19,6 +19,12 @@ def members_of(bits: int, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
     return are_members
 
 
+def flags_of(bits: int, count: int) -> NDArray[np.bool_]:
+    """Return for each number below *count* whether its bit is set in *bits*."""
+    flags: NDArray[np.bool_] = _unpacked(bits, count)[:count] != 0
+    return flags
+
+
 def bits_of(numbers: NDArray[np.int64]) -> int:
     """Return an int with the bits *numbers* set."""
     if len(numbers) == 0:

@@ -1,11 +1,12 @@
 """Waits until a worker has room for an engine request, chooses and books a worker, and sends the request there."""
 
 import asyncio
+import itertools
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,11 +21,12 @@ from prometheus_client import CollectorRegistry
 from saccade.connectors.sink import Sink, Stream
 from saccade.errors import InternalError, WorkerFailed, WorkerUnavailable
 from saccade.fair_queue import FairQueue
+from saccade.fleet.bits import members_of
 from saccade.fleet.cost import NUM_REQUESTS
 from saccade.fleet.decision_metrics import DecisionMetrics
-from saccade.fleet.index import BlockIndex
+from saccade.fleet.index import BlockIndex, Partition, image_key
 from saccade.fleet.legs import Pair
-from saccade.fleet.lookup import LocalLookup, Lookup
+from saccade.fleet.lookup import LocalLookup, Lookup, Overlaps
 from saccade.fleet.places import UNBOUNDED
 from saccade.fleet.pool import Model, WorkerPool
 from saccade.fleet.prompt import Prompt
@@ -54,10 +56,10 @@ class Placement:
     """The worker that a request for *model* goes to; *pixel_dtype* is the dtype in which it takes pixels.
 
     With a *pair*, *worker* is its prefill worker. *keeps_images*: the images are needed until the answer's end.
-    *held_share* is the share of the prompt that the worker held, or None if unknown. *can_retry*: if the
-    worker fails, another one may be tried. *takes_chat*: the worker gets the chat, which has the images, instead of
-    token ids. *num_at_once* is how many samples of the request may run at a time, *priority* its priority in the
-    worker's queue.
+    *held_share* is the share of the prompt that the worker held, or None if unknown. It is expected to have the images
+    with the content hashes *held_images*. *can_retry*: if the worker fails, another one may be tried. *takes_chat*: the
+    worker gets the chat, which has the images, instead of token ids. *num_at_once* is how many samples of the request
+    may run at a time, *priority* its priority in the worker's queue.
     """
 
     worker: Worker
@@ -66,6 +68,7 @@ class Placement:
     pair: Pair | None = None
     model: str = ""
     held_share: float | None = None
+    held_images: frozenset[bytes] = frozenset()
     can_retry: bool = False
     takes_chat: bool = False
     keeps_images: bool = False
@@ -82,9 +85,9 @@ class Placement:
         """The worker, or both of the pair."""
         return (self.worker,) if self.pair is None else self.pair.workers
 
-    def needs_pixels(self, salt: bytes, content_hash: bytes) -> bool:
+    def needs_pixels(self, content_hash: bytes) -> bool:
         """Return whether the worker needs the pixels of an image."""
-        return not (self.takes_chat or self.worker.holds(salt, content_hash))
+        return not (self.takes_chat or content_hash in self.held_images)
 
     @property
     def failed_worker(self) -> Worker:
@@ -212,6 +215,7 @@ class Dispatcher:
                 pair=pair,
                 model=name,
                 held_share=held_share,
+                held_images=_held_images(prompt, booking),
                 can_retry=len(tried) <= self.limits.max_retries and serving.is_left(tried),
                 takes_chat=takes_chat,
                 # A chat has them, and a pair may ask for any of them.
@@ -342,9 +346,12 @@ class Dispatcher:
         request = msgspec.structs.replace(request, media=await self.reachable(worker, request.media))
         return (placement.pair or worker).generate(request, sink, chat)
 
-    def begun(self, placement: Placement) -> None:
-        """Record the first token of a request at *placement*."""
+    def begun(self, placement: Placement, request: EngineRequest) -> None:
+        """Record the first token of *request*, whose images have arrived at *placement*."""
         placement.first_token()
+        if request.media and (max_bytes := placement.worker.state.kept_image_bytes):
+            images = ((image_key(request.salt, item.content_hash), _num_bytes(item)) for item in request.media)
+            self._router.kept_images.note_sent(self._router.row_of(placement.worker.url), images, max_bytes)
         self._metrics.first_token(placement.model, placement.held_share)
         for worker in placement.workers:
             if self._router.breakers.succeeded(worker.url):
@@ -359,37 +366,60 @@ class Dispatcher:
                 "routing: worker %s gets no requests for %.0f s: %s", worker.url, report.wait_seconds, report.reason
             )
 
+    def lacked_images(self, worker: str) -> None:
+        """Record that the worker with this url asked for images that it was expected to hold."""
+        self._router.kept_images.note_missed(self._router.row_of(worker))
+
     async def _look_up(
         self, serving: Serving, places: NDArray[np.intp], prompt: Prompt, num_at_once: int
     ) -> RoutedPrompt:
         """Return what the router needs to choose a worker at *places*. Raises WorkerUnavailable if none is ready."""
         if len(places) > 1:
             return await self._find(serving, places, prompt, num_at_once)
-        return RoutedPrompt(
-            len(prompt.token_ids),
-            num_samples=prompt.num_samples,
-            num_samples_at_once=num_at_once,
-            rows=serving.rows[places],
-            num_blocks=np.zeros(1, np.int64),
-            are_exact=np.zeros(1, np.bool_),
-        )
+        routed = RoutedPrompt(len(prompt.token_ids), num_samples=prompt.num_samples, num_samples_at_once=num_at_once)
+        if not prompt.runs:
+            return routed.among(serving.rows[places], Overlaps.unknown(1))
+        # There is nothing to choose, but images that the worker holds are not sent.
+        images = _image_keys(prompt)
+        overlaps = await self._lookup.overlaps(serving.targets, serving.no_keys, images)
+        return self._among(serving, places, routed, images, overlaps)
 
     async def _find(self, serving: Serving, places: NDArray[np.intp], prompt: Prompt, num_at_once: int) -> RoutedPrompt:
         """Look up what the workers at *places* hold of *prompt*. Raises WorkerUnavailable if none is ready."""
+        images = _image_keys(prompt)
         with self._metrics.stage("keys"):
-            routed = self._with_keys(prompt, serving, num_at_once)
+            routed = self._with_keys(prompt, images, serving.partitions, num_at_once)
         with self._metrics.stage("lookup"):
-            overlaps = await self._lookup.overlaps(serving.targets, routed.keys)
+            overlaps = await self._lookup.overlaps(serving.targets, routed.keys, images)
+        return self._among(serving, places, routed, images, overlaps)
+
+    def _among(
+        self,
+        serving: Serving,
+        places: NDArray[np.intp],
+        routed: RoutedPrompt,
+        images: Sequence[bytes],
+        overlaps: Overlaps,
+    ) -> RoutedPrompt:
+        """Return *routed* for those of *places* that are still ready. Raises WorkerUnavailable if none is."""
         now = self._worker_pool.model(serving.model.name)
         if now is not serving.model:
             workers, urls = serving.model.workers, {worker.url for worker in now.workers}
             places = np.array([place for place in places.tolist() if workers[place].url in urls], np.intp)
         if not len(places):
             raise WorkerUnavailable(f"No worker of the model {serving.model.name!r} is ready; try again shortly.")
-        return routed.among(serving.rows[places], overlaps.at(places))
+        rows = serving.rows
+        if len(places) < len(rows):
+            rows, overlaps = rows[places], overlaps.at(places)
+        if images and (kept_images := self._router.kept_images):
+            for key, have_image in zip(images, overlaps.have_images, strict=True):
+                have_image |= members_of(kept_images.rows_of(key), rows)
+        return routed.among(rows, overlaps)
 
-    def _with_keys(self, prompt: Prompt, serving: Serving, num_at_once: int) -> RoutedPrompt:
-        """Return the prompt in the router's terms, without workers yet."""
+    def _with_keys(
+        self, prompt: Prompt, images: Sequence[bytes], partitions: Iterable[Partition], num_at_once: int
+    ) -> RoutedPrompt:
+        """Return the prompt in the router's terms, with keys for *images*, and without workers yet."""
         num_tokens = len(prompt.token_ids)
         # The last token is always computed, so its block is never reused.
         token_ids = prompt.token_ids[: num_tokens - 1]
@@ -397,19 +427,15 @@ class Dispatcher:
             partition: self.prompt_keys.of(
                 root_key(partition.fingerprint, prompt.salt), token_ids, prompt.runs, partition.block_size
             )
-            for partition in serving.partitions
+            for partition in partitions
         }
-        images = tuple(
-            RoutedImage(
-                prompt.salt + run.content_hash,
-                run.start + run.length,
-                run.length,
-                serving.holders(prompt.salt, run.content_hash),
-            )
-            for run in prompt.runs
+        routed_images = tuple(
+            RoutedImage(key, run.start + run.length, run.length) for key, run in zip(images, prompt.runs, strict=True)
         )
         affinity = _affinity(prompt)
-        return RoutedPrompt(num_tokens, keys, images, affinity, prompt.reads_cache, prompt.num_samples, num_at_once)
+        return RoutedPrompt(
+            num_tokens, keys, routed_images, affinity, prompt.reads_cache, prompt.num_samples, num_at_once
+        )
 
     async def reachable(self, worker: Worker, media: tuple[M, ...]) -> tuple[M, ...]:
         """Return *media*, with pixels inline if *worker* cannot read our shared memory. Raises InternalError."""
@@ -429,6 +455,23 @@ def _affinity(prompt: Prompt) -> bytes:
     if prompt.runs:
         return prompt.salt + prompt.runs[0].content_hash
     return prompt.beginning_key(prompt.salt)
+
+
+def _held_images(prompt: Prompt, booking: Booking) -> frozenset[bytes]:
+    """Return the content hashes of the images that the booked worker has."""
+    if not prompt.runs:
+        return frozenset()
+    hashes = (run.content_hash for run in prompt.runs)
+    return frozenset(itertools.compress(hashes, booking.has_images.tolist()))
+
+
+def _image_keys(prompt: Prompt) -> list[bytes]:
+    return [image_key(prompt.salt, run.content_hash) for run in prompt.runs]
+
+
+def _num_bytes(item: MediaItem) -> int:
+    """Return how many bytes of pixels are sent with *item*."""
+    return len(item.inline or b"") if item.slot is None else item.slot.nbytes
 
 
 def _inlined(item: M) -> M:

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -40,13 +41,17 @@ logger = logging.getLogger(__name__)
 class CacheListener:
     """Follows the feed of every ready worker in *worker_pool*, each in a task, and updates *router*'s index.
 
-    If there is only one worker, it is not followed. A lost feed is requested again; until then, nothing is known about
-    its worker. Events never take more than half of the event loop: after EVENTS_PER_TURN events all feeds pause for
-    PAUSE_SECONDS, and each turn of the loop handles one message. Tests replace *sleep*.
+    Of a worker that is alone, or whose blocks do not fit the index, only the images are followed. A lost feed is
+    requested again; until then, nothing is known about its worker. Events never take more than half of the event loop:
+    after EVENTS_PER_TURN events all feeds pause for PAUSE_SECONDS, and each turn of the loop handles one message. Tests
+    replace *sleep*.
     """
 
     def __init__(
-        self, worker_pool: WorkerPool, router: Router, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self,
+        worker_pool: WorkerPool,
+        router: Router,
+        sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
     ) -> None:
         self.router = router
         self._worker_pool = worker_pool
@@ -56,6 +61,7 @@ class CacheListener:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._scopes: dict[str, asyncio.Timeout] = {}
         self._turn = asyncio.Lock()
+        self._are_several = asyncio.Event()
         self._num_since_pause = 0
         worker_pool.on_change(self._listen)
         worker_pool.on_forget(self._forget)
@@ -95,30 +101,60 @@ class CacheListener:
             await self._sleep(0)
 
     def _listen(self) -> None:
-        """Follow workers that have become ready; drop the expectations of those that are not, or were replaced."""
-        for worker in self._worker_pool.clients if len(self._worker_pool.clients) > 1 else ():
-            if not worker.state.ready:
-                self.router.expect_nothing(worker.url)
-            running = self._tasks.get(worker.url)
-            if worker.state.ready and worker.state.exactness.level != "NONE" and (running is None or running.done()):
+        """Follow workers that have become ready; expect nothing of those that are not, or were replaced."""
+        are_several = len(self._worker_pool.clients) > 1
+        (self._are_several.set if are_several else self._are_several.clear)()
+        for worker in self._worker_pool.clients:
+            state, running = worker.state, self._tasks.get(worker.url)
+            if not state.ready:
+                self.router.note_away(worker.url)
+            is_followed = state.ready and state.exactness.level != "NONE" and (are_several or state.reports_images)
+            if is_followed and (running is None or running.done()):
                 following = partial(self._keep_up, worker)
                 self._tasks[worker.url] = lasting_task.begin(following, f"cache events of {worker.url}")
 
     async def _keep_up(self, worker: Worker) -> None:
         """Follow the feed while the worker is ready; if it is lost, forget the worker and request it again."""
-        feed = self.feed(worker)
-        lost = Backoff(first_seconds=0.05, limit_seconds=10.0, healthy_seconds=5.0)
-        full = Backoff(FULL_SECONDS, MOST_FULL_SECONDS, healthy_seconds=2 * MOST_FULL_SECONDS)
+        feed = self._feeds.setdefault(worker.url, FeedState(AWAY))
+        lost, full = _backoff(), Backoff(FULL_SECONDS, MOST_FULL_SECONDS, healthy_seconds=2 * MOST_FULL_SECONDS)
         try:
             while worker.state.ready:
+                if not self._are_several.is_set():
+                    await self._follow_images(worker, self._until_several())
+                    continue
                 lost.started()
                 full.started()
                 has_room = await self._follow_once(worker, feed)
                 await self._sweep()
-                await self._sleep((lost if has_room else full).after_failure())
+                if has_room:
+                    await self._sleep(lost.after_failure())
+                else:
+                    await self._follow_images(worker, self._sleep(full.after_failure()))
         finally:
             # Closing the connection cancels this task, too.
             self._note(worker, feed, AWAY)
+
+    async def _until_several(self) -> None:
+        await self._are_several.wait()
+
+    async def _follow_images(self, worker: Worker, end: Coroutine[Any, Any, None]) -> None:
+        """Follow only the worker's images, if it reports them, until *end* returns or the worker is away."""
+
+        async def keep_up() -> None:
+            lost = _backoff()
+            while worker.state.ready:
+                lost.started()
+                try:
+                    self.router.index.begin_images(worker.url)
+                    await self._read(worker, FeedState(), blocks=False)
+                except WorkerUnavailable as error:
+                    logger.debug("%s", error.message)
+                finally:
+                    self.router.index.forget(worker.url)
+                await self._sweep()
+                await self._sleep(lost.after_failure())
+
+        await (lasting_task.until_one_ends(keep_up(), end) if worker.state.reports_images else end)
 
     async def _follow_once(self, worker: Worker, feed: FeedState) -> bool:
         """Follow one feed to its end. Return False if it ended because the index has no room for the worker."""
@@ -158,7 +194,11 @@ class CacheListener:
             return
         if feed.reason == AWAY:
             feed.reason = STARTING
-        async with contextlib.aclosing(worker.kv_events(blocks=True, images=False)) as messages:
+        await self._read(worker, feed, blocks=True)
+
+    async def _read(self, worker: Worker, feed: FeedState, *, blocks: bool) -> None:
+        """Index what a feed of the worker reports. Raises WorkerUnavailable at its end."""
+        async with contextlib.aclosing(worker.kv_events(blocks=blocks)) as messages:
             async for message in messages:
                 for piece in _pieces(message):
                     await self._learn(worker, feed, piece)
@@ -196,6 +236,11 @@ class CacheListener:
         level = logging.DEBUG if reason == AWAY else logging.WARNING if reason else logging.INFO
         why = known.reason or "all that they hold is known"
         logger.log(level, "routing: the caches of worker %s are %s: %s", worker.url, known.level, why)
+
+
+def _backoff() -> Backoff:
+    """Return the waits between two feeds of a worker, if the first was lost."""
+    return Backoff(first_seconds=0.05, limit_seconds=10.0, healthy_seconds=5.0)
 
 
 def _pieces(message: KvEvents) -> Iterator[KvEvents]:

@@ -1,4 +1,4 @@
-"""An index from block keys to the workers that report the blocks. It does no I/O.
+"""An index from the keys of blocks and images to the workers that report them. It does no I/O.
 
 A block key stands for the whole prompt up to the end of the block (saccade.identity.blocks), so a match compares keys
 from the root on. The match ends before the first missing block, even if later blocks are held. A reported block whose
@@ -11,12 +11,24 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.fleet.bits import numbers_of
+from saccade.fleet.bits import flags_of, numbers_of
 from saccade.fleet.key_masks import KeyMasks
-from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents, StateRemoved, StateStored
+from saccade.protocol.kv_events import (
+    BlockRemoved,
+    BlockStored,
+    ImageRemoved,
+    ImageStored,
+    KvEvent,
+    KvEvents,
+    StateRemoved,
+    StateStored,
+)
 
 BYTES_PER_KEY = 160
 """The memory of one key: 64 bytes, the size class of an object of 49, and up to 96 in a dict that has just grown."""
+
+MAX_IMAGES = 1 << 18
+"""Images of one worker, about 60 MiB; more than any encoder cache has room for. The pixels of others are sent again."""
 
 
 class Partition(NamedTuple):
@@ -30,10 +42,10 @@ class _Worker:
     """The reports of one worker, whose keys have *bit*: bit number *place*.
 
     A prompt resumes only where the last *num_to_resume* blocks, or all if they are fewer, have a state. The worker's
-    cache has *capacity* blocks.
+    cache has *capacity* blocks. Without a *partition*, it reports no blocks.
     """
 
-    def __init__(self, partition: Partition, bit: int, num_to_resume: int, capacity: int) -> None:
+    def __init__(self, partition: Partition | None, bit: int, num_to_resume: int = 0, capacity: int = 0) -> None:
         self.partition = partition
         self.bit = bit
         self.place = bit.bit_length() - 1
@@ -41,6 +53,7 @@ class _Worker:
         self.capacity = capacity
         self.num_blocks = 0
         self.num_states = 0
+        self.num_images = 0
         self.is_whole = False
 
     @property
@@ -50,12 +63,12 @@ class _Worker:
 
 
 class BlockIndex:
-    """The blocks of every worker, by the worker's name.
+    """The blocks and images of every worker, by the worker's name.
 
-    All keys together should take at most *max_bytes*. A key of several workers counts once, and the keys of forgotten
-    workers count until they are swept. A worker that would not fit with full caches does not begin. If workers hold
-    more than they announced, or less in common, the index is over its limit until the caller has evicted one and swept
-    its keys.
+    All keys of blocks together should take at most *max_bytes*; images are few, and do not count. A key of several
+    workers counts once, and the keys of forgotten workers count until they are swept. A worker that would not fit with
+    full caches does not begin. If workers hold more than they announced, or less in common, the index is over its limit
+    until the caller has evicted one and swept its keys.
 
     The results of a look-up are arrays with an element for each place. Places stay the same while *num_changes* does.
     """
@@ -72,10 +85,11 @@ class BlockIndex:
         self._resuming: dict[Partition, list[_Worker]] = {}
         self._blocks = KeyMasks()
         self._states = KeyMasks()
+        self._images = KeyMasks()
 
     @property
     def num_bytes(self) -> int:
-        """Estimated memory of all keys."""
+        """Estimated memory of all keys of blocks and states."""
         return (len(self._blocks) + len(self._states)) * BYTES_PER_KEY
 
     @property
@@ -86,7 +100,7 @@ class BlockIndex:
     @property
     def _forgotten_bits(self) -> int:
         """The bits of forgotten workers whose keys are not swept yet."""
-        return self._blocks.bits_in_use | self._states.bits_in_use
+        return self._blocks.bits_in_use | self._states.bits_in_use | self._images.bits_in_use
 
     def begin(
         self, worker: str, partition: Partition, *, resumes_at_states: bool, num_blocks: int = 0, window: int = 0
@@ -101,13 +115,25 @@ class BlockIndex:
         num_to_come = sum(entry.num_to_come for entry in self._workers.values()) + num_blocks
         if self.num_bytes + num_to_come * BYTES_PER_KEY > self.max_bytes:
             return False
+        num_to_resume = max(int(resumes_at_states), -(-(window - 1) // partition.block_size))
+        entry = _Worker(partition, self._free_bit(), num_to_resume, num_blocks)
+        self._enter(worker, entry)
+        self._bits[partition] = self._bits.get(partition, 0) | entry.bit
+        if num_to_resume:
+            self._resuming.setdefault(partition, []).append(entry)
+        return True
+
+    def begin_images(self, worker: str) -> None:
+        """Forget what *worker* holds; its next message begins a snapshot of its images, without blocks."""
+        self.forget(worker)
+        self._enter(worker, _Worker(None, self._free_bit()))
+
+    def _free_bit(self) -> int:
+        """Return the lowest bit that is not used."""
         used = self._forgotten_bits
         for other in self._workers.values():
             used |= other.bit
-        # The lowest bit that is not used.
-        num_to_resume = max(int(resumes_at_states), -(-(window - 1) // partition.block_size))
-        self._enter(worker, _Worker(partition, ~used & (used + 1), num_to_resume, num_blocks))
-        return True
+        return ~used & (used + 1)
 
     def _enter(self, worker: str, entry: _Worker) -> None:
         self._workers[worker] = entry
@@ -117,26 +143,27 @@ class BlockIndex:
             self._found_at = np.pad(self._found_at, (0, missing))
             self._is_whole = np.pad(self._is_whole, (0, missing))
         self._found_at[entry.place] = 0
-        self._bits[entry.partition] = self._bits.get(entry.partition, 0) | entry.bit
-        if entry.num_to_resume:
-            self._resuming.setdefault(entry.partition, []).append(entry)
 
     def evict(self) -> str:
-        """Forget a worker, and return its name, or "" if there is none.
+        """Forget a worker that reports blocks, and return its name, or "" if there is none.
 
         It is the worker at which a look-up found the longest prefix least recently. Of several without any, it is the
         newest, so that a worker that holds more than it announced drives out no worker that fits.
         """
         found_at = self._found_at
-        worker = min(reversed(self._workers), key=lambda name: int(found_at[self._workers[name].place]), default="")
+        with_blocks = [name for name, entry in reversed(self._workers.items()) if entry.partition is not None]
+        worker = min(with_blocks, key=lambda name: int(found_at[self._workers[name].place]), default="")
         self.forget(worker)
         return worker
 
     def forget(self, worker: str) -> None:
-        """Remove *worker* and its blocks. sweep() frees the memory."""
+        """Remove *worker*, its blocks and its images. sweep() frees the memory."""
         if (entry := self._workers.pop(worker, None)) is not None:
             self.num_changes += 1
             self._is_whole[entry.place] = False
+            self._images.give_up(entry.bit)
+            if entry.partition is None:
+                return
             self._bits[entry.partition] ^= entry.bit
             if not self._bits[entry.partition]:
                 del self._bits[entry.partition]
@@ -147,11 +174,14 @@ class BlockIndex:
 
     def sweep(self) -> bool:
         """Free some of the memory of forgotten workers; return whether there is more to do."""
-        return self._blocks.sweep() | self._states.sweep()
+        return self._blocks.sweep() | self._states.sweep() | self._images.sweep()
 
     def take(self, worker: str, message: KvEvents) -> int:
         """Apply the next message of *worker*, which must have begun; return its number of orphans."""
         entry = self._workers[worker]
+        if entry.partition is None:
+            self._learn_images(entry, message.events)
+            return 0
         num_orphans = self._learn(entry, message.events)
         if message.snapshot and message.last:
             entry.is_whole = True
@@ -174,7 +204,17 @@ class BlockIndex:
                 entry.num_states += self._states.add(event.key, bit)
             elif entry.num_to_resume and isinstance(event, StateRemoved):
                 entry.num_states -= self._states.discard(event.key, bit)
+            else:
+                self._learn_images(entry, (event,))
         return num_orphans
+
+    def _learn_images(self, entry: _Worker, events: Iterable[KvEvent]) -> None:
+        """Apply the *events* about images to one worker."""
+        for event in events:
+            if isinstance(event, ImageRemoved):
+                entry.num_images -= self._images.discard(image_key(event.salt, event.content_hash), entry.bit)
+            elif isinstance(event, ImageStored) and entry.num_images < MAX_IMAGES:
+                entry.num_images += self._images.add(image_key(event.salt, event.content_hash), entry.bit)
 
     def is_exact(self, worker: str) -> bool:
         """Return whether all that *worker* holds is known: the last piece of its snapshot has arrived."""
@@ -208,6 +248,14 @@ class BlockIndex:
             lengths[entry.place] = self._last_states(entry, keys, int(lengths[entry.place]))
         return lengths
 
+    def have_images(self, keys: Sequence[bytes]) -> NDArray[np.bool_]:
+        """Return, for each of *keys* and each place, whether the worker holds the image with this image_key()."""
+        count = len(self._found_at)
+        if not (keys and len(self._images)):
+            return np.zeros((len(keys), count), np.bool_)
+        flags = [flags_of(self._images.get(key), count) for key in keys]
+        return np.array(flags, np.bool_)
+
     def _last_states(self, entry: _Worker, keys: Sequence[bytes], num_held: int) -> int:
         """Return the length of the longest prefix of the *num_held* first keys that ends at enough states."""
         stop = num_held
@@ -217,6 +265,11 @@ class BlockIndex:
             if not self._states.get(keys[index]) & entry.bit:
                 stop = index
         return stop
+
+
+def image_key(salt: bytes, content_hash: bytes) -> bytes:
+    """Return what names an image of the tenant with *salt* in the index."""
+    return salt + content_hash
 
 
 def _find_leading(masks: KeyMasks, workers: int, keys: Sequence[bytes], lengths: NDArray[np.int64]) -> None:

@@ -16,19 +16,24 @@ from saccade.fleet.index import BlockIndex, Partition
 
 
 class Overlaps(NamedTuple):
-    """For each worker, how many leading blocks of a prompt it reported, and whether all it holds is known."""
+    """For each worker, how many leading blocks of a prompt it reported, and whether all it holds is known.
+
+    *have_images* has a row for each image of the prompt: whether each worker holds it.
+    """
 
     num_blocks: NDArray[np.int64]
     are_exact: NDArray[np.bool_]
+    have_images: NDArray[np.bool_]
 
     @classmethod
-    def unknown(cls, num_workers: int) -> "Overlaps":
+    def unknown(cls, num_workers: int, num_images: int = 0) -> "Overlaps":
         """Return the overlaps of workers that report nothing."""
-        return cls(np.zeros(num_workers, np.int64), np.zeros(num_workers, np.bool_))
+        flags = np.zeros((1 + num_images, num_workers), np.bool_)
+        return cls(np.zeros(num_workers, np.int64), flags[0], flags[1:])
 
     def at(self, places: NDArray[np.intp]) -> "Overlaps":
         """Return only the overlaps of the workers at *places*."""
-        return Overlaps(self.num_blocks[places], self.are_exact[places])
+        return Overlaps(self.num_blocks[places], self.are_exact[places], self.have_images[:, places])
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,10 +47,13 @@ class Targets:
 class Lookup(Protocol):
     """Finds how much of a prompt workers hold."""
 
-    async def overlaps(self, targets: Targets, keys: Mapping[Partition, Sequence[bytes]]) -> Overlaps:
-        """Return how much of a prompt *targets* hold; *keys* are its block keys in each partition.
+    async def overlaps(
+        self, targets: Targets, keys: Mapping[Partition, Sequence[bytes]], images: Sequence[bytes]
+    ) -> Overlaps:
+        """Return how much of a prompt *targets* hold.
 
-        Does not raise: if the index is out of reach, no target is known.
+        *keys* are its block keys in each partition, *images* the keys of its images (index.image_key). Does not raise:
+        if the index is out of reach, no target is known.
         """
 
 
@@ -56,18 +64,22 @@ class LocalLookup:
         self._index = index
         self._places: WeakKeyDictionary[Targets, tuple[int, NDArray[np.intp]]] = WeakKeyDictionary()
 
-    async def overlaps(self, targets: Targets, keys: Mapping[Partition, Sequence[bytes]]) -> Overlaps:
+    async def overlaps(
+        self, targets: Targets, keys: Mapping[Partition, Sequence[bytes]], images: Sequence[bytes]
+    ) -> Overlaps:
         """Return the result of find()."""
-        return self.find(targets, keys)
+        return self.find(targets, keys, images)
 
-    def find(self, targets: Targets, keys: Mapping[Partition, Sequence[bytes]]) -> Overlaps:
+    def find(
+        self, targets: Targets, keys: Mapping[Partition, Sequence[bytes]], images: Sequence[bytes] = ()
+    ) -> Overlaps:
         """Return how much of a prompt *targets* hold."""
         index, places = self._index, self._places_of(targets)
         # A worker has one partition, so the look-ups in the others find nothing of it.
         lengths = sum((index.overlaps(*of_partition) for of_partition in keys.items()), np.zeros(1, np.int64))
-        if len(lengths) == 1:
-            return Overlaps(np.zeros(len(places), np.int64), index.are_whole[places])
-        return Overlaps(lengths[places], index.are_whole[places])
+        num_blocks = np.zeros(len(places), np.int64) if len(lengths) == 1 else lengths[places]
+        have_images = index.have_images(images)[:, places] if images else np.zeros((0, len(places)), np.bool_)
+        return Overlaps(num_blocks, index.are_whole[places], have_images)
 
     def _places_of(self, targets: Targets) -> NDArray[np.intp]:
         """Return the places of *targets* in the index, which stay until a worker begins or is forgotten."""

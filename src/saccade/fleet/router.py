@@ -35,25 +35,23 @@ from saccade.fleet.expectations import (
     Expectations,
 )
 from saccade.fleet.index import BlockIndex, Partition
+from saccade.fleet.kept_images import KeptImages
 from saccade.fleet.lookup import Overlaps
 from saccade.fleet.own_samples import OwnSamples
 
 NO_NUMBERS: IntArray = np.zeros(0, np.int64)
 NO_FLAGS: NDArray[np.bool_] = np.zeros(0, np.bool_)
+NO_IMAGES: NDArray[np.bool_] = np.zeros((0, 0), np.bool_)
 FIRST_ROWS = 8
 """Rows that there are at first; their number doubles."""
 
 
 class RoutedImage(NamedTuple):
-    """An image of a prompt: *key* names it for its tenant; its *num_tokens* tokens end before token *stop*.
-
-    The workers whose rows are the bits of *holders* have its encoder output.
-    """
+    """An image of a prompt: *key* names it for its tenant; its *num_tokens* tokens end before token *stop*."""
 
     key: bytes
     stop: int
     num_tokens: int
-    holders: int = 0
 
 
 class RoutedPrompt(NamedTuple):
@@ -62,7 +60,8 @@ class RoutedPrompt(NamedTuple):
     *keys* are the keys of reusable blocks by partition; the last token is always computed. consistent_hash uses
     *affinity*. *reads_cache* is False for a prompt that is computed as a whole. It gets *num_samples* answers, of
     which *num_samples_at_once* are computed at a time. The workers are at *rows*. Each has reported *num_blocks*
-    leading blocks, which are all that it holds if its element of *are_exact* is true.
+    leading blocks, which are all that it holds if its element of *are_exact* is true. *have_images* has a row for each
+    image: whether each worker has its encoder output.
     """
 
     num_tokens: int
@@ -75,15 +74,24 @@ class RoutedPrompt(NamedTuple):
     rows: IntArray = NO_NUMBERS
     num_blocks: IntArray = NO_NUMBERS
     are_exact: NDArray[np.bool_] = NO_FLAGS
+    have_images: NDArray[np.bool_] = NO_IMAGES
 
     def among(self, rows: IntArray, overlaps: Overlaps) -> "RoutedPrompt":
         """Return the same prompt for the workers at *rows*, which hold *overlaps*."""
-        return self._replace(rows=rows, num_blocks=overlaps.num_blocks, are_exact=overlaps.are_exact)
+        return self._replace(
+            rows=rows,
+            num_blocks=overlaps.num_blocks,
+            are_exact=overlaps.are_exact,
+            have_images=overlaps.have_images,
+        )
 
     def at(self, numbers: NDArray[np.intp]) -> "RoutedPrompt":
         """Return the same prompt for only some of the workers, by their *numbers* in it."""
         return self._replace(
-            rows=self.rows[numbers], num_blocks=self.num_blocks[numbers], are_exact=self.are_exact[numbers]
+            rows=self.rows[numbers],
+            num_blocks=self.num_blocks[numbers],
+            are_exact=self.are_exact[numbers],
+            have_images=self.have_images[:, numbers],
         )
 
 
@@ -128,8 +136,9 @@ class Booking:
 
     Both have an element for each field of WorkInFlight.
     When the worker was chosen, it had reported *overlap_tokens* of the prompt, and no candidate had reported more than
-    *most_overlap_tokens*. *matched_tokens* are the former, or None if that is not certain. *expectation* is withdrawn
-    if no token comes.
+    *most_overlap_tokens*. *matched_tokens* are the former, or None if that is not certain. *has_images* has an element
+    for each image of the prompt: whether the worker has its encoder output. *expectation* is withdrawn if no token
+    comes.
     """
 
     router: "Router"
@@ -140,6 +149,7 @@ class Booking:
     overlap_tokens: int
     most_overlap_tokens: int
     matched_tokens: int | None
+    has_images: NDArray[np.bool_]
     expectations: Expectations
     expectation: Expectation
     has_begun: bool = False
@@ -167,8 +177,8 @@ class Router:
     """Chooses by *policy*, at *temperature* (see Chooser), with costs by *recompute_weight* (see Candidates).
 
     *index* has the workers' reports; the caller keeps it up to date. With *assumes*, a worker that reports nothing is
-    assumed to hold the prompts sent there lately. *work* is the work in flight, an array for each field of
-    WorkInFlight, with an element for each row.
+    assumed to hold the prompts sent there lately. *kept_images* were sent to workers that do not report their images.
+    *work* is the work in flight, an array for each field of WorkInFlight, with an element for each row.
     """
 
     def __init__(
@@ -185,6 +195,7 @@ class Router:
         self.policy = policy
         self.predictions = Expectations(PREDICTED_SECONDS, PREDICTED_KEYS)
         self.assumptions = Expectations(ASSUMED_SECONDS, ASSUMED_KEYS)
+        self.kept_images = KeptImages()
         self.breakers = Breakers()
         self.work = np.zeros((len(WorkInFlight._fields), FIRST_ROWS), np.int64)
         self._assumes = assumes
@@ -263,6 +274,7 @@ class Router:
             overlap_tokens=overlap_tokens,
             most_overlap_tokens=int(candidates.overlap_tokens.max()),
             matched_tokens=overlap_tokens if len(prompt.rows) > 1 and prompt.are_exact[place] else None,
+            has_images=prompt.have_images[:, place],
             expectations=expectations,
             expectation=expectations.add(row, _expected(option, prompt, overlap_tokens // block_size), now),
         )
@@ -286,6 +298,12 @@ class Router:
         """Note that the number of this gateway's samples at the worker at *row* has changed."""
         self._samples[row].note(int(self.work[NUM_SAMPLES, row]), now)
 
+    def note_away(self, worker: str) -> None:
+        """Note that *worker* cannot be reached: when it can be again, its caches may be empty."""
+        self.expect_nothing(worker)
+        if (row := self._rows.get(worker)) is not None:
+            self.kept_images.forget(row)
+
     def expect_nothing(self, worker: str) -> None:
         """Drop the expectations of *worker*: its caches are gone, or no longer known."""
         if (row := self._rows.get(worker)) is not None:
@@ -295,7 +313,7 @@ class Router:
     def forget(self, worker: str) -> None:
         """Drop everything about *worker*, which left and has no work."""
         self.index.forget(worker)
-        self.expect_nothing(worker)
+        self.note_away(worker)
         self.breakers.forget(worker)
         if (row := self._rows.pop(worker, None)) is not None:
             self._names[row], self._options[row], self._samples[row] = "", None, OwnSamples()
@@ -341,11 +359,13 @@ class Router:
             num_held = np.maximum(num_reported, self._num_expected(prompt, num_reported))
         held_tokens = block_sizes * num_held
         image_tokens = np.zeros(len(rows), np.int64)
-        for image in prompt.images:
-            must_encode = held_tokens < image.stop
-            if holders := image.holders | self._rows_expecting(image.key):
-                must_encode &= ~members_of(holders, rows)
-            image_tokens += image.num_tokens * must_encode
+        if prompt.images:
+            stops = np.array([image.stop for image in prompt.images], np.int64)
+            must_encode = (held_tokens < stops[:, np.newaxis]) & ~prompt.have_images
+            for image, at_rows in zip(prompt.images, must_encode, strict=True):
+                if expecting := self._rows_expecting(image.key):
+                    at_rows &= ~members_of(expecting, rows)
+            image_tokens = np.array([image.num_tokens for image in prompt.images], np.int64) @ must_encode
         foreign = self._foreign[:, rows]
         return Candidates(
             rows=rows,

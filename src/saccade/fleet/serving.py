@@ -1,7 +1,7 @@
 """A model's workers in the form that a choice needs: columns with an element for each, rebuilt if a worker changes."""
 
 from bisect import bisect_left
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ class Serving:
         self.rows = np.array([router.describe(option) for option in options], np.int64)
         self.targets = Targets(tuple(one.name for one in options), tuple(one.partition for one in options))
         self.partitions = frozenset(self.targets.partitions)
+        self.no_keys: Mapping[Partition, Sequence[bytes]] = dict.fromkeys(self.partitions, ())
         self.num_computed = rows_of(limits, model)
         self.num_rows = sum(self.num_computed.values())
         self.most_rows = max(self.num_computed.values())
@@ -113,13 +114,6 @@ class Serving:
     def worker(self, url: str) -> Worker:
         """Return the worker at *url*."""
         return self.model.workers[self._place_of[url]]
-
-    def holders(self, salt: bytes, content_hash: bytes) -> int:
-        """Return the rows of the workers that hold an image's encoder output, as bits."""
-        rows = self.rows.tolist()
-        return sum(
-            1 << row for row, worker in zip(rows, self.model.workers, strict=True) if worker.holds(salt, content_hash)
-        )
 
     def _on_side(self, places: NDArray[np.intp], prompt: Prompt) -> NDArray[np.intp]:
         """Return those of *places* at which the conversation of *prompt* goes on: canaries, or all others.

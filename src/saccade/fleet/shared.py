@@ -53,7 +53,7 @@ class SharedIndex:
         self._known: dict[str, FeedState] = {}
         self._task: asyncio.Task[None] | None = None
         self.index_bytes = 0
-        worker_pool.on_change(self._forget_expectations)
+        worker_pool.on_change(self._note_away)
 
     def start(self) -> None:
         """Begin to connect; returns at once."""
@@ -65,25 +65,32 @@ class SharedIndex:
         await lasting_task.end(self._task)
         await self._calls.close()
 
-    async def overlaps(self, targets: Targets, keys: Mapping[Partition, Sequence[bytes]]) -> Overlaps:
+    async def overlaps(
+        self, targets: Targets, keys: Mapping[Partition, Sequence[bytes]], images: Sequence[bytes]
+    ) -> Overlaps:
         """Return what *targets* hold, or nothing if the indexer does not answer or follows none of them."""
-        unknown = Overlaps.unknown(len(targets.names))
-        if not self._is_reached or not any(map(self._is_followed, targets.names)):
+        unknown = Overlaps.unknown(len(targets.names), len(images))
+        if not self._is_reached or not (images or any(map(self._is_followed, targets.names))):
             return unknown
         places = {partition: place for place, partition in enumerate(keys)}
         request = FindOverlaps(
             [(name, places[of]) for name, of in zip(targets.names, targets.partitions, strict=True)],
             [(fingerprint, size, list(of_blocks)) for (fingerprint, size), of_blocks in keys.items()],
+            list(images),
         )
         try:
-            overlaps = self._overlaps.decode(await self._calls.call(self._encoder.encode(request), LOOKUP_SECONDS))
+            found = self._overlaps.decode(await self._calls.call(self._encoder.encode(request), LOOKUP_SECONDS))
         except (NotReached, *UNREADABLE):
             self._note(is_reached=False)
             return unknown
-        if len(overlaps) != len(targets.names):
+        if len(found.of_targets) != len(targets.names) or len(found.holders) != len(images):
             return unknown
+        for have_image, holders in zip(unknown.have_images, found.holders, strict=True):
+            have_image[holders] = True
         return Overlaps(
-            np.array([count for count, _ in overlaps], np.int64), np.array([one for _, one in overlaps], np.bool_)
+            np.array([count for count, _ in found.of_targets], np.int64),
+            np.array([is_exact for _, is_exact in found.of_targets], np.bool_),
+            unknown.have_images,
         )
 
     def feed(self, worker: Worker) -> FeedState:
@@ -125,11 +132,11 @@ class SharedIndex:
             self._known = {}
             logger.warning("routing: the caches of all workers are NONE: %s; workers are chosen by load", UNREACHABLE)
 
-    def _forget_expectations(self) -> None:
-        """Drop the expectations for workers that are not ready, or were replaced."""
+    def _note_away(self) -> None:
+        """Expect nothing of workers that are not ready, or were replaced."""
         for worker in self._worker_pool.clients:
             if not worker.state.ready:
-                self.router.expect_nothing(worker.url)
+                self.router.note_away(worker.url)
 
 
 CacheView = CacheListener | SharedIndex

@@ -25,14 +25,11 @@ class Worker(Protocol):
     async def close(self) -> None:
         """Close its connections."""
 
-    def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Return whether it is expected to hold an image's encoder output, so that the pixels need not be sent."""
-
-    def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
+    def kv_events(self, *, blocks: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield the contents of its caches in our keys: a snapshot's messages, then increments.
 
-        Called only if its exactness is not NONE. Raises WorkerUnavailable if there is no feed, and when the feed ends;
-        then discard what it reported.
+        Images are reported if its state says so, blocks only if *blocks* is true. Called only if its exactness is not
+        NONE. Raises WorkerUnavailable if there is no feed, and when the feed ends; then discard what it reported.
         """
 
     def generate(self, request: EngineRequest, sink: Sink, chat: Callable[[], ChatPrompt]) -> Stream:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 
 import msgspec
 from msgspec import UNSET
@@ -249,8 +248,9 @@ class Pipeline:
             placement = await resources.enter_async_context(self.dispatcher.place(served.name, prompt))
         if not self.model_registry.is_current(served):
             raise WorkerUnavailable("The model's workers have changed; send the request again.")
-        needs_pixels = partial(placement.needs_pixels, prompt.salt)
-        media = PromptImages(tuple(images), prompt.spans).on_wire(served.layout, placement.pixel_dtype, needs_pixels)
+        media = PromptImages(tuple(images), prompt.spans).on_wire(
+            served.layout, placement.pixel_dtype, placement.needs_pixels
+        )
         if not (placement.can_retry or placement.keeps_images):
             images.clear()
         resources.enter_context(await request.pixels(media.num_pixel_bytes))

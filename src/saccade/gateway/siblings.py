@@ -251,8 +251,12 @@ class Indexer:
         if any(not 0 <= place < len(partitions) for _, place in request.targets):
             raise msgspec.ValidationError("A target has no keys.")
         names = tuple(name for name, _ in request.targets)
-        overlaps = self._lookup.find(Targets(names, tuple(partitions[place] for _, place in request.targets)), keys)
-        return list(zip(overlaps.num_blocks.tolist(), overlaps.are_exact.tolist(), strict=True))
+        targets = Targets(names, tuple(partitions[place] for _, place in request.targets))
+        overlaps = self._lookup.find(targets, keys, request.images)
+        return FoundOverlaps(
+            list(zip(overlaps.num_blocks.tolist(), overlaps.are_exact.tolist(), strict=True)),
+            [have_image.nonzero()[0].tolist() for have_image in overlaps.have_images],
+        )
 
 
 async def serve_index(

@@ -10,8 +10,13 @@ from saccade.protocol.exactness import NOTHING, Exactness
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-FoundOverlaps = list[tuple[int, bool]]
-"""For each target: the number of leading blocks that it reported, and whether all that it holds is known."""
+class FoundOverlaps(msgspec.Struct, frozen=True, array_like=True):
+    """How much of a prompt each target holds."""
+
+    of_targets: list[tuple[int, bool]]
+    """For each: the number of leading blocks that it reported, and whether all that it holds is known."""
+    holders: list[list[int]]
+    """For each image: the indices of the targets that hold it."""
 
 
 class FindOverlaps(msgspec.Struct, frozen=True, array_like=True, tag="find-overlaps"):
@@ -21,6 +26,8 @@ class FindOverlaps(msgspec.Struct, frozen=True, array_like=True, tag="find-overl
     """Each a worker's name, and the index of its keys in *keys*."""
     keys: list[tuple[bytes, int, list[bytes]]]
     """Each a fingerprint, a block size, and the keys of the prompt's blocks."""
+    images: list[bytes] = []
+    """Each a salt and a content hash, joined."""
 
 
 class FeedState(msgspec.Struct):

@@ -15,10 +15,9 @@ from streams import generate
 from tables import table
 from waiting import until
 
-from saccade.connectors.native import feed as kv_feed
 from saccade.connectors.native.feed import MAX_EVENTS
 from saccade.errors import WorkerFailed, WorkerUnavailable
-from saccade.protocol.kv_events import BlockRemoved, BlockStored, ImageRemoved, ImageStored, KvEvent, KvEvents
+from saccade.protocol.kv_events import BlockStored, ImageRemoved, ImageStored, KvEvent, KvEvents
 from saccade.protocol.media import SlotRef
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, MediaPixels, SupplyPixels
@@ -62,30 +61,21 @@ def by_hash(name: str) -> EngineRequest:
     return msgspec.structs.replace(request, media=media)
 
 
-async def test_followed_state_equals_the_workers(tmp_path: Path) -> None:  # F5
+async def test_feed_is_read_in_order_with_blocks_if_they_are_wanted(tmp_path: Path) -> None:  # F5
     front = Curious()
     async with talking(f"unix:{tmp_path}/w.sock", front) as client:
-        assert front.watched == [(False, True)]
-        assert not client.holds(b"salt", b"a")
-        front.say(4, A, snapshot=True, last=False)
-        front.say(4, snapshot=True)
-        front.say(5, B)
-        await until(lambda: client.holds(b"salt", b"b"))
-        assert client.holds(b"salt", b"a")
-        assert not client.holds(b"other", b"a")  # tenants share nothing
-        front.say(6, ImageRemoved(b"salt", b"a"))
-        await until(lambda: not client.holds(b"salt", b"a"))
-        front.say(7, A, ImageRemoved(b"salt", b"a"), ImageRemoved(b"salt", b"b"))
-        await until(lambda: not client.holds(b"salt", b"b"))
-        assert not client.holds(b"salt", b"a")
-
-
-def test_number_of_remembered_images_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_feed, "MAX_HELD_IMAGES", 3)
-    held = kv_feed.HeldImages()
-    names = [bytes([number]) for number in range(5)]
-    held.take(KvEvents(1, [ImageStored(b"salt", name) for name in names]))
-    assert [(b"salt", name) in held for name in names] == [False, False, True, True, True]
+        for blocks in (False, True):
+            async with aclosing(client.kv_events(blocks=blocks)) as feed:
+                first = asyncio.ensure_future(anext(feed))
+                await until(lambda: front.watchers and front.watchers[-1] not in front.left)
+                front.say(4, A, snapshot=True, last=False)
+                front.say(4, snapshot=True)
+                front.say(5, B)
+                front.say(6, ImageRemoved(b"salt", b"a"))
+                messages = [await first, *[await anext(feed) for _ in range(3)]]
+            assert [message.events for message in messages] == [[A], [], [B], [ImageRemoved(b"salt", b"a")]]
+            await until(lambda: front.watchers[-1] in front.left)
+        assert front.watched == [(False, True), (True, True)]
 
 
 @table(
@@ -103,12 +93,15 @@ def test_number_of_remembered_images_is_bounded(monkeypatch: pytest.MonkeyPatch)
         "refusal",
     ],
 )
-async def test_lost_feed_is_cleared_and_requested_again(tmp_path: Path, fault: str) -> None:
+async def test_faulty_feed_is_left(tmp_path: Path, fault: str) -> None:
     front = Curious()
-    async with talking(f"unix:{tmp_path}/w.sock", front) as client:
+    async with talking(f"unix:{tmp_path}/w.sock", front) as client, aclosing(client.kv_events(blocks=True)) as feed:
+        message = asyncio.ensure_future(anext(feed))
+        await until(lambda: front.watchers)
         if fault != "no snapshot":
             front.say(1, A, snapshot=True)
-            await until(lambda: client.holds(b"salt", b"a"))
+            await message
+            message = asyncio.ensure_future(anext(feed))
         if fault == "nonsense":
             front.watchers[-1].send(b"\xc1")
         elif fault == "nested":
@@ -125,32 +118,9 @@ async def test_lost_feed_is_cleared_and_requested_again(tmp_path: Path, fault: s
             front.watchers[-1].end(Refused(grpc.StatusCode.UNAVAILABLE, "gone"))
         else:
             front.say(2 if fault == "no snapshot" else 3, B, snapshot=fault == "second snapshot")
-        await until(lambda: len(front.watchers) == 2)
-        assert not client.holds(b"salt", b"a")
-        assert not client.holds(b"salt", b"b")
+        with pytest.raises(WorkerUnavailable):
+            await message
         assert client.ready  # requests go on meanwhile
-        front.say(0, B, snapshot=True)
-        await until(lambda: client.holds(b"salt", b"b"))
-
-
-async def test_router_reads_the_feed_and_leaves_it(tmp_path: Path) -> None:
-    front = Curious()
-    async with talking(f"unix:{tmp_path}/w.sock", front) as client:
-        async with aclosing(client.kv_events(blocks=True, images=False)) as feed:
-            first = asyncio.ensure_future(anext(feed))
-            await until(lambda: len(front.watchers) == 2)
-            front.say(0, snapshot=True)
-            assert (await first).snapshot
-            front.say(1, BlockRemoved(b"key"))
-            assert (await anext(feed)).events == [BlockRemoved(b"key")]
-            assert front.watched[-1] == (True, False)
-        await until(lambda: front.watchers[1] in front.left)
-        async with aclosing(client.kv_events(blocks=True, images=False)) as feed:
-            lost = asyncio.ensure_future(anext(feed))
-            await until(lambda: len(front.watchers) == 3)
-            front.watchers[-1].end(Refused(grpc.StatusCode.UNAVAILABLE, "The engine is gone."))
-            with pytest.raises(WorkerUnavailable):
-                await lost
 
 
 async def test_a_watcher_that_does_not_read_is_ended() -> None:

@@ -149,7 +149,7 @@ def keys(client: SmgClient, request: EngineRequest) -> list[bytes]:
 async def told(client: SmgClient, publisher: Publisher, *batches: Any) -> list[KvEvent]:
     """What the client tells of *batches*."""
     events: list[KvEvent] = []
-    async with contextlib.aclosing(client.kv_events(blocks=True, images=False)) as messages:
+    async with contextlib.aclosing(client.kv_events(blocks=True)) as messages:
         await publisher.begin(messages)
         for batch in batches:
             await publisher.publish(*batch)
@@ -235,7 +235,7 @@ async def test_an_engine_that_begins_anew_ends_the_feed(
     folder: Path, publisher: Publisher, slots: Slots, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # E5
     async with tokenspeed(folder, publisher, slots, monkeypatch) as client:
-        async with contextlib.aclosing(client.kv_events(blocks=True, images=False)) as messages:
+        async with contextlib.aclosing(client.kv_events(blocks=True)) as messages:
             await publisher.begin(messages)
             publisher.begin_anew()
             await publisher.publish(HELLO)

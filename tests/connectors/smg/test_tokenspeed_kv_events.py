@@ -60,7 +60,7 @@ def keys(client: TokenSpeedClient, request: EngineRequest = REQUEST) -> list[byt
 
 
 async def told(client: TokenSpeedClient, num_messages: int) -> list[KvEvents]:
-    async with contextlib.aclosing(client.kv_events(blocks=True, images=False)) as messages:
+    async with contextlib.aclosing(client.kv_events(blocks=True)) as messages:
         return [await anext(messages) for _ in range(num_messages)]
 
 
@@ -104,7 +104,7 @@ async def test_relayed_snapshot_is_known_once_complete(worker: TokenSpeedWorker,
         chunk.snapshot.index, chunk.snapshot.count = index, len(chunks)
     worker.events = chunks
     async with listening(worker) as url, registered(url, slots) as client:
-        async with contextlib.aclosing(client.kv_events(blocks=True, images=False)) as messages:
+        async with contextlib.aclosing(client.kv_events(blocks=True)) as messages:
             await anext(messages)
             reasons = []
             for _ in chunks:

@@ -372,21 +372,6 @@ async def test_connections_are_used_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(server.peers) <= 2
 
 
-async def test_images_that_were_sent_go_by_their_hash() -> None:  # F5
-    server = VllmServer()
-    server.held = set()
-    sent = image()
-    without = image(inline=None)
-    async with listening(server) as url, registered(url) as client:
-        assert not client.holds(b"", sent.content_hash)
-        await answer(client, ask(sent))
-        assert client.holds(b"", sent.content_hash)
-        assert not client.holds(b"other", sent.content_hash)
-        assert await answer(client, ask(without)) == [([1], None, 0), ([2], LENGTH, 3)]
-    assert not client.holds(b"", sent.content_hash)
-    assert [body["features"]["kwargs_data"]["image"][0] is None for body in asked(server)] == [False, True]
-
-
 async def test_evicted_image_is_sent_again() -> None:  # F5
     server = VllmServer()
     server.held = set()
@@ -400,30 +385,11 @@ async def test_evicted_image_is_sent_again() -> None:  # F5
     async with listening(server) as url, registered(url) as client:
         deltas = [delta async for delta in generate(client, request, supply)]
         assert [delta.token_ids for delta in deltas] == [[1], [2]]
-        assert client.holds(b"", bytes([2]) * 32)
     assert wanted == [[1]]
     first, again = asked(server)
     assert first["request_id"] != again["request_id"]
     assert all(again["features"]["kwargs_data"]["image"])
     assert {delta.request_id for delta in deltas} == {"r1"}
-
-
-async def test_a_worker_that_keeps_no_images_gets_pixels_at_once() -> None:
-    server = VllmServer()
-
-    async def supply(media: Any) -> tuple[MediaPixels, ...]:
-        return tuple(MediaPixels(index, inline=PIXELS) for index in media)
-
-    async with listening(server) as url, registered(url) as client:
-        for number in range(vllm.MAX_MISSES):
-            await answer(client, ask(image()))
-            assert client.holds(b"", bytes(32))
-            server.held = set()
-            async for _ in generate(client, ask(image(inline=None), name=f"r{number}"), supply):
-                pass
-            server.held = None
-        await answer(client, ask(image()))
-        assert not client.holds(b"", bytes(32))
 
 
 @pytest.mark.parametrize("script", [[400], [429], [503], [event(1), {"error": {"code": 500}}]])
@@ -548,7 +514,7 @@ async def test_a_server_that_was_slow_is_still_known_by_its_feed(monkeypatch: py
     async with publisher() as events:
         server.sources = {"0": {"endpoint": events.source.endpoint}}
         async with listening(server) as url, registered(url) as client:
-            feed = client.kv_events(blocks=True, images=False)
+            feed = client.kv_events(blocks=True)
             assert (await anext(feed)).last
             assert client.exactness.level == "DEGRADED"
             server.healthy = False

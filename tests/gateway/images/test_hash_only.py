@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import decode_servers
+import numpy as np
 from chats import data_url, random_image
+from numpy.typing import NDArray
 from waiting import until
 
 from saccade.connectors.native.client import WorkerClient
@@ -37,11 +39,13 @@ class Stack:
         self.believed = False
         """Whether the gateway believes that the worker holds every image."""
 
-        self.sought: list[tuple[bytes, bytes]] = []
-        """Salt and content hash of the images that the gateway looked for."""
+        self.sought: list[bytes] = []
+        """The keys of the images that the gateway looked for."""
 
-        self._knows = client.holds
-        client.holds = self._holds  # type: ignore[method-assign]
+        # The same index that the gateway's look-ups use.
+        index = application.routing.cache_view.router.index
+        self._have_images = index.have_images
+        index.have_images = self._found  # type: ignore[method-assign]
 
     async def ask(self, text: str, url: str) -> tuple[int, Any]:
         """Status and body of an answer about an image that comes behind *text*."""
@@ -66,13 +70,13 @@ class Stack:
         decoded = self.metric("saccade_stage_seconds_count", stage="decode")
         return self.metric("saccade_images_by_hash_total"), self.metric("saccade_pixels_wanted_total"), decoded
 
-    async def hears(self, image: tuple[bytes, bytes], held: bool) -> None:
+    async def hears(self, image: bytes, held: bool) -> None:
         """Wait until the gateway has heard whether the worker holds *image*."""
-        await until(lambda: self._knows(*image) == held)
+        await until(lambda: self._have_images([image]).any() == held)
 
-    def _holds(self, salt: bytes, content_hash: bytes) -> bool:
-        self.sought.append((salt, content_hash))
-        return self.believed or self._knows(salt, content_hash)
+    def _found(self, keys: Sequence[bytes]) -> NDArray[np.bool_]:
+        self.sought += keys
+        return self._have_images(keys) | self.believed
 
 
 @contextlib.asynccontextmanager

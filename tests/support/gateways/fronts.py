@@ -65,13 +65,13 @@ class Front:
 async def talking(
     bind: str, front: Front, on_released: Callable[[Sequence[str]], None] = lambda _: None
 ) -> AsyncIterator[WorkerClient]:
-    """A client that is connected to *front* at *bind*, its feed included."""
+    """A client that is connected to *front* at *bind*."""
     server = WorkerServer(front, bind)
     await server.start()
     client = WorkerClient(server.address, on_released)
     await client.start()
     try:
-        await until(lambda: client.ready and front.watchers)
+        await until(lambda: client.ready)
         yield client
     finally:
         await client.close()

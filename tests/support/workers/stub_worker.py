@@ -71,10 +71,7 @@ class StubWorker:
     async def close(self) -> None:
         """There is nothing to close."""
 
-    def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        return False
-
-    def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
+    def kv_events(self, *, blocks: bool) -> AsyncGenerator[KvEvents, None]:
         return self.feed()
 
     def generate(self, request: EngineRequest, sink: Sink, chat: object = None) -> Stream:

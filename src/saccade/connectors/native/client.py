@@ -18,7 +18,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from saccade.connectors.answer_bounds import AnswerBounds
-from saccade.connectors.native import feed as kv_feed
+from saccade.connectors.native import feed
 from saccade.connectors.native.descriptions import KnownFiles, description_of
 from saccade.connectors.native.step_frames import DELTA_BYTES, Excess, StepFrames, logprob_bytes
 from saccade.connectors.session import LOST, NOT_READY, Connector, slots_of
@@ -235,6 +235,7 @@ class WorkerClient(Connector[_NativeSession]):
     It comes back when the worker has copied it or never will.
     """
 
+    REPORTS_IMAGES = True
     LOSS_LEVEL = logging.DEBUG  # errors of gRPC have a line of their own
 
     def __init__(
@@ -252,7 +253,6 @@ class WorkerClient(Connector[_NativeSession]):
         self._known_files = known_files or KnownFiles()
         self._logged: set[grpc.StatusCode] = set()
         self._stub: Any = None
-        self._held_images = kv_feed.HeldImages()
 
     @property
     def exactness(self) -> Exactness:
@@ -264,18 +264,14 @@ class WorkerClient(Connector[_NativeSession]):
         """Whether to send it new requests: a stream is open to a running engine that is not draining."""
         return self._session is not None and not (self.load is not None and self.load.draining)
 
-    def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Return whether the worker is believed to hold an image's encoder output, so that pixels need not be sent."""
-        return (salt, content_hash) in self._held_images
-
-    def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
-        """Yield what the worker's caches hold: a snapshot's messages, then increments.
+    def kv_events(self, *, blocks: bool) -> AsyncGenerator[KvEvents, None]:
+        """Yield the images and, with *blocks*, the blocks that the worker holds: a snapshot, then increments.
 
         Raises WorkerUnavailable if there is no feed, or it ends. Then discard what it reported, and call again.
         """
         if self._session is None:
             raise WorkerUnavailable(NOT_READY)
-        return kv_feed.follow(self._stub, blocks=blocks, images=images)
+        return feed.follow(self._stub, blocks=blocks)
 
     def generate(self, request: EngineRequest, sink: Sink, chat: object = None) -> Stream:
         """Send *request*; the deltas of its samples go to *sink*.
@@ -300,7 +296,6 @@ class WorkerClient(Connector[_NativeSession]):
     async def _live(self) -> str:
         """Get the description, open a stream, and relay its frames until it ends; return why it ended."""
         session, stub = _NativeSession(self.url, self._on_released), self._stub
-        keeping_up = None
 
         def take(payload: bytes) -> None:
             if payload == TAKEN:
@@ -311,7 +306,6 @@ class WorkerClient(Connector[_NativeSession]):
 
         try:
             description = await self._describe(stub)
-            keeping_up = lasting_task.begin(partial(self._held_images.keep_up, stub), f"held images {self.url}")
             path = stream_path(self.url)
             over_grpc = partial(_over_grpc, self._credentials, self.url)
             await (over_grpc(session, take) if path is None else _over_unix(path, session, take))
@@ -326,8 +320,6 @@ class WorkerClient(Connector[_NativeSession]):
             return "malformed frame"
         finally:
             self._leave()
-            if keeping_up is not None:
-                keeping_up.cancel()
 
     async def _describe(self, stub: Any) -> Description:
         """Return the description of the worker, which sends its files only if no other worker has."""

@@ -159,7 +159,7 @@ class SmgClient(Connector[SmgSession]):
         self.calls.close()
         await super().close()
 
-    def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
+    def kv_events(self, *, blocks: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield the blocks that the worker stores and drops; its events do not report encoder outputs.
 
         Earlier blocks come first if the engine replays them. Raises WorkerUnavailable if there is no feed, or it ends.

@@ -82,13 +82,9 @@ class SglangPair:
         """End every call; open requests raise WorkerFailed."""
         await asyncio.gather(self._prefill.close(), self._decode.close())
 
-    def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Return False: this wire takes no image without its pixels."""
-        return False
-
-    def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
+    def kv_events(self, *, blocks: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield the blocks that the prefill worker stores and drops."""
-        return self._prefill.kv_events(blocks=blocks, images=images)
+        return self._prefill.kv_events(blocks=blocks)
 
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:
         """Return False: this wire has no such command."""

@@ -5,13 +5,13 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 
 import aiohttp
 import msgspec
 
-from saccade.byte_lru import ByteLru
 from saccade.connectors.events.published_events import follow
 from saccade.connectors.events.reported_cache import ReportedCache
 from saccade.connectors.session import LOST, NOT_READY, Connector, ignore_load, slots_of
@@ -40,12 +40,10 @@ from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.transport.credentials import WorkerCredentials
 
 WATCH_EVERY_SECONDS = 5.0
-HELD_BYTES = 1 << 30
-"""Bytes of images that the server is believed to hold; vLLM keeps 4 GiB of them by default."""
+KEPT_IMAGE_BYTES = 1 << 30
+"""vLLM keeps 4 GiB of them by default."""
 
 THREAD_FROM_TOKENS = 8192
-MAX_MISSES = 3
-"""A worker that lacks this many images in a row keeps none."""
 
 AWAY = Exactness("NONE", "it has not been reached yet")
 REFUSALS = {Need.PROMPT_LOGPROBS: not_served("prompt_logprobs")}
@@ -60,33 +58,12 @@ OTHER_TOKENS = Exactness("NONE", "it tokenises chats differently than its model'
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class _VllmSession:
-    """A worker while it is healthy. It is believed to hold the images that were sent to it last."""
+    """A worker while it is healthy."""
 
-    def __init__(self, http: Http, server: Server) -> None:
-        self.http = http
-        self.server = server
-        self._held_images: ByteLru[tuple[bytes, bytes], None] = ByteLru(HELD_BYTES)
-        self._num_misses = 0
-
-    def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        return (salt, content_hash) in self._held_images
-
-    def note_sent(self, request: EngineRequest) -> None:
-        """Note that the worker has begun to answer: it has received the request's images."""
-        if self._num_misses < MAX_MISSES:
-            for item in request.media:
-                key = (request.salt, item.content_hash)
-                if item.inline is not None:
-                    self._held_images.put(key, None, len(item.inline))
-                else:
-                    self._held_images.get(key)
-                    self._num_misses = 0
-
-    def note_missed(self) -> None:
-        """Note that the worker lacked an image that it was believed to hold: it may lack others."""
-        self._num_misses += 1
-        self._held_images.clear()
+    http: Http
+    server: Server
 
 
 class VllmClient(Connector[_VllmSession]):
@@ -128,11 +105,13 @@ class VllmClient(Connector[_VllmSession]):
         """Return what vLLM does not stream, and what a chat cannot have if the server takes nothing else."""
         return REFUSALS if session.server.form is not None else REFUSALS_OF_CHATS
 
-    def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Return whether the server was sent an image recently and so is believed to hold its pixels."""
-        return self._session is not None and self._session.holds(salt, content_hash)
+    @property
+    def kept_image_bytes(self) -> int:
+        """Bytes of images that the server is believed to keep, unless it takes only chats, with all images."""
+        takes_names = self._session is not None and self._session.server.form is not None
+        return KEPT_IMAGE_BYTES if takes_names else 0
 
-    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
+    async def kv_events(self, *, blocks: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield the blocks that the server holds, in our keys. Raises what published_events.follow() does."""
         server = self._session.server if self._session is not None else None
         if server is None or server.source is None:
@@ -173,7 +152,6 @@ class VllmClient(Connector[_VllmSession]):
             if not by_hash or answer.begun:
                 raise
             logger.info("worker %s refused images by their hashes: %s", self.url, error.message)
-        session.note_missed()
         again = _with_pixels(request, await stream.pixels(by_hash))
         await self._read_tokens(session, again, VllmAnswer(request), sink)
 
@@ -191,13 +169,9 @@ class VllmClient(Connector[_VllmSession]):
     async def _read_tokens(self, session: _VllmSession, request: EngineRequest, answer: VllmAnswer, sink: Sink) -> None:
         server = session.server
         body = await _made(request, partial(generate_body, request, server.description.model, server.form))
-        noted = False
         async with contextlib.aclosing(self._deltas(session, GENERATE, body, answer, request.traceparent)) as deltas:
             del body
             async for delta in deltas:
-                if not noted:
-                    session.note_sent(request)
-                    noted = True
                 sink.delta(delta)
 
     async def _deltas(
