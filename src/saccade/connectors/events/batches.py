@@ -24,6 +24,8 @@ EMPTY: Final = msgspec.Raw(b"\x90")
 CONTAINERS: Final = bytes((*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF))
 """What an array or a map of msgpack begins with. Other values may have these bytes, too."""
 
+KNOWN = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
+
 Hash = int | bytes
 """An engine's own name of a block. vLLM's is the low 64 bits of its hash, or all 32 bytes, as it was started."""
 
@@ -136,7 +138,6 @@ class _ListsOfArray(msgspec.Struct, array_like=True):
     lookahead_token_ids: msgspec.Raw = EMPTY
 
 
-KNOWN = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 Event = Stored | Removed | Cleared | Unknown
 
 

@@ -33,6 +33,14 @@ MAX_EVENT_BYTES = 32 << 20
 DONE = b"[DONE]"
 UNREACHABLE = "The worker cannot be reached; try again shortly."
 RANK_HEADER = "X-data-parallel-rank"
+JSON = {"Content-Type": "application/json"}
+
+_FAULTS: tuple[tuple[type[Exception], str], ...] = (
+    (aiohttp.ClientSSLError, "no secure connection can be made; look at the certificates and --worker-tls-ca"),
+    (aiohttp.ClientConnectorDNSError, "the name of the host is not known"),
+    (aiohttp.ClientConnectorError, "no server listens at this address"),
+    (TimeoutError, "it took too long"),
+)
 
 
 @dataclass(frozen=True)
@@ -124,16 +132,6 @@ class Http:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             fault = next((words for kind, words in _FAULTS if isinstance(error, kind)), "the connection broke")
             raise WorkerUnavailable(f"{path} was not answered: {fault}.") from error
-
-
-JSON = {"Content-Type": "application/json"}
-
-_FAULTS: tuple[tuple[type[Exception], str], ...] = (
-    (aiohttp.ClientSSLError, "no secure connection can be made; look at the certificates and --worker-tls-ca"),
-    (aiohttp.ClientConnectorDNSError, "the name of the host is not known"),
-    (aiohttp.ClientConnectorError, "no server listens at this address"),
-    (TimeoutError, "it took too long"),
-)
 
 
 async def read_body(response: aiohttp.ClientResponse) -> bytes:
