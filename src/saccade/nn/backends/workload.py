@@ -68,14 +68,17 @@ def not_on_amx(workload: Workload) -> str | None:
 
 
 def not_faster_by_onednn(workload: Workload) -> str | None:
-    """Return the reason against attention by oneDNN, which is faster than PyTorch's own where MKL is slow."""
+    """Return the reason against attention by oneDNN, which is faster than PyTorch's own where MKL is slow.
+
+    That is on processors with AVX512 that Intel did not make.
+    """
     if workload.device.type != "cpu":
         return f"it computes on a CPU, not on a {workload.device.type}"
     if not torch.backends.mkldnn.is_available():
         return "this build of torch has no oneDNN"
     processor = torch.cpu.get_capabilities()
     if not processor.get("avx512_f") or str(processor.get("cpu_name", "Intel")).startswith("Intel"):
-        return "it is faster only on processors with AVX512 that Intel did not make"
+        return "it is not faster on this processor"
     return None
 
 
