@@ -16,6 +16,7 @@ from tables import table
 from saccade.errors import StartupError
 from saccade.eval import drawn
 from saccade.eval.questions import Question
+from saccade.eval.rows import spread
 from saccade.eval.tasks import source_of
 
 LETTER = "Answer with the option letter from the given choices directly."
@@ -313,6 +314,7 @@ def test_generated_questions_are_the_same_at_every_call() -> None:
         (["contains", "mine.jsonl"], {"question": "q", "image": A64}, "has no answer"),
         (["contains", "mine.jsonl"], {"question": "q", "answers": []}, "has no answer. A test split often has none."),
         (["contains", "mine.jsonl"], {"q": "q", "anser": "a"}, "Its columns are q, anser; the answer is read from"),
+        (["contains", "mine.jsonl"], {"q": "q", "answer": "a"}, "Its columns are q, answer; the question is read"),
         (["mathvisat", "mine.jsonl"], {"question": "q"}, "There is no task and no file mathvisat. The tasks are ocr,"),
         (["mathvisat"], None, "There is no task and no file mathvisat."),
         (["contains", "mine.jsonl"], {"question": "q", "answer": "a"}, "has no image"),
@@ -334,3 +336,10 @@ def test_wrong_files(
     with pytest.raises(StartupError) as error:
         questions(*words)
     assert expected in error.value.message
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+def test_file_without_rows_is_named(limit: int | None, tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text("\n")
+    with pytest.raises(StartupError, match=r"mine\.jsonl: there are no rows\."):
+        list(spread([tmp_path / "mine.jsonl"], limit))

@@ -81,8 +81,14 @@ def is_taken(total: int, limit: int | None, number: int) -> bool:
 
 
 def spread(files: Sequence[Path], limit: int | None) -> Iterator[tuple[int, Path, Row]]:
-    """Yield number, file and row for *limit* rows, spread evenly over all, or for all rows if *limit* is None."""
+    """Yield number, file and row for *limit* rows, spread evenly over all, or for all rows if *limit* is None.
+
+    Raises StartupError if a file cannot be read, or if there are no rows.
+    """
     total = 0 if limit is None else sum(1 for file in files for _ in rows(file))
+    number = None
     for number, (file, row) in enumerate((one, row) for one in files for row in rows(one)):
         if is_taken(total, limit, number):
             yield number, file, row
+    if number is None:
+        raise StartupError(f"{', '.join(map(str, files))}: there are no rows.")

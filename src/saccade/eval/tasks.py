@@ -19,6 +19,9 @@ PUBLISHED = (
 ANSWERS = ("answers", "answer", "label")
 """The columns with the right answer, of which the first that is there counts."""
 
+TEXTS = ("question", "query")
+"""The columns with the question. MMMU-Pro's images have theirs drawn in them, so questions with options need none."""
+
 MAX_COLUMNS = 300
 """Characters of the names of a file's columns in an error."""
 
@@ -109,7 +112,9 @@ class Source(NamedTuple):
         answers = texts(first(row, *ANSWERS))
         if answers in ([], ["?"]):
             raise StartupError(f"Row {number + 1} of {file} has no answer. {_why_no_answer(row)}")
-        name, text = first(row, "id", "questionId", "question_id", "index"), first(row, "question", "query") or ""
+        if task.rule is not None and row.keys().isdisjoint(TEXTS):
+            raise StartupError(f"Row {number + 1} of {file} has no question. {_where_it_is(row, 'question', TEXTS)}")
+        name, text = first(row, "id", "questionId", "question_id", "index"), first(row, *TEXTS) or ""
         options, is_open = options_of(row), row.get("question_type") == "open"
         categories, rule, prompt = categories_of(row, task.columns, file), task.rule, task.prompt
         if rule is None and is_open:
@@ -137,7 +142,11 @@ class Source(NamedTuple):
 def _why_no_answer(row: Row) -> str:
     if not row.keys().isdisjoint(ANSWERS):
         return "A test split often has none."
-    return f"Its columns are {', '.join(map(str, row))[:MAX_COLUMNS]}; the answer is read from {', '.join(ANSWERS)}."
+    return _where_it_is(row, "answer", ANSWERS)
+
+
+def _where_it_is(row: Row, what: str, columns: Sequence[str]) -> str:
+    return f"Its columns are {', '.join(map(str, row))[:MAX_COLUMNS]}; the {what} is read from {', '.join(columns)}."
 
 
 def _prompt(name: str, question: str, options: Sequence[str], prompt: str) -> str:
