@@ -133,7 +133,10 @@ class UnlistedModels(BaseHTTPRequestHandler):
     listing = 404
 
     def do_GET(self) -> None:
-        self._send(self.listing, "text/html", b"<html></html>")
+        if self.listing == 404:
+            self._send(404, "application/json", b'{"error": {"message": "There is no /v1/models here."}}')
+        else:
+            self._send(self.listing, "text/html", b"<html></html>")
 
     def do_POST(self) -> None:
         delta = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m"}

@@ -94,6 +94,14 @@ def test_help_names_the_settings_file(arguments: list[str], capsys: pytest.Captu
 
 
 @pytest.mark.ci
+def test_output_without_room_ends_in_one_sentence() -> None:
+    command = [sys.executable, "-m", "saccade.cli.main", "completion", "bash"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "saccade: Cannot write the output: No space left on device.\n")
+
+
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "arguments",
     [

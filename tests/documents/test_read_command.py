@@ -231,16 +231,52 @@ def test_answer_that_is_cut_off_is_named(capsys: pytest.CaptureFixture[str]) -> 
         (["a.pdf", "b/a.pdf", "--out", "texts"], "Two files have the name a.pdf"),
         (["a.pdf", "--serve", "x", "--url", "y"], "--serve starts a server of its own"),
         (["a.pdf", "--url", "http://127.0.0.1:9"], "No server answers at http://127.0.0.1:9/v1."),
+        (["pipe.pdf"], "pipe.pdf is no file whose pages can be read again, but a pipe or a device."),
+        (["/dev/zero"], "/dev/zero is no file whose pages can be read again"),
+        (["a.pdf", "--answers", "/dev/zero"], "Cannot use /dev/zero: it is no regular file."),
     ],
 )
 def test_what_cannot_be_read_is_explained(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty").mkdir(exist_ok=True)
     Path("b").mkdir(exist_ok=True)
+    if not Path("pipe.pdf").exists():
+        os.mkfifo("pipe.pdf")
     for path in ("a.pdf", "b/a.pdf"):
         Path(path).write_bytes(pdfs.pdf(pdfs.TEXT))
     assert run(["read", *words]) == 1
     assert sentence in capsys.readouterr().err
     assert not list(Path().glob("*.jsonl"))
+
+
+def test_file_that_is_too_large_is_refused_before_it_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    with Path("a.pdf").open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    assert read(ScriptedServer(), "a.pdf") == 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"saccade: a.pdf: It has {1 << 40} bytes; at most {64 << 20} are read.",
+        "saccade: 1 could not be read",
+    ]
+
+
+def test_names_of_files_do_not_reach_a_terminal_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a\x1b[31m\n.pdf").write_bytes(pdfs.pdf(pdfs.TEXT))
+    server = ScriptedServer(lambda *_: (400, json.dumps({"error": {"message": "No.", "code": "x"}})))
+    assert read(server, "a\x1b[31m\n.pdf") == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "saccade: a [31m .pdf, page 1: No.",
+        "saccade: 1 could not be read; the same command asks for these alone, "
+        "the other answers are in read-a [31m .pdf.jsonl",
+    ]
+
+
+def test_figure_that_cannot_be_written_ends_the_command_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("chandra.pdf").write_bytes(pdfs.pdf(pdfs.SQUARE))
+    figure = '<div data-bbox="0 0 512 512" data-label="Figure"><img alt="x"/></div>'
+    Path("texts").mkdir()
+    server = ScriptedServer(lambda *_: (200, stream([figure])))
+    Path("texts/chandra.pdf-1-1.png").symlink_to("nowhere/at-all.png")
+    assert read(server, "chandra.pdf", "--form", "chandra", "--out", "texts") == 1
+    assert capsys.readouterr().err == "saccade: Cannot write texts/chandra.pdf-1-1.png: No such file or directory.\n"
 
 
 def test_python_yields_pages_within_a_running_loop() -> None:

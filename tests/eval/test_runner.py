@@ -1,6 +1,7 @@
 """How many things are asked at a time, and what a file of results keeps."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,16 @@ def test_a_foreign_file_stays_as_it_is(content: str, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="line 1, is no result"):
         Journal(file, lambda line: line["name"], lambda line: bool(line["good"]))
     assert file.read_text() == content
+
+
+def test_a_result_that_has_no_room_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "j.jsonl"
+    journal = Journal(file, lambda line: line["name"], lambda line: True)
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), journal._file.fileno())
+    with pytest.raises(StartupError, match=r"Cannot write .*j\.jsonl: No space left on device\."):
+        journal.add_result({"name": "a"})
+    journal.close()
 
 
 def test_a_journal_without_results_leaves_no_file_that_it_has_made(tmp_path: Path) -> None:

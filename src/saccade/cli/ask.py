@@ -3,7 +3,7 @@
 import mimetypes
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 from cyclopts import Parameter
 
@@ -14,6 +14,8 @@ from saccade.consoles import new_console
 from saccade.errors import StartupError
 
 STDIN = "-"
+MAX_BYTES = 256 << 20
+"""Of a file. Servers take fewer, and say so; this is for devices without an end."""
 FORM = '`saccade ask IMAGE... "What is this?"`'
 
 
@@ -79,14 +81,22 @@ def _image_url(image: str) -> str:
     if image.startswith(("http://", "https://", "data:")):
         return image
     try:
-        content = sys.stdin.buffer.read() if image == STDIN else Path(image).expanduser().read_bytes()
+        content = _content(sys.stdin.buffer if image == STDIN else Path(image).expanduser().open("rb"))
     except FileNotFoundError as error:
         raise StartupError(
             f"There is no image {image}. If it is a word of the question, put the whole question in quotes."
         ) from error
     except OSError as error:
         raise StartupError(f"Cannot read {image}: {error.strerror}.") from error
+    if len(content) > MAX_BYTES:
+        raise StartupError(f"{image} has more than {MAX_BYTES >> 20} MiB, the most that `saccade ask` sends.")
     return data_url(content, mimetypes.guess_type(image)[0] or "image/png")
+
+
+def _content(stream: BinaryIO) -> bytes:
+    """Return what *stream* has, but no more than is needed to see that it has too much: a device has no end."""
+    with stream:
+        return stream.read(MAX_BYTES + 1)
 
 
 def _show(piece: str) -> None:

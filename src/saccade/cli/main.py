@@ -1,5 +1,6 @@
 """The `saccade` program: its commands and how errors are printed."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -60,6 +61,9 @@ EXAMPLES = {
     "top": "`saccade top --gateway http://127.0.0.1:8001 --admin-key KEY`",
 }
 """A command line for the help of each command."""
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
+"""Errors of a disk or device that takes no more output."""
 
 VLLM_PAGE = "docs/from-vllm.md"
 FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
@@ -152,6 +156,11 @@ def main() -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         code = _end_of_pipe()
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        _say(f"Cannot write the output: {error.strerror}.")
+        code = _end_of_pipe(exit_codes.ERROR)
     except SystemExit as end:
         if not isinstance(end.__context__, BrokenPipeError):  # what rich makes of one
             raise
@@ -159,10 +168,10 @@ def main() -> None:
     sys.exit(code)
 
 
-def _end_of_pipe() -> int:
-    """Discard the rest of the output, since nobody reads it; return the exit code."""
+def _end_of_pipe(code: int = exit_codes.CLOSED_PIPE) -> int:
+    """Discard the rest of the output, which cannot be written; return the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return exit_codes.CLOSED_PIPE
+    return code
 
 
 if __name__ == "__main__":

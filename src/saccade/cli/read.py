@@ -21,6 +21,7 @@ from saccade.documents.reader import new_journal
 from saccade.documents.reading import Address, Documents, iterate, read_documents
 from saccade.documents.settings import ReadSettings
 from saccade.errors import StartupError
+from saccade.errors import printable as one_line
 from saccade.llm.serving import serve
 
 SETTINGS = ReadSettings()
@@ -74,13 +75,14 @@ def read(
                         progress.advance(task)
                         if page.fault:
                             num_faults += 1
-                            place = f"{file}, page {page.page}" if page.page else file
+                            place = f"{one_line(file)}, page {page.page}" if page.page else one_line(file)
                             progress.console.print(printable(f"saccade: {place}: {page.fault}"), soft_wrap=True)
     if note:
         print(f"saccade: {note}", file=sys.stderr)
     if num_faults:
-        again = f"the same command asks for these alone, the other answers are in {journal.path}"
-        print(f"saccade: {num_faults} could not be read; {again}", file=sys.stderr)
+        kept = f"the same command asks for these alone, the other answers are in {one_line(str(journal.path))}"
+        again = f"; {kept}" if journal.path.exists() else ""
+        print(f"saccade: {num_faults} could not be read{again}", file=sys.stderr)
         return exit_codes.ERROR
     if settings.answers is None:
         journal.path.unlink(missing_ok=True)

@@ -17,6 +17,8 @@ from saccade.transport.unreachable import is_refused, proxy_hint, why_unreachabl
 if TYPE_CHECKING:
     import openai
 
+NOT_FOUND = 404
+
 
 class Served(NamedTuple):
     """A *client* of a server, the name of its *model*, and what the server notes about its answers."""
@@ -90,9 +92,10 @@ def _served(client: "openai.OpenAI", api: str, name: str | None = None) -> tuple
         # Such a server may still answer for a model that the user names.
         if name is not None:
             return name, ""
-        if isinstance(error, openai.APIStatusError):
+        if isinstance(error, openai.APIStatusError) and error.status_code != NOT_FOUND:
             raise
-        raise StartupError(_is_a_stranger(api)) from error
+        status = f" with {NOT_FOUND}" if isinstance(error, openai.APIStatusError) else ""
+        raise StartupError(_is_a_stranger(api, status)) from error
     for model in models:
         if name in (None, model.id):
             return model.id, printable(model.note) if isinstance(model.note, str) else ""

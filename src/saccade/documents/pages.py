@@ -32,6 +32,7 @@ MAX_DOTS_PER_INCH = 300
 """A small page is drawn no finer than printed letters need."""
 
 MAX_PAGES = 100_000
+MAX_BYTES = ImageLimits().max_encoded_bytes
 NUM_PROCESSES = 2
 _RANGE = re.compile(r"(\d+)(-(\d*))?")
 
@@ -90,8 +91,10 @@ def find_files(paths: Iterable[Path]) -> list[Path]:
             if not inside:
                 raise StartupError(f"The folder {path} has no PDF and no image.")
             files += inside
-        elif path.exists():
+        elif path.is_file():
             files.append(path)
+        elif path.exists():
+            raise StartupError(f"{path} is no file whose pages can be read again, but a pipe or a device.")
         else:
             raise StartupError(f"There is no file {path}.")
     return files
@@ -109,6 +112,8 @@ def new_pool() -> DecodePool:
 async def open_file(pool: DecodePool, path: Path, ranges: PageRanges | None) -> Sequence[Page] | UnreadableFile:
     """Return the pages of the file at *path* that are in *ranges*, or all of them if that is None."""
     try:
+        if (num_bytes := (await asyncio.to_thread(path.stat)).st_size) > MAX_BYTES:
+            return UnreadableFile(path, f"It has {num_bytes} bytes; at most {MAX_BYTES} are read.")
         content = await asyncio.to_thread(path.read_bytes)
     except OSError as error:
         return UnreadableFile(path, f"Cannot read it: {error.strerror}.")

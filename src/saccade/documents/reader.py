@@ -18,7 +18,7 @@ from saccade.documents.markup import Sheet, read_answer
 from saccade.documents.page_text import Figure, PageText
 from saccade.documents.pages import Page, UnreadableFile, draw_page, drawn_size, encode_page
 from saccade.documents.repetition import repetition_start
-from saccade.errors import SaccadeError
+from saccade.errors import SaccadeError, StartupError
 from saccade.eval.ask import TRANSIENT
 from saccade.eval.questions import data_url
 from saccade.eval.runner import Journal, retried
@@ -97,6 +97,8 @@ async def read_page(reader: Reader, page: Page) -> PageText:
         sheet = Sheet(width, height, f"{page.path.name}-{page.number}")
         reading = read_answer(line["text"], reader.form, sheet)
         await _cut_out(reader, page, reading.figures)
+    except StartupError:
+        raise  # a file cannot be written, which is not the page's fault
     except SaccadeError as error:
         return msgspec.structs.replace(place, fault=error.message)
     markdown, blocks, figures = reading
@@ -164,7 +166,11 @@ async def _cut_out(reader: Reader, page: Page, figures: Sequence[Figure]) -> Non
     if missing:
         pixels = await draw_page(reader.pool, page, reader.form.longest_side)
         for path, box in missing:
-            await asyncio.to_thread(Image.fromarray(pixels).crop(box).save, path)
+            try:
+                await asyncio.to_thread(Image.fromarray(pixels).crop(box).save, path)
+            except OSError as error:
+                path.unlink(missing_ok=True)  # a later run would take a part of it for the figure
+                raise StartupError(f"Cannot write {path}: {error.strerror}.") from error
 
 
 def pages_of(opened: Sequence[Sequence[Page] | UnreadableFile]) -> Iterator[Page | UnreadableFile]:

@@ -23,6 +23,8 @@ class Journal:
         self.results: dict[object, Mapping[str, Any]] = {}
         self.path = path
         self._key = key
+        if path.exists() and not path.is_file():
+            raise StartupError(f"Cannot use {path}: it is no regular file.")
         try:
             content = path.read_bytes() if path.exists() else b""
             lines, end = content.splitlines(), content.rpartition(b"\n")[2]
@@ -45,9 +47,12 @@ class Journal:
             raise StartupError(f"Cannot use {path}: {error.strerror}.") from error
 
     def add_result(self, result: Mapping[str, Any]) -> None:
-        """Append *result*."""
+        """Append *result*. Raises StartupError if there is no room for it."""
         self.results[self._key(result)] = result
-        self._file.write(msgspec.json.encode(result) + b"\n")
+        try:
+            self._file.write(msgspec.json.encode(result) + b"\n")
+        except OSError as error:
+            raise StartupError(f"Cannot write {self.path}: {error.strerror}.") from error
 
     def close(self) -> None:
         """Close the file. Remove it if it was created here and got no results."""
