@@ -1,5 +1,7 @@
 """Products with INT4 weights on a CPU: by PyTorch's kernel, by unpacking, and what is declined."""
 
+import dataclasses
+
 import pytest
 import torch
 from products import INPUTS, WIDTHS, drawn, joined
@@ -17,7 +19,8 @@ from saccade.nn.layers import Linear, use_operations
 from saccade.nn.ops import resolve
 
 NAMES = [name for name, form in FORMATS.items() if form.kind == "int4"]
-DTYPES = [torch.float32, torch.bfloat16]
+F32, BF16 = torch.float32, torch.bfloat16
+DTYPES = [F32, BF16]
 TOLERANCE = 0.012
 """Of the largest result: activations, scales and zeros are rounded to bfloat16."""
 
@@ -58,11 +61,39 @@ def test_products(name: str, dtype: torch.dtype, num_tokens: int) -> None:
 def test_both_sides_of_the_crossing_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = packed_linear(joined(name)), drawn(3, INPUTS)
     by_kernel = layer(x)
-    monkeypatch.setattr(cpu_int4, "CROSSING", 1)
+    monkeypatch.setattr(cpu_int4, "crossing", lambda _: 1)
     monkeypatch.setattr(cpu_int4, "OUTPUTS_AT_ONCE", 128)
     by_unpacking = layer(x)
     assert not torch.equal(by_kernel, by_unpacking)
     assert_near(by_kernel, by_unpacking)
+
+
+@table("dtype", DTYPES)
+@table("rows", [32, 64])
+@table("name", NAMES)
+def test_unpacked_values_are_those_of_codes_and_rounded_scales(name: str, rows: int, dtype: torch.dtype) -> None:
+    """To the bit, in the layout of AVX2 as well as in that of AVX512."""
+    layer = packed_linear(joined(name)).packed
+    assert isinstance(layer, CpuInt4)
+    layer = dataclasses.replace(layer, block_rows=rows)
+    pairs = layer.scales_and_zeros_GP2.to(dtype)
+    for some in (slice(0, 192), slice(64, 128), slice(128, 512)):
+        found = torch.empty(INPUTS, some.stop - some.start, dtype=dtype)
+        layer.put_in_order(layer.unpacked(some, dtype), found)
+        for row in range(some.start, some.stop, 17):
+            block, place = divmod(row, rows)
+            of_row = layer.packed.view(-1, INPUTS, rows // 2)[block, :, place % (rows // 2)]
+            codes = (of_row >> (4 * (place // (rows // 2)))) & 15
+            scales, zeros = pairs[:, row].repeat_interleave(layer.group_size, 0).unbind(1)
+            assert torch.equal(found[:, row - some.start], (codes.to(torch.int8) - 8) * scales + zeros)
+
+
+@table(("bfloat16", "dtype", "crossing"), [(True, BF16, 112), (True, F32, 256), (False, BF16, 256), (False, F32, 256)])
+def test_the_crossing_follows_the_processor(
+    bfloat16: bool, dtype: torch.dtype, crossing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_int4, "multiplies_bfloat16", lambda: bfloat16)
+    assert cpu_int4.crossing(dtype) == crossing
 
 
 @pytest.mark.parametrize(
@@ -75,7 +106,7 @@ def test_shards_that_begin_inside_a_group_or_a_word(name: str, region: Region, m
     layer, x = packed_linear((weight,)), drawn(3, region.num_columns)
     expected = functional.linear(x, weight.dequantised(torch.float32))
     assert_near(layer(x), expected)
-    monkeypatch.setattr(cpu_int4, "CROSSING", 1)
+    monkeypatch.setattr(cpu_int4, "crossing", lambda _: 1)
     assert_near(layer(x), expected)
 
 

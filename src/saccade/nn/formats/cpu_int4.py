@@ -5,12 +5,14 @@ bfloat16. It reads a quarter of a bfloat16 weight's bytes, but multiplies more s
 inputs, O outputs, P outputs with padding, G groups of columns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 
 import torch
 
+from saccade.nn.cpu import multiplies_bfloat16
 from saccade.nn.formats.packed_ints import PackedInts
 from saccade.nn.formats.products import Product
 from saccade.nn.formats.quantised import QuantisedLinear, QuantisedWeight
@@ -23,8 +25,19 @@ MIDDLE = 8
 PADDING = 64
 """Outputs are padded to whole blocks of the packed layout, on any processor."""
 
-CROSSING = 256
-"""From how many tokens on a weight is unpacked and multiplied as a plain one; measured with AVX2 in float32."""
+CROSSING, CROSSING_BF16 = 256, 112
+"""From how many tokens on a weight is unpacked and multiplied as a plain one.
+
+Measured with AVX2 in float32; and in bfloat16 with AVX512, which multiplies plain weights faster.
+"""
+
+NUMBERS: Mapping[torch.dtype, tuple[torch.dtype, int, int]] = MappingProxyType(
+    {torch.bfloat16: (torch.int16, 0x4300, 1 << 7), torch.float32: (torch.int32, 0x4B000000, 1 << 23)}
+)
+"""For each dtype: integers of its size, and the power of two, as bits and value, whose last place is worth one.
+
+Four bits in the last places of this power are added to it. So codes become floats without a conversion.
+"""
 
 OUTPUTS_AT_ONCE = 512
 """How many outputs are packed or unpacked at a time: their copies fit into the processor's cache, or nearly."""
@@ -48,7 +61,7 @@ class CpuInt4(Product):
 
     def product(self, x_NI: torch.Tensor) -> torch.Tensor:
         """Return x W^T [N, O]."""
-        if self.block_rows and len(x_NI) >= CROSSING:
+        if self.block_rows and len(x_NI) >= crossing(x_NI.dtype):
             return self._by_unpacking(x_NI)
         output_NP = torch.ops.aten._weight_int4pack_mm_for_cpu(
             x_NI.bfloat16(), self.packed, self.group_size, self.scales_and_zeros_GP2
@@ -59,23 +72,48 @@ class CpuInt4(Product):
         output_NP = x_NI.new_empty(len(x_NI), len(self.packed))
         for start in range(0, len(self.packed), OUTPUTS_AT_ONCE):
             some = slice(start, start + OUTPUTS_AT_ONCE)
-            output_NP[:, some] = x_NI @ self._unpacked(some, x_NI.dtype)
+            self.put_in_order(x_NI @ self.unpacked(some, x_NI.dtype), output_NP[:, some])
         return output_NP[:, : self.num_outputs]
 
-    def _unpacked(self, some: slice, dtype: torch.dtype) -> torch.Tensor:
-        """Return the weights [I, outputs] of *some* outputs, which must be whole blocks."""
-        half = self.block_rows // 2
-        # A byte has one column of two outputs, half a block from each other.
-        bytes_BGCH = self.packed[some].view(-1, len(self.scales_and_zeros_GP2), self.group_size, half)
-        of_blocks = self.scales_and_zeros_GP2[:, some].to(dtype).unflatten(1, (-1, 2, half)).transpose(0, 1)
-        output_GCB2H = torch.empty(*bytes_BGCH.shape[1:3], len(bytes_BGCH), 2, half, dtype=dtype)
-        for place, codes_BGCH in enumerate((bytes_BGCH & 15, bytes_BGCH >> 4)):
-            scales_BG1H, zeros_BG1H = of_blocks[:, :, place].unsqueeze(2).unbind(-1)
-            values = output_GCB2H.permute(2, 0, 1, 3, 4)[:, :, :, place]
-            torch.mul(codes_BGCH.view(torch.int8).sub_(MIDDLE), scales_BG1H, out=values)
-            if self.has_zeros:
-                values += zeros_BG1H
-        return output_GCB2H.flatten(0, 1).flatten(1)
+    def unpacked(self, some: slice, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weights [I, outputs] of *some* outputs, which must be whole blocks, in the order of planes.
+
+        Words are as wide as *dtype*. A byte has a column of two outputs, half a block from each other. A plane has one
+        such half of one byte of all words, so that it is computed without reordering.
+        """
+        word, bits, power = NUMBERS[dtype]
+        num_inputs, num_planes = 2 * self.packed.shape[1], 2 * word.itemsize
+        words_BIJ = self.packed[some].view(-1, num_inputs, self.block_rows // 2).view(word)
+        words_IBJ = words_BIJ.transpose(0, 1).contiguous()
+        codes = torch.empty(num_inputs, num_planes, *words_IBJ.shape[1:], dtype=word)
+        for plane in range(num_planes):
+            torch.bitwise_right_shift(words_IBJ, 4 * plane, out=codes[:, plane])
+        values = codes.bitwise_and_(15).bitwise_or_(bits).view(dtype).sub_(power + MIDDLE)
+        pairs_GP2 = self.scales_and_zeros_GP2[:, some].to(dtype)
+        scales_G1P, zeros_G1P = self._in_planes(pairs_GP2, word.itemsize).unsqueeze(2)
+        values_GCP = values.view(len(pairs_GP2), self.group_size, -1).mul_(scales_G1P)
+        if self.has_zeros:
+            values_GCP += zeros_G1P
+        return values_GCP.flatten(0, 1)
+
+    def _in_planes(self, pairs_GP2: torch.Tensor, itemsize: int) -> torch.Tensor:
+        """Return the scales and zeros [2, G, P] of whole blocks, in the order of planes."""
+        return pairs_GP2.unflatten(1, self._places(itemsize)).permute(5, 0, 4, 2, 1, 3).flatten(2)  # type: ignore[no-any-return]
+
+    def put_in_order(self, planes_NP: torch.Tensor, output_NP: torch.Tensor) -> None:
+        """Copy outputs of whole blocks from the order of planes to their own."""
+        itemsize = planes_NP.itemsize
+        ordered = output_NP.unflatten(1, self._places(itemsize)).permute(0, 4, 2, 1, 3)
+        ordered.copy_(planes_NP.view(ordered.shape))
+
+    def _places(self, itemsize: int) -> tuple[int, ...]:
+        """Return the sizes of blocks, halves of a block, words and bytes, of which outputs consist."""
+        return -1, 2, self.block_rows // 2 // itemsize, itemsize
+
+
+def crossing(dtype: torch.dtype) -> int:
+    """Return from how many tokens on weights are unpacked on this processor."""
+    return CROSSING_BF16 if dtype == torch.bfloat16 and multiplies_bfloat16() else CROSSING
 
 
 def pack_linear(layer: QuantisedLinear) -> CpuInt4:
@@ -145,6 +183,8 @@ def block_rows() -> int:
     plain = torch.tensor([1.0, float(MIDDLE)]).bfloat16().expand(1, len(codes_OI), 2).contiguous()
     for rows in (32, 64):
         probe = CpuInt4(packed, plain, GROUP_SIZES[-1], rows, len(codes_OI), True, None)
-        if torch.equal(probe._unpacked(slice(0, len(codes_OI)), torch.float32).t(), codes_OI.float()):
+        found_IO = torch.empty(codes_OI.t().shape)
+        probe.put_in_order(probe.unpacked(slice(0, len(codes_OI)), torch.float32), found_IO)
+        if torch.equal(found_IO.t(), codes_OI.float()):
             return rows
     return 0
