@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import engines
+import msgspec
 import pytest
 from tables import table
 
@@ -26,7 +27,7 @@ class Clock:
     def __init__(self, subject: Engine) -> None:
         self.now = 0.0
         self.steps: list[float] = []
-        self._launched: deque[float] = deque()
+        self._launched: deque[tuple[float, float]] = deque()
         self._layers = engines.module(subject).spec.num_encoder_layers + 1  # and the projector
         self._grids: dict[int, tuple[int, int]] = {}
         self._launch, self._collect = subject.executor.launch, subject.executor.collect_output
@@ -34,7 +35,8 @@ class Clock:
         subject.executor.launch, subject.executor.collect_output = self.launch, self.collect  # type: ignore[method-assign]
 
     def launch(self, step: StepInput, sampling: SamplingInput) -> None:
-        tokens = sum(chunk.num_tokens for chunk in step.chunks if chunk.num_tokens > 1)
+        decodes = [chunk for chunk in step.chunks if chunk.num_tokens == 1 + chunk.num_proposed]
+        tokens = sum(chunk.num_tokens for chunk in step.chunks) - sum(chunk.num_tokens for chunk in decodes)
         self._grids |= {one.output_id: (one.grid[1] * one.grid[2], self._layers) for one in step.images}
         sliced = {one.output_id: one.num_layers for one in step.slices}
         patch_layers = 0
@@ -43,15 +45,17 @@ class Clock:
             layers = sliced.get(output_id) or left
             self._grids[output_id] = patches, left - layers
             patch_layers += patches * layers
-        seconds = OF_STEP + OF_TOKEN * tokens + OF_PATCH_LAYER * patch_layers
-        self._launched.append(seconds)
-        if any(chunk.num_tokens == 1 for chunk in step.chunks):
+        encode_seconds = OF_PATCH_LAYER * patch_layers
+        seconds = OF_STEP + OF_TOKEN * tokens + encode_seconds
+        self._launched.append((seconds, encode_seconds))
+        if decodes:
             self.steps.append(seconds)
         self._launch(step, sampling)
 
     def collect(self) -> StepOutput:
-        self.now += self._launched.popleft()
-        return self._collect()
+        seconds, encode_seconds = self._launched.popleft()
+        self.now += seconds
+        return msgspec.structs.replace(self._collect(), encode_seconds=encode_seconds)
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
@@ -111,3 +115,26 @@ def test_an_answer_that_just_began_has_its_time_too(
         subject.step()
     subject.requests.submit(0, engines.request(tiny_qwen3_vl, [200, (WIDE, 1), 9], "image", 2, max_tokens=1))
     assert longest_gap(subject, clock, {"answer"}) <= 1.5 * SECONDS * num_steps
+
+
+def test_eight_images_at_once_leave_an_answer_its_time(tiny_qwen3_vl: Path) -> None:
+    """One of them is cached, and proposals are verified beside the slices of the others."""
+    images = [
+        engines.request(tiny_qwen3_vl, [5, (WIDE, number % 7), 9], f"image {number}", number, max_tokens=3)
+        for number in range(8)
+    ]
+    expected = engines.drain(engines.engine(tiny_qwen3_vl, max_num_seqs=10), *images)
+    ngram = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 1}'
+    subject = engines.engine(tiny_qwen3_vl, max_num_seqs=10, max_inter_token_latency=SECONDS, speculative_config=ngram)
+    clock = Clock(subject)
+    engines.drain(subject, images[7])  # the cache has the image of "image 0" then
+    clock.steps.clear()
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [40], "answer", 9, max_tokens=200))
+    for _ in range(4):
+        subject.step()
+    found = engines.drain(subject, *images)
+    for name, answer in expected.answers.items():
+        assert found.answers[name].token_ids == answer.token_ids
+    assert max(clock.steps) <= 1.5 * SECONDS
+    assert subject.load().encoded_items_total == 7
+    assert engines.is_idle(subject)
