@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from databases import Clock
 
 from saccade.errors import RateLimitExceeded
@@ -10,6 +11,7 @@ from saccade.gateway.state.database import Database
 from saccade.gateway.state.keys import StateKeys
 from saccade.gateway.state.limits import Draw, Grant, draw
 from saccade.gateway.state.schema import migrate
+from saccade.gateway.tenants import shared_limits
 from saccade.gateway.tenants.account import Account, Ledger, Limits, Tenant
 from saccade.gateway.tenants.shared_limits import SharedLimits
 from saccade.gateway.usage_log import UsageLog
@@ -72,8 +74,11 @@ class Gateway:
         return [(one.kind, one.units, one.level) for one in drawn]
 
 
-async def test_a_limit_of_600_over_three_gateways_lets_600_of_1800_through(server: Server) -> None:  # F11
+async def test_a_limit_of_600_over_three_gateways_lets_600_of_1800_through(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:  # F11
     """And over 60 s at most 1,200."""
+    monkeypatch.setattr(shared_limits, "DRAW_SECONDS", 600.0)  # the machine may be slow
     clock, databases = Clock(), [Database(server) for _ in range(3)]
     await databases[0].prepare(lambda connection: migrate(connection, StateKeys(bytes(32)).check, is_encrypted=False))
     tenant = Tenant(b"t" * 16, name="acme", limits=Limits(requests=600))
