@@ -16,7 +16,7 @@ class KeptImages:
     """
 
     def __init__(self) -> None:
-        self._sent: dict[int, ByteLru[bytes, None]] = {}
+        self._images_at: dict[int, ByteLru[bytes, None]] = {}
         self._num_misses: dict[int, int] = {}
         self._rows: dict[bytes, int] = {}
 
@@ -34,25 +34,25 @@ class KeptImages:
         """
         if self._num_misses.get(row, 0) >= MAX_MISSES:
             return
-        sent = self._sent.setdefault(row, ByteLru(max_bytes, on_drop=partial(self._drop, row)))
+        images_at = self._images_at.setdefault(row, ByteLru(max_bytes, on_drop=partial(self._drop, row)))
         for key, num_bytes in images:
             if num_bytes:
                 self._rows[key] = self._rows.get(key, 0) | 1 << row
-                sent.put(key, None, num_bytes)
-            elif key in sent:
-                sent.get(key)
+                images_at.put(key, None, num_bytes)
+            elif key in images_at:
+                images_at.get(key)
                 self._num_misses[row] = 0
 
     def note_missed(self, row: int) -> None:
         """Note that the worker at *row* lacked an image that it was believed to keep: it may lack others."""
-        if row in self._sent:
+        if row in self._images_at:
             num_misses = self._num_misses.get(row, 0) + 1
             self.forget(row)
             self._num_misses[row] = num_misses
 
     def forget(self, row: int) -> None:
         """Believe nothing of the worker at *row*: its caches are gone."""
-        for key in self._sent.pop(row, ()):
+        for key in self._images_at.pop(row, ()):
             self._drop(row, key)
         self._num_misses.pop(row, None)
 

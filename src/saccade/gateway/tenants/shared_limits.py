@@ -193,8 +193,8 @@ class SharedBuckets:
         draws = [(kind, float(bucket.per_minute or 0), -spare, 0.0) for kind, bucket, spare in spares if spare]
         if draws:
             # They must not be spent while they are on their way.
-            for kind, _, asked, _ in draws:
-                self._buckets[kind].take(asked, 0.0)
+            for kind, _, units, _ in draws:
+                self._buckets[kind].take(units, 0.0)
             for kind, _, level in await self._limits.store.draw(self._tenant, draws):
                 self._buckets[kind].take(0.0, level)
 
