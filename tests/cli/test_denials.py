@@ -31,7 +31,7 @@ SIGNS: Final[Mapping[str, str]] = {
     ),
     "--task --enable-flash-late-interaction --pooler-config": "^path .*(embed|rerank|score|classify|pooling)",
     "--enable-log-requests --max-log-len --enable-log-outputs --log-error-stack": "log.(outputs|prompts|answers|len)",
-    "--swap-space --cpu-offload-gb --kv-offloading-size --kv-offloading-backend": "offload|swap",
+    "--swap-space --cpu-offload-gb --kv-offloading-size --kv-offloading-backend": "(?<!routing-)offload|swap",
     "--enable-sleep-mode --sleep-mode-backend --sleep-preserve-parameter-names": "sleep|wake.up|tokenizer.info|^path /inference",
     "--load-format --pt-load-map-location --model-loader-extra-config": "gguf|pickle|bitsandbytes",
     "--enable-mm-embeds": "^part image_embeds|^flag .*mm.embeds",

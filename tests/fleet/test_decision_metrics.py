@@ -38,7 +38,9 @@ class Decisions:
         self.held = {"unix:/a": 2, "unix:/b": 9}
 
     def place(self, *, serves: bool = True) -> Booking:
-        overlaps = Overlaps(np.array(list(self.held.values())), np.ones(2, np.bool_), np.zeros((0, 2), np.bool_))
+        overlaps = Overlaps(
+            np.array(list(self.held.values())), np.ones(2, np.bool_), np.zeros((0, 2), np.bool_), np.zeros(2, np.int64)
+        )
         booking = self.router.book(PROMPT.among(self.rows, overlaps), now=0)
         worker = WORKERS[booking.row]
         held_share = self.metrics.observe(self.model, worker, PROMPT.num_tokens, booking, choice_seconds=0.001)

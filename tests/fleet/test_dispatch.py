@@ -631,7 +631,7 @@ async def test_delayed_lookup_chooses_among_ready_workers() -> None:
         async def overlaps(self, targets: Targets, keys: object, images: object) -> Overlaps:
             await asyncio.sleep(0)
             workers["a"].become(ready=False)
-            return Overlaps(np.array([3, 0]), np.ones(2, np.bool_), np.zeros((0, 2), np.bool_))
+            return Overlaps(np.array([3, 0]), np.ones(2, np.bool_), np.zeros((0, 2), np.bool_), np.zeros(2, np.int64))
 
     workers, router, _ = scripted("a", "b")
     worker_pool = WorkerPool((), lambda _: None)

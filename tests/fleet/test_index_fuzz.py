@@ -8,12 +8,14 @@ import pytest
 from saccade.fleet import key_masks
 from saccade.fleet.index import BlockIndex, Partition, image_key
 from saccade.protocol.kv_events import (
+    BlockOffloaded,
     BlockRemoved,
     BlockStored,
     ImageRemoved,
     ImageStored,
     KvEvent,
     KvEvents,
+    OffloadedRemoved,
     StateRemoved,
     StateStored,
 )
@@ -41,6 +43,7 @@ class Naive:
     num_to_resume: int = 0
     keys: set[bytes] = field(default_factory=set)
     states: set[bytes] = field(default_factory=set)
+    offloaded: set[bytes] = field(default_factory=set)
     images: set[tuple[bytes, bytes]] = field(default_factory=set)
     is_whole: bool = False
 
@@ -60,11 +63,19 @@ class Naive:
                     num_orphans += 1
                 case BlockRemoved():
                     self.keys.discard(event.key)
+                case BlockOffloaded():
+                    self.offloaded.add(event.key)
+                case OffloadedRemoved():
+                    self.offloaded.discard(event.key)
                 case StateStored() if self.num_to_resume:
                     self.states.add(event.key)
                 case StateRemoved():
                     self.states.discard(event.key)
         return num_orphans
+
+    def overlap_with_offloaded(self, keys: list[bytes]) -> int:
+        held = self.keys | self.offloaded
+        return 0 if self.num_to_resume else next((at for at, key in enumerate(keys) if key not in held), len(keys))
 
     def overlap(self, keys: list[bytes]) -> int:
         num_held = next((number for number, key in enumerate(keys) if key not in self.keys), len(keys))
@@ -80,7 +91,7 @@ def random_events(random: Random) -> list[KvEvent]:
     for _ in range(random.randrange(1, 8)):
         chain = random.choice(CHAINS)
         depth = random.randrange(len(chain))
-        match random.randrange(8):
+        match random.randrange(10):
             case 0 | 1 | 2:
                 parent = chain[depth - 1] if depth else b"root"
                 events.append(BlockStored(chain[depth], parent, [], is_first=not depth))
@@ -90,6 +101,10 @@ def random_events(random: Random) -> list[KvEvent]:
                 events.append(StateStored(chain[depth]))
             case 5:
                 events.append(ImageStored(*random.choice(IMAGES)))
+            case 7:
+                events.append(BlockOffloaded(chain[depth]))
+            case 8:
+                events.append(OffloadedRemoved(random.choice(KEYS)))
             case 6:
                 events.append(ImageRemoved(*random.choice(IMAGES)))
             case _:
@@ -134,12 +149,14 @@ def compare(index: BlockIndex, naive: dict[str, Naive], names: list[str], random
     chain = random.choice(CHAINS)
     keys = chain[: random.randrange(len(chain) + 1)]
     for partition in PARTITIONS:
-        lengths = index.overlaps(partition, keys)
+        lengths, in_all = index.overlaps(partition, keys), index.overlaps_with_offloaded(partition, keys)
         places = index.places_of(names)
         for name, place in zip(names, places, strict=True):
             worker = naive.get(name)
             expected = worker.overlap(keys) if worker is not None and worker.partition == partition else 0
             assert lengths[place] == expected, (seed, name, keys)
+            has_these = worker is not None and worker.partition == partition
+            assert in_all[place] == (worker.overlap_with_offloaded(keys) if has_these else 0), (seed, name, keys)
     have_images = index.have_images([image_key(*image) for image in IMAGES])[:, index.places_of(names)]
     for number, image in enumerate(IMAGES):
         expected_holders = [name in naive and image in naive[name].images for name in names]

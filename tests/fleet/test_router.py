@@ -11,7 +11,7 @@ from saccade.fleet.expectations import ASSUMED_SECONDS, PREDICTED_SECONDS
 from saccade.fleet.index import BlockIndex, Partition
 from saccade.fleet.lookup import LocalLookup, Overlaps, Targets
 from saccade.fleet.router import Booking, Option, RoutedImage, RoutedPrompt, Router, RoutingChoice
-from saccade.protocol.kv_events import BlockStored, ImageStored, KvEvent, KvEvents, StateStored
+from saccade.protocol.kv_events import BlockOffloaded, BlockStored, ImageStored, KvEvent, KvEvents, StateStored
 
 HERE = Partition(b"f", 16)
 KEYS = [bytes([number]) * 16 for number in range(10)]
@@ -19,9 +19,11 @@ PROMPT = RoutedPrompt(161, {HERE: KEYS})
 A, B = Option("a", HERE), Option("b", HERE)
 
 
-def router_of(policy: Policy = "auto", hybrid: bool = False, **held: list[KvEvent]) -> Router:
+def router_of(
+    policy: Policy = "auto", hybrid: bool = False, offloaded_share: float = 0.25, **held: list[KvEvent]
+) -> Router:
     """A router that knows exactly what the workers in *held* hold."""
-    router = Router(policy, BlockIndex(1 << 20), Random(0))
+    router = Router(policy, BlockIndex(1 << 20), Random(0), offloaded_share=offloaded_share)
     for worker, events in held.items():
         router.index.begin(worker, HERE, resumes_at_states=hybrid)
         router.index.take(worker, KvEvents(1, events, snapshot=True))
@@ -121,6 +123,19 @@ def test_image_goes_to_the_worker_with_its_encoder_output() -> None:
     sent.first_token()
     other_text = RoutedPrompt(161, {HERE: [b"other"]}, [image])
     assert book(router, [A, B], other_text, now=1).worker == sent.worker
+
+
+def test_blocks_in_the_memory_of_a_cpu_save_a_share_of_the_cost_and_count_nowhere_else() -> None:  # E6
+    held = [*blocks(4), *(BlockOffloaded(key) for key in KEYS[2:8])]
+    for share, tokens in ((0.25, 64 + 16), (0.0, 64), (1.0, 128)):
+        router = router_of("cost", offloaded_share=share, a=held, b=[BlockOffloaded(key) for key in KEYS[1:]])
+        prompt = PROMPT.among(rows_of(router, [A, B]), looked_up(router, [A, B], PROMPT))
+        assert router.preview(prompt, now=0).candidates.held_tokens.tolist() == [tokens, 0]
+        booking = router.book(prompt, now=0)
+        assert (booking.worker, booking.overlap_tokens, booking.matched_tokens) == ("a", 64, 64)
+    # What is expected to be held soon is not counted twice.
+    booking.first_token()
+    assert router.preview(prompt, now=1).candidates.held_tokens.tolist() == [160, 0]
 
 
 def test_a_hybrid_is_expected_to_resume_behind_the_whole_prompt_only() -> None:

@@ -237,6 +237,6 @@ async def test_a_request_whose_target_has_no_keys_is_malformed(tmp_path: Path) -
         with pytest.raises(msgspec.ValidationError):
             indexer.answer(msgspec.msgpack.encode(asked))
     assert msgspec.msgpack.decode(indexer.answer(msgspec.msgpack.encode(FindOverlaps([("a", 0)], asked.keys)))) == [
-        [[0, False]],
+        [[0, False, 0]],
         [],
     ]

@@ -25,6 +25,9 @@ idle workers while one new prompt waits there. `benchmarks.routing_simulation` c
 """
 
 
+OFFLOADED_SHARE = 0.25
+"""What a token in a CPU's memory saves, of what one saves that the worker holds: to load it takes time, too."""
+
 NUM_REQUESTS, PREFILL_TOKENS, DECODE_BLOCKS, NUM_SAMPLES, NUM_ROWS = 0, 2, 3, 4, 5
 """Places of fields of WorkInFlight."""
 
@@ -53,10 +56,11 @@ class Candidates:
 
     Each worker has its own number in *rows* and in *seeds*. *work* is the work in flight, as an array for each field of
     WorkInFlight. The workers have reported *overlap_tokens* of the prompt; *held_tokens* adds those that they are
-    expected to hold soon. *prompt_tokens* follow these; *image_tokens* belong to images that must be encoded. By the
-    workers' reports, *foreign_requests* wait and *foreign_running* run that this gateway process cannot have sent.
-    *foreign_decode_blocks* are the blocks of the running ones if each has as many as this prompt. A worker of weight 2
-    in *weights* is taken to be twice as fast as one of weight 1. A token that must be computed weighs as much as
+    expected to hold soon, and a share of those in their CPU's memory. *prompt_tokens* follow these; *image_tokens*
+    belong to images that must be encoded. By the workers' reports, *foreign_requests* wait and *foreign_running* run
+    that this gateway process cannot have sent. *foreign_decode_blocks* are the blocks of the running ones if each has
+    as many as this prompt. A worker of weight 2 in *weights* is taken to be twice as fast as one of weight 1. A token
+    that must be computed weighs as much as
     *recompute_weight* tokens that wait.
     """
 

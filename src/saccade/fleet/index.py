@@ -6,6 +6,8 @@ parent is not held is an orphan: no prompt can reach it, so it is counted and dr
 """
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 import numpy as np
@@ -14,12 +16,14 @@ from numpy.typing import NDArray
 from saccade.fleet.bits import flags_of, numbers_of
 from saccade.fleet.key_masks import KeyMasks
 from saccade.protocol.kv_events import (
+    BlockOffloaded,
     BlockRemoved,
     BlockStored,
     ImageRemoved,
     ImageStored,
     KvEvent,
     KvEvents,
+    OffloadedRemoved,
     StateRemoved,
     StateStored,
 )
@@ -65,10 +69,11 @@ class _Worker:
 class BlockIndex:
     """The blocks and images of every worker, by the worker's name.
 
-    All keys of blocks together should take at most *max_bytes*; images are few, and do not count. A key of several
-    workers counts once, and the keys of forgotten workers count until they are swept. A worker that would not fit with
-    full caches does not begin. If workers hold more than they announced, or less in common, the index is over its limit
-    until the caller has evicted one and swept its keys.
+    All keys of blocks together should take at most *max_bytes*; images are few, and do not count. Blocks in the memory
+    of CPUs get a quarter more; if there are more of them, the others are not known. A key of several workers counts
+    once, and the keys of forgotten workers count until they are swept. A worker that would not fit with full caches
+    does not begin. If workers hold more than they announced, or less in common, the index is over its limit until the
+    caller has evicted one and swept its keys.
 
     The results of a look-up are arrays with an element for each place. Places stay the same while *num_changes* does.
     """
@@ -86,21 +91,27 @@ class BlockIndex:
         self._blocks = KeyMasks()
         self._states = KeyMasks()
         self._images = KeyMasks()
+        self._offloaded = KeyMasks()
 
     @property
     def num_bytes(self) -> int:
-        """Estimated memory of all keys of blocks and states."""
+        """Estimated memory of all keys, without those of images."""
+        return self._num_bounded_bytes + len(self._offloaded) * BYTES_PER_KEY
+
+    @property
+    def _num_bounded_bytes(self) -> int:
         return (len(self._blocks) + len(self._states)) * BYTES_PER_KEY
 
     @property
     def is_over(self) -> bool:
-        """Whether the keys take more than *max_bytes*."""
-        return self.num_bytes > self.max_bytes
+        """Whether the keys, but for blocks in the memory of CPUs, take more than *max_bytes*."""
+        return self._num_bounded_bytes > self.max_bytes
 
     @property
     def _forgotten_bits(self) -> int:
         """The bits of forgotten workers whose keys are not swept yet."""
-        return self._blocks.bits_in_use | self._states.bits_in_use | self._images.bits_in_use
+        sets = (self._blocks, self._states, self._images, self._offloaded)
+        return reduce(or_, (keys.bits_in_use for keys in sets))
 
     def begin(
         self, worker: str, partition: Partition, *, resumes_at_states: bool, num_blocks: int = 0, window: int = 0
@@ -113,7 +124,7 @@ class BlockIndex:
         """
         self.forget(worker)
         num_to_come = sum(entry.num_to_come for entry in self._workers.values()) + num_blocks
-        if self.num_bytes + num_to_come * BYTES_PER_KEY > self.max_bytes:
+        if self._num_bounded_bytes + num_to_come * BYTES_PER_KEY > self.max_bytes:
             return False
         num_to_resume = max(int(resumes_at_states), -(-(window - 1) // partition.block_size))
         entry = _Worker(partition, self._free_bit(), num_to_resume, num_blocks)
@@ -171,10 +182,11 @@ class BlockIndex:
                 self._resuming[entry.partition].remove(entry)
             self._blocks.give_up(entry.bit)
             self._states.give_up(entry.bit)
+            self._offloaded.give_up(entry.bit)
 
     def sweep(self) -> bool:
         """Free some of the memory of forgotten workers; return whether there is more to do."""
-        return self._blocks.sweep() | self._states.sweep() | self._images.sweep()
+        return self._blocks.sweep() | self._states.sweep() | self._images.sweep() | self._offloaded.sweep()
 
     def take(self, worker: str, message: KvEvents) -> int:
         """Apply the next message of *worker*, which must have begun; return its number of orphans."""
@@ -204,6 +216,11 @@ class BlockIndex:
                 entry.num_states += self._states.add(event.key, bit)
             elif entry.num_to_resume and isinstance(event, StateRemoved):
                 entry.num_states -= self._states.discard(event.key, bit)
+            elif isinstance(event, BlockOffloaded):
+                if len(self._offloaded) * BYTES_PER_KEY < self.max_bytes // 4:
+                    self._offloaded.add(event.key, bit)
+            elif isinstance(event, OffloadedRemoved):
+                self._offloaded.discard(event.key, bit)
             else:
                 self._learn_images(entry, (event,))
         return num_orphans
@@ -240,12 +257,28 @@ class BlockIndex:
     def overlaps(self, partition: Partition, keys: Sequence[bytes]) -> NDArray[np.int64]:
         """Return, for each place, after how many of *keys* from the root on a prompt could resume."""
         lengths = np.zeros(len(self._found_at), np.int64)
-        _find_leading(self._blocks, self._bits.get(partition, 0), keys, lengths)
+        _find_leading(self._blocks.of(keys), self._bits.get(partition, 0), len(keys), lengths)
         self._num_lookups += 1
         if longest := lengths.max():
             self._found_at[lengths == longest] = self._num_lookups
         for entry in self._resuming.get(partition, ()):
             lengths[entry.place] = self._last_states(entry, keys, int(lengths[entry.place]))
+        return lengths
+
+    @property
+    def has_offloaded(self) -> bool:
+        """Whether a worker reports blocks in its CPU's memory."""
+        return len(self._offloaded) > 0
+
+    def overlaps_with_offloaded(self, partition: Partition, keys: Sequence[bytes]) -> NDArray[np.int64]:
+        """Return the result of overlaps() if workers held the blocks that they can load from the memory of CPUs.
+
+        It is 0 for workers that resume at states.
+        """
+        lengths = np.zeros(len(self._found_at), np.int64)
+        masks = map(or_, self._blocks.of(keys), self._offloaded.of(keys))
+        _find_leading(masks, self._bits.get(partition, 0), len(keys), lengths)
+        lengths[[entry.place for entry in self._resuming.get(partition, ())]] = 0
         return lengths
 
     def have_images(self, keys: Sequence[bytes]) -> NDArray[np.bool_]:
@@ -272,14 +305,17 @@ def image_key(salt: bytes, content_hash: bytes) -> bytes:
     return salt + content_hash
 
 
-def _find_leading(masks: KeyMasks, workers: int, keys: Sequence[bytes], lengths: NDArray[np.int64]) -> None:
-    """Write into *lengths*, by place, how many of *keys*, from the first on, each of *workers* holds."""
+def _find_leading(masks: Iterable[int], workers: int, num_keys: int, lengths: NDArray[np.int64]) -> None:
+    """Write into *lengths*, by place, how many of *num_keys* keys each of *workers* holds, from the first on.
+
+    *masks* are the holders of each key, as bits.
+    """
     if not workers:
         return
-    for count, mask in enumerate(masks.of(keys)):
+    for count, mask in enumerate(masks):
         if mask & workers != workers:
             lengths[numbers_of(workers & ~mask)] = count
             workers &= mask
             if not workers:
                 return
-    lengths[numbers_of(workers)] = len(keys)
+    lengths[numbers_of(workers)] = num_keys

@@ -18,22 +18,26 @@ from saccade.fleet.index import BlockIndex, Partition
 class Overlaps(NamedTuple):
     """For each worker, how many leading blocks of a prompt it reported, and whether all it holds is known.
 
-    *have_images* has a row for each image of the prompt: whether each worker holds it.
+    It can load *num_offloaded* blocks after them from the CPU's memory. *have_images* has a row for each image of the
+    prompt: whether each worker holds it.
     """
 
     num_blocks: NDArray[np.int64]
     are_exact: NDArray[np.bool_]
     have_images: NDArray[np.bool_]
+    num_offloaded: NDArray[np.int64]
 
     @classmethod
     def unknown(cls, num_workers: int, num_images: int = 0) -> "Overlaps":
         """Return the overlaps of workers that report nothing."""
         flags = np.zeros((1 + num_images, num_workers), np.bool_)
-        return cls(np.zeros(num_workers, np.int64), flags[0], flags[1:])
+        return cls(np.zeros(num_workers, np.int64), flags[0], flags[1:], np.zeros(num_workers, np.int64))
 
     def at(self, places: NDArray[np.intp]) -> "Overlaps":
         """Return only the overlaps of the workers at *places*."""
-        return Overlaps(self.num_blocks[places], self.are_exact[places], self.have_images[:, places])
+        return Overlaps(
+            self.num_blocks[places], self.are_exact[places], self.have_images[:, places], self.num_offloaded[places]
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +83,11 @@ class LocalLookup:
         lengths = sum((index.overlaps(*of_partition) for of_partition in keys.items()), np.zeros(1, np.int64))
         num_blocks = np.zeros(len(places), np.int64) if len(lengths) == 1 else lengths[places]
         have_images = index.have_images(images)[:, places] if images else np.zeros((0, len(places)), np.bool_)
-        return Overlaps(num_blocks, index.are_whole[places], have_images)
+        num_offloaded = np.zeros(len(places), np.int64)
+        if keys and index.has_offloaded:
+            in_all = sum((index.overlaps_with_offloaded(*one) for one in keys.items()), np.zeros(1, np.int64))
+            num_offloaded = np.maximum(0, in_all - lengths)[places]
+        return Overlaps(num_blocks, index.are_whole[places], have_images, num_offloaded)
 
     def _places_of(self, targets: Targets) -> NDArray[np.intp]:
         """Return the places of *targets* in the index, which stay until a worker begins or is forgotten."""

@@ -18,6 +18,7 @@ from saccade.fleet.bits import bits_of, members_of, numbers_of
 from saccade.fleet.breaker import Breakers
 from saccade.fleet.cost import (
     NUM_SAMPLES,
+    OFFLOADED_SHARE,
     RECOMPUTE_WEIGHT,
     Candidates,
     Chooser,
@@ -60,7 +61,8 @@ class RoutedPrompt(NamedTuple):
     *keys* are the keys of reusable blocks by partition; the last token is always computed. consistent_hash uses
     *affinity*. *reads_cache* is False for a prompt that is computed as a whole. It gets *num_samples* answers, of
     which *num_samples_at_once* are computed at a time. The workers are at *rows*. Each has reported *num_blocks*
-    leading blocks, which are all that it holds if its element of *are_exact* is true. *have_images* has a row for each
+    leading blocks, which are all that it holds if its element of *are_exact* is true. It can load *num_offloaded*
+    blocks after them from the CPU's memory. *have_images* has a row for each
     image: whether each worker has its encoder output.
     """
 
@@ -75,6 +77,7 @@ class RoutedPrompt(NamedTuple):
     num_blocks: IntArray = NO_NUMBERS
     are_exact: NDArray[np.bool_] = NO_FLAGS
     have_images: NDArray[np.bool_] = NO_IMAGES
+    num_offloaded: IntArray = NO_NUMBERS
 
     def among(self, rows: IntArray, overlaps: Overlaps) -> "RoutedPrompt":
         """Return the same prompt for the workers at *rows*, which hold *overlaps*."""
@@ -83,6 +86,7 @@ class RoutedPrompt(NamedTuple):
             num_blocks=overlaps.num_blocks,
             are_exact=overlaps.are_exact,
             have_images=overlaps.have_images,
+            num_offloaded=overlaps.num_offloaded,
         )
 
     def at(self, numbers: NDArray[np.intp]) -> "RoutedPrompt":
@@ -92,6 +96,7 @@ class RoutedPrompt(NamedTuple):
             num_blocks=self.num_blocks[numbers],
             are_exact=self.are_exact[numbers],
             have_images=self.have_images[:, numbers],
+            num_offloaded=self.num_offloaded[numbers],
         )
 
 
@@ -176,6 +181,8 @@ class Booking:
 class Router:
     """Chooses by *policy*, at *temperature* (see Chooser), with costs by *recompute_weight* (see Candidates).
 
+    A token in the memory of a worker's CPU counts as *offloaded_share* of one that the worker holds.
+
     *index* has the workers' reports; the caller keeps it up to date. With *assumes*, a worker that reports nothing is
     assumed to hold the prompts sent there lately. *kept_images* were sent to workers that do not report their images.
     *work* is the work in flight, an array for each field of WorkInFlight, with an element for each row.
@@ -189,6 +196,7 @@ class Router:
         temperature: float = 0.0,
         recompute_weight: float = RECOMPUTE_WEIGHT,
         *,
+        offloaded_share: float = OFFLOADED_SHARE,
         assumes: bool = True,
     ) -> None:
         self.index = index
@@ -200,6 +208,7 @@ class Router:
         self.work = np.zeros((len(WorkInFlight._fields), FIRST_ROWS), np.int64)
         self._assumes = assumes
         self._recompute_weight = recompute_weight
+        self._offloaded_share = offloaded_share
         self._chooser = Chooser(policy, random, temperature)
         self._rows: dict[str, int] = {}
         self._names: list[str] = [""] * FIRST_ROWS
@@ -366,6 +375,9 @@ class Router:
                 if expecting := self._rows_expecting(image.key):
                     at_rows &= ~members_of(expecting, rows)
             image_tokens = np.array([image.num_tokens for image in prompt.images], np.int64) @ must_encode
+        if prompt.reads_cache and self._offloaded_share:
+            num_offloaded = np.maximum(0, num_reported + prompt.num_offloaded - num_held)
+            held_tokens += (self._offloaded_share * block_sizes * num_offloaded).astype(np.int64)
         foreign = self._foreign[:, rows]
         return Candidates(
             rows=rows,

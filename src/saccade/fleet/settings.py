@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from cyclopts import Group, Parameter
+from cyclopts.validators import Number
 
 from saccade.config import FLAT, NO_FLAG, LocalPath, Many, NotNegative, Seconds, Size
-from saccade.fleet.cost import RECOMPUTE_WEIGHT, Policy
+from saccade.fleet.cost import OFFLOADED_SHARE, RECOMPUTE_WEIGHT, Policy
 
 
 @FLAT
@@ -48,6 +49,8 @@ class RoutingSettings:
     "0 takes the worker of the least cost; over 0 one is drawn, and with more, workers of higher cost are more likely."
     routing_recompute_weight: NotNegative = RECOMPUTE_WEIGHT
     "What a token that a worker must compute for a prompt weighs in the cost, against one that the prompt waits for."
+    routing_offloaded_share: Annotated[float, Parameter(validator=Number(gte=0, lte=1))] = OFFLOADED_SHARE
+    "Part of a token's cost that a copy in a worker's CPU memory saves, from 0 to 1; a token in its KV cache saves all."
     routing_index_bytes: Size = 512 << 20
     "Bytes of memory for what the workers' caches hold, about 160 for each KV block of the fleet; 0 follows no cache."
     routing_assumptions: bool = True

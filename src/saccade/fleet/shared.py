@@ -88,9 +88,10 @@ class SharedIndex:
         for have_image, holders in zip(unknown.have_images, found.holders, strict=True):
             have_image[holders] = True
         return Overlaps(
-            np.array([count for count, _ in found.of_targets], np.int64),
-            np.array([is_exact for _, is_exact in found.of_targets], np.bool_),
+            np.array([count for count, _, _ in found.of_targets], np.int64),
+            np.array([is_exact for _, is_exact, _ in found.of_targets], np.bool_),
             unknown.have_images,
+            np.array([count for _, _, count in found.of_targets], np.int64),
         )
 
     def feed(self, worker: Worker) -> FeedState:

@@ -40,6 +40,7 @@ class Routing:
             Random(),
             config.routing_temperature,
             config.routing_recompute_weight,
+            offloaded_share=config.routing_offloaded_share,
             assumes=config.routing_assumptions,
         )
         self._index = None if config.member is None else SharedIndex(worker_pool, router, config.member.indexer)

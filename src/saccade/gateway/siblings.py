@@ -254,7 +254,14 @@ class Indexer:
         targets = Targets(names, tuple(partitions[place] for _, place in request.targets))
         overlaps = self._lookup.find(targets, keys, request.images)
         return FoundOverlaps(
-            list(zip(overlaps.num_blocks.tolist(), overlaps.are_exact.tolist(), strict=True)),
+            list(
+                zip(
+                    overlaps.num_blocks.tolist(),
+                    overlaps.are_exact.tolist(),
+                    overlaps.num_offloaded.tolist(),
+                    strict=True,
+                )
+            ),
             [have_image.nonzero()[0].tolist() for have_image in overlaps.have_images],
         )
 

@@ -13,8 +13,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 class FoundOverlaps(msgspec.Struct, frozen=True, array_like=True):
     """How much of a prompt each target holds."""
 
-    of_targets: list[tuple[int, bool]]
-    """For each: the number of leading blocks that it reported, and whether all that it holds is known."""
+    of_targets: list[tuple[int, bool, int]]
+    """For each: the number of leading blocks that it reported, whether all that it holds is known, and the number of
+    the following blocks that it can load from the CPU's memory."""
     holders: list[list[int]]
     """For each image: the indices of the targets that hold it."""
 

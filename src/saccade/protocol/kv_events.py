@@ -45,6 +45,18 @@ class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
     key: Digest
 
 
+class BlockOffloaded(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="offloaded"):
+    """A copy of a block lies in the CPU's memory, from where the worker can load it."""
+
+    key: Digest
+
+
+class OffloadedRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="offloaded-removed"):
+    """The copy of a block left the CPU's memory."""
+
+    key: Digest
+
+
 class StateStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="state-stored"):
     """The worker holds what a prompt needs, in addition to its blocks, to resume after block *key*.
 
@@ -78,7 +90,16 @@ class ImageRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
     content_hash: Digest
 
 
-KvEvent = BlockStored | BlockRemoved | StateStored | StateRemoved | ImageStored | ImageRemoved
+KvEvent = (
+    BlockStored
+    | BlockRemoved
+    | BlockOffloaded
+    | OffloadedRemoved
+    | StateStored
+    | StateRemoved
+    | ImageStored
+    | ImageRemoved
+)
 
 
 class KvEvents(msgspec.Struct, frozen=True, array_like=True):

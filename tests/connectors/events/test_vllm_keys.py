@@ -17,7 +17,7 @@ from saccade.connectors.events.named_images import NamedImages, cache_salt, cont
 from saccade.connectors.events.reported_cache import LOOKAHEAD, KeyContext, ReportedCache
 from saccade.errors import WorkerUnavailable
 from saccade.identity.blocks import MediaRun, block_keys, root_key
-from saccade.protocol.kv_events import BlockRemoved, BlockStored
+from saccade.protocol.kv_events import BlockOffloaded, BlockRemoved, BlockStored, KvEvent, OffloadedRemoved
 
 PAD = 4082
 SIZE = 4
@@ -203,6 +203,45 @@ def test_blocks_that_every_layer_needs_are_reported(fields: dict[str, Any]) -> N
     held = seen(stored(TEXT, SIZE, **fields))
     assert held.keys == set(keys_of(TEXT))
     assert held.cache.exactness.level == "EXACT"
+
+
+OFFLOADED = bytes.fromhex(
+    "93cb3ff80000000000009289a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391cf0101010101010101b170617265"
+    "6e745f626c6f636b5f68617368c0a9746f6b656e5f69647390aa626c6f636b5f73697a6500a76c6f72615f6964c0a66d656469756da3435055"
+    "a96c6f72615f6e616d65c0a967726f75705f6964780089a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391cf0202"
+    "020202020202b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f69647390aa626c6f636b5f73697a6500a76c6f72615f6964c0"
+    "a66d656469756da3435055a96c6f72615f6e616d65c0a967726f75705f69647800c0"
+)
+OFFLOADED_REMOVED = bytes.fromhex(
+    "93cb3ff80000000000009184a474797065ac426c6f636b52656d6f766564ac626c6f636b5f68617368657392cf0101010101010101cf020202"
+    "0202020202a66d656469756da3435055a967726f75705f69647800c0"
+)
+"""Recorded from vLLM 0.32's OffloadingConnector: two blocks are copied to the CPU's memory, and dropped there."""
+
+NAMES = [0x0101010101010101, 0x0202020202020202]
+
+
+def changes(held: Seen, batch: bytes) -> list[KvEvent]:
+    return [change for event in BatchDecoder().events(batch) for change in held.cache.take(event)]
+
+
+def test_copies_in_the_cpus_memory_are_known_by_their_names() -> None:  # E5
+    held = seen(stored(TEXT, SIZE, block_hashes=[*NAMES, 3]))
+    keys = keys_of(TEXT)
+    assert changes(held, OFFLOADED) == [BlockOffloaded(key) for key in keys[:2]]
+    assert changes(held, OFFLOADED) == []  # it is said again
+    assert held.take(removed(*NAMES)).keys == {keys[2]}
+    assert held.cache.exactness.level == "EXACT"
+    assert changes(held, OFFLOADED_REMOVED) == [OffloadedRemoved(key) for key in keys[:2]]
+    assert changes(held, OFFLOADED) == []  # pages that are not known have no keys
+    assert changes(seen(stored(TEXT, SIZE, block_hashes=[*NAMES, 3], group_idx=None)), OFFLOADED) == []
+
+
+def test_clear_drops_copies_too() -> None:
+    held = seen(stored(TEXT, SIZE, block_hashes=[*NAMES, 3]))
+    changes(held, OFFLOADED)
+    dropped = changes(held, payload([CLEARED]))
+    assert dropped[-2:] == [OffloadedRemoved(key) for key in keys_of(TEXT)[:2]]
 
 
 def test_removals_of_other_groups_media_and_hosts_change_nothing() -> None:

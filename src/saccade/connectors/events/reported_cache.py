@@ -7,6 +7,7 @@ reported.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain as joined
 from itertools import repeat
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from saccade.connectors.events.chain import Chain
 from saccade.errors import WorkerUnavailable
 from saccade.identity.blocks import KEY_BYTES
 from saccade.protocol.exactness import EXACT, Exactness, Level, least
-from saccade.protocol.kv_events import BlockRemoved, KvEvent
+from saccade.protocol.kv_events import BlockOffloaded, BlockRemoved, KvEvent, OffloadedRemoved
 
 FULL_KINDS = ("full_attention", "mla_attention", "sink_full_attention")
 """Groups of layers that need every block of a prefix."""
@@ -23,6 +24,9 @@ FULL_KINDS = ("full_attention", "mla_attention", "sink_full_attention")
 WINDOW_KINDS = ("sliding_window", "sliding_window_mla")
 DEVICE_MEDIA = (None, "GPU")
 """Where a block lies that can be reused at once. vLLM says GPU on CPUs too."""
+
+OFFLOAD_MEDIUM = "CPU"
+"""Where vLLM's OffloadingConnector keeps copies of blocks, which it loads again faster than it computes them."""
 
 MAX_QUOTED = 64
 """The most characters of a worker's words in a reason."""
@@ -75,6 +79,7 @@ class ReportedCache:
 
     An engine may hold a page twice, and reports each copy by the same name. A page counts as removed when one copy is.
     Counting copies would report pages that are gone, since vLLM can be set to report blocks that it reuses again.
+    An event about a copy in the CPU's memory has only names, so it counts if the page is on the device at that time.
     *earlier* says why the worker may hold pages that were stored before the first event; "" if it cannot.
     """
 
@@ -82,6 +87,7 @@ class ReportedCache:
         self._context = context
         self._naming = naming
         self._chains: dict[Hash, Chain] = {}
+        self._offloaded: dict[Hash, Chain] = {}
         self._oldest_salts: tuple[bytes, ...] = ()
         self._groups: set[int | None] = set()
         self._limits: dict[Level, Exactness] = {}
@@ -97,6 +103,10 @@ class ReportedCache:
     def take(self, event: Event) -> Iterator[KvEvent]:
         """Return in our keys what *event* changes. Iterating raises WorkerUnavailable if there are too many pages."""
         match event:
+            case Stored() | Removed() if _is_offloaded(event.medium, event.locality):
+                if event.group_idx is None or event.group_idx in self._groups:
+                    change = self._offload if isinstance(event, Stored) else self._remove_offloaded
+                    return change(event.block_hashes)
             case Stored():
                 if self._is_followed(event) and self._can_be_sliced(event):
                     return self._store(event)
@@ -106,7 +116,7 @@ class ReportedCache:
             case Cleared():
                 self.earlier = ""
                 self._limits.clear()
-                return self._remove(list(self._chains))
+                return joined(self._remove(list(self._chains)), self._remove_offloaded(list(self._offloaded)))
             case _:
                 self._limit(Exactness("DEGRADED", OTHER_EVENTS.format(kind=event.type[:MAX_QUOTED])))
         return iter(())
@@ -181,6 +191,21 @@ class ReportedCache:
             self._oldest_salts = salts
         return Chain.root(self._context.fingerprint, salts)
 
+    def _offload(self, names: Iterable[Hash]) -> Iterator[KvEvent]:
+        for name in names:
+            page = self._chains.get(name)
+            is_new = name not in self._offloaded and len(self._offloaded) < self._context.max_pages
+            if page is not None and is_new:
+                self._offloaded[name] = page
+                if not page.rest.token_ids:
+                    yield from map(BlockOffloaded, page.keys_of(page.salts))
+
+    def _remove_offloaded(self, names: Iterable[Hash]) -> Iterator[KvEvent]:
+        for name in names:
+            page = self._offloaded.pop(name, None)
+            if page is not None and not page.rest.token_ids:
+                yield from map(OffloadedRemoved, page.keys_of(page.salts))
+
     def _remove(self, names: Iterable[Hash]) -> Iterator[KvEvent]:
         for name in names:
             chain = self._chains.pop(name, None)
@@ -190,6 +215,10 @@ class ReportedCache:
                 yield BlockRemoved(chain.joined_keys)
             else:
                 yield from map(BlockRemoved, chain.keys_of(chain.salts))
+
+
+def _is_offloaded(medium: str | None, locality: str | None) -> bool:
+    return medium == OFFLOAD_MEDIUM and locality in (None, "LOCAL")
 
 
 def _is_local(medium: str | None, locality: str | None) -> bool:

@@ -56,7 +56,7 @@ def event_of(event: common_pb2.KvCacheEvent) -> Event:
 
 
 def _medium(tier: int, is_below: bool) -> str | None:
-    return None if tier in DEVICE and not is_below else "CPU"
+    return None if tier in DEVICE and not is_below else "another tier"
 
 
 async def reason_for_none(stub: Any) -> str:
