@@ -20,7 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +35,7 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.core.step import EncoderInput
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.model_runner import ModelRunner
+from saccade.engine.executor.step_bytes import packed_bytes
 from saccade.engine.loop import Engine
 from saccade.nn.formats.int8 import rounded_rows
 from saccade.nn.layers import Linear, use_operations
@@ -176,12 +177,6 @@ def peak(rounds: bool) -> float:
     return best_rate(2 * len(x_NI) * 4096 * 4096, lambda: layer(x_NI))
 
 
-def tensor_bytes(packed: PackedLinear) -> int:
-    """Return the bytes of all tensors of a packed layer."""
-    values = [getattr(packed, one.name) for one in fields(packed)]  # type: ignore[arg-type]
-    return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
-
-
 @contextmanager
 def counted(network: torch.nn.Module) -> Iterator[Work]:
     """Count in the value what the linear layers of *network* read and compute while the block runs."""
@@ -191,7 +186,7 @@ def counted(network: torch.nn.Module) -> Iterator[Work]:
     for layer in layers:
         if layer.packed is not None:
             sides = layer.weight.shape[1], sum(layer.partitions)
-            layer.packed = Counted(layer.packed, sides, tensor_bytes(layer.packed), work)
+            layer.packed = Counted(layer.packed, sides, packed_bytes(layer.packed), work)
     try:
         yield work
     finally:

@@ -38,6 +38,17 @@ def lines(output: str) -> dict[str, list[str]]:
     return {line[0]: line[1:] for line in cells if len(line) > 1}
 
 
+async def test_the_time_per_token_has_the_limit_of_memory_beside_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("saccade.bench.memory_limit.TOTAL_BYTES", 1 << 20)
+    for step_bytes in (10**9, 0):
+        server = ScriptedServer(shows_metrics=True, step_bytes=step_bytes)
+        assert await bench(server, flags=("--concurrency", "1", "--num-requests", "2")) == 0
+        shown = lines(capsys.readouterr().out)
+        assert ("limit of TPOT: memory" in shown) == bool(step_bytes)
+
+
 async def test_one_server_under_two_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server, file = ScriptedServer(shows_metrics=True), tmp_path / "b.json"
     flags = ("--concurrency", "1,3", "--num-requests", "6", "--seed", "5", "--goodput", "ttft:60000", "tpot:60000")

@@ -83,7 +83,7 @@ def test_figure_without_answers_has_no_ratio() -> None:
 
 def test_table_of_one_server_has_a_column_for_each_load() -> None:
     other = Run(Load("concurrency", 8), 0, 0, 1.0, 0.9, {}, [record(50), failed()])
-    (table,) = tables([run_of(record(100), failed(example="one"), failed(example="two")), other], {})
+    (table,) = tables([run_of(record(100), failed(example="one"), failed(example="two")), other], {}, {})
     lines = {line[0]: line[1:] for line in table.lines()}
     assert lines["times in ms"] == ["2", "8"]
     assert lines["TTFT p50"] == ["100", "50"]
@@ -101,11 +101,12 @@ def test_table_of_one_server_has_a_column_for_each_load() -> None:
 
 def test_table_of_two_servers_compares_them() -> None:
     sides = [run_of(record(100 * (side + 1)), side=side) for side in (1, 0)]
-    (table,) = tables(sides, {"ttft": 150})
+    (table,) = tables(sides, {"ttft": 150}, {1: 12.0})
     lines = {line[0]: line[1:] for line in table.lines()}
     assert lines["times in ms"] == ["A", "B", "B / A", "95 %"]
     assert lines["TTFT mean"] == ["100", "200", "2.00", "2.00 to 2.00"]
     assert lines["ITL mean"] == ["10", "10", "1.00", "1.00 to 1.00, not distinguishable"]
     assert lines["goodput, requests/s"] == ["0.5", "0", "", ""]
+    assert lines["limit of TPOT: memory"] == ["-", "12", "", ""]
     assert lines["requests"] == ["1", "1", "", ""]
     assert list(table.notes()) == ["With one alternation, the intervals do not include what changes from run to run."]

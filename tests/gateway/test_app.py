@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 import scripted
@@ -233,6 +234,16 @@ def test_metrics(gateway: scripted.Gateway) -> None:
         "saccade_event_loop_lag_seconds_count", "saccade_http_requests_total", "saccade_stage_seconds_bucket",
     } <= names  # fmt: skip
     assert answer.headers["content-type"].startswith("text/plain")
+
+
+def test_workers_say_how_many_bytes_a_step_reads(gateway: scripted.Gateway) -> None:
+    described = gateway.worker.state.description
+    assert described is not None
+    assert b"saccade_step_weight_bytes{" not in gateway.ask("GET", "/metrics").body
+    gateway.worker.become(description=msgspec.structs.replace(described, step_bytes=123))
+    answer = gateway.ask("GET", "/metrics")
+    gateway.worker.become(description=described)
+    assert b'saccade_step_weight_bytes{model_name="tiny",worker="grpc://scripted:1"} 123.0' in answer.body
 
 
 def test_a_load_that_cannot_be_shown_costs_the_rows_of_engines_only(gateway: scripted.Gateway) -> None:

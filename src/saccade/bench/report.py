@@ -12,6 +12,7 @@ from saccade.bench.client import Server
 from saccade.bench.figures import LATENCIES, RATES, STATISTICS, Answers, Ratio, answers, figures, ratios
 from saccade.bench.image_files import image_files
 from saccade.bench.load import Run, measure_run
+from saccade.bench.memory_limit import bandwidth, local_step_bytes
 from saccade.bench.settings import BenchSettings
 from saccade.release import installed_version
 
@@ -19,6 +20,7 @@ BUSY_CLIENT = 0.85
 TITLES = {
     **{f"{name}_{part}": f"{title} {part}" for name, title in LATENCIES.items() for part in STATISTICS},
     **RATES,
+    "memory_limit": "limit of TPOT: memory",
     "num_requests": "requests",
     "num_failed": "failed requests",
     "prompt_tokens": "prompt tokens, mean",
@@ -108,8 +110,11 @@ def _column(label: str, runs: Sequence[Run], values: dict[str, float]) -> Column
     return Column(label, values, runs)
 
 
-def tables(runs: Sequence[Run], limits: Mapping[str, float]) -> list[Table]:
-    """Return a single table for one server, or a table for each load of two servers."""
+def tables(runs: Sequence[Run], limits: Mapping[str, float], memory_limits: Mapping[int, float]) -> list[Table]:
+    """Return a single table for one server, or a table for each load of two servers.
+
+    *memory_limits* has the ms that each side's machine takes to read the weights for one token, if that is known.
+    """
     sides, columns, compared = sorted({run.side for run in runs}), [], []
     for load in dict.fromkeys(run.load for run in runs):
         parts: list[list[Answers]] = []
@@ -119,6 +124,8 @@ def tables(runs: Sequence[Run], limits: Mapping[str, float]) -> list[Table]:
             values = figures(parts[-1])
             if not limits:
                 values.pop("goodput", None)
+            if side in memory_limits:
+                values["memory_limit"] = memory_limits[side]
             columns.append(_column("AB"[side] if len(sides) > 1 else f"{load.value:g}", own, values))
         if len(sides) > 1:
             compared.append(Table(f"{load.kind} {load.value:g}", columns[-2:], ratios(parts[0], parts[1])))
@@ -137,10 +144,14 @@ async def measure(servers: Sequence[Server], settings: BenchSettings, tell: Call
                 tell(f"{load.kind} {load.value:g}, {known[side].root}")
                 place = number, alternation, side
                 runs.append(await measure_run(known[side], settings, seed, files, load, place))
+    num_bytes = {side: local_step_bytes(one.root, await one.metrics()) for side, one in enumerate(known)}
+    # After the runs, when the servers are idle.
+    rate = bandwidth() if any(num_bytes.values()) else 1.0
+    memory_limits = {side: 1000 * count / rate for side, count in num_bytes.items() if count}
     return Result(
         [{name: getattr(one, name) for name in ("root", "model", "version", "takes_ignore_eos")} for one in known],
         settings,
         seed,
         {"python": platform.python_version(), "saccade": installed_version(), "aiohttp": version("aiohttp")},
-        tables(runs, limits),
+        tables(runs, limits, memory_limits),
     )

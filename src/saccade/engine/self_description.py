@@ -17,6 +17,7 @@ from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.fingerprint import has_bundled_weights
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.memory import block_format, limits
+from saccade.engine.executor.step_bytes import step_bytes
 from saccade.engine.recording import Machine
 from saccade.models.bundled_model import ABILITIES, WAY_ON
 from saccade.models.spec import has_states, window_of
@@ -67,6 +68,7 @@ def describe(
         note=_note(config),
         weight_formats="; ".join(filter(None, (model.weight_formats, execution.of_weights))),
         rounding_saves=model.rounding_saves,
+        step_bytes=step_bytes(model.module) if model.network.device.type == "cpu" and model.ranks.size == 1 else 0,
     )
 
 

@@ -171,6 +171,9 @@ class FleetCollector(Collector):
             settings = (one.block_size, dtype, one.enable_prefix_caching, one.gpu_memory_utilization, one.num_blocks)
             info.add_metric((one.model, client.url, *map(str, settings)), 1.0)
         yield info
+        read = GAUGE("saccade_step_weight_bytes", "Bytes of weights that a step with one token reads.", labels=LABELS)
+        known = [((one.model, client.url), float(one.step_bytes)) for client, one in described if one.step_bytes]
+        yield filled(read, known)
         ready = GAUGE("saccade_worker_ready", "Whether the worker takes requests.", labels=("worker",))
         yield filled(ready, [((client.url,), float(client.state.ready)) for client in clients])
 

@@ -80,5 +80,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """The formats of quantised weights, for people. "" if all are plain, or if the worker does not report it."""
     rounding_saves: Count = 0
     """Bytes of memory that --quantization int8 would save; 0 if nothing, or if the worker does not report it."""
+    step_bytes: Count = 0
+    """Bytes of weights that a step with one token reads on a CPU; 0 if unknown, or on another device."""
     files_digest: bytes = b""
     """identity.content.files_digest() of the files, if the gateway asked for it instead of the files."""

@@ -47,6 +47,7 @@ class ScriptedServer:
     key: str | None = None
     model: str = "m"
     shows_metrics: bool = False
+    step_bytes: int = 0
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     most_open: int = 0
@@ -68,6 +69,8 @@ class ScriptedServer:
     async def metrics(self, _: web.Request) -> web.Response:
         count = len(self.bodies)
         text = METRICS.format(count=count, seconds=count / 4)
+        if self.step_bytes:
+            text += f'saccade_step_weight_bytes{{model_name="m",worker="unix:/w.sock"}} {self.step_bytes}\n'
         return web.Response(text=text) if self.shows_metrics else web.Response(status=404)
 
     async def chat(self, request: web.Request) -> web.Response:
