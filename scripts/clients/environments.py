@@ -1,7 +1,8 @@
 """The environment of a client's program: what its first comment block names, in a folder of its own.
 
 The block has the form of Python's inline script metadata: `dependencies` between `/// script` and `///`. In a program
-of Node's, its lines begin with `//`.
+of Node's, its lines begin with `//`. Packages in `alone` are installed without what they depend on, such as a client
+whose package also has models for GPUs.
 """
 
 import re
@@ -25,6 +26,7 @@ class Program:
 
     path: Path
     dependencies: tuple[str, ...]
+    alone: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -44,7 +46,7 @@ def read_program(path: Path) -> Program:
         raise ValueError(f"{path} has no block `/// script` with its dependencies.")
     lines = found["lines"].splitlines()
     settings = tomllib.loads("\n".join(line.removeprefix(found["sign"]).strip() for line in lines))
-    return Program(path, tuple(settings["dependencies"]))
+    return Program(path, tuple(settings["dependencies"]), tuple(settings.get("alone", ())))
 
 
 def programs() -> list[Program]:
@@ -59,7 +61,7 @@ def command(program: Program, cache: Path) -> list[str]:
     """
     folder = cache.resolve() / program.name
     installed = folder / "installed"
-    wanted = "\n".join(program.dependencies)
+    wanted = "\n".join((*program.dependencies, *program.alone))
     if not installed.exists() or installed.read_text() != wanted:
         folder.mkdir(parents=True, exist_ok=True)
         _install_node(program, folder) if program.is_node else _install_python(program, folder)
@@ -77,6 +79,8 @@ def _install_python(program: Program, folder: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     pip = [folder / "bin/python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([*pip, "install", *program.dependencies], check=True)
+    if program.alone:
+        subprocess.run([*pip, "install", "--no-deps", *program.alone], check=True)
 
 
 def _install_node(program: Program, folder: Path) -> None:

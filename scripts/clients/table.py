@@ -20,9 +20,10 @@ against two servers on loopback that require an API key. It ends with an error i
   real. Its worker follows a script instead of a model, and writes in the family's form. The templates lose system
   turns as the releases' own do. [Coding agents](agents.md) has the settings.
 - Jupyter's kernel runs Saccade in the notebook itself, without a server.
-- Open WebUI's own package is too large for a trial, so its HTTP client sends the requests that its server sends. In the
-  same way, OpenAI's SDK sends the requests of lmms-eval. VLMEvalKit is not on PyPI. openai for Node is the newest
-  release that runs on Node 20.
+- Open WebUI's own package is too large for a trial, so its HTTP client sends the requests that its server sends. openai
+  for Node is the newest release that runs on Node 20.
+- lmms-eval and VLMEvalKit run their own clients for OpenAI's API. What they need for models and data sets of their own
+  is not installed. VLMEvalKit is tried as `ms-vlmeval`, which is built from it: it is not on PyPI under its own name.
 
 """
 
