@@ -197,6 +197,7 @@ def test_metrics(gateway: scripted.Gateway) -> None:
             prompt_tokens_total=7,
             encode_seconds_total=0.5,
             evicted_state_tokens_total=8,
+            num_waiting_tokens=300,
             step_tokens_total=40_010,
             steps_by_tokens=(3, 2, *[0] * 11, 1),
         )
@@ -209,6 +210,7 @@ def test_metrics(gateway: scripted.Gateway) -> None:
     for line in (
         f"vllm:num_requests_running{labels} 2.0",
         f"vllm:num_requests_waiting{labels} 0.0",
+        f"saccade_prompt_tokens_waiting{labels} 300.0",
         f"vllm:kv_cache_usage_perc{labels} 0.6",
         f"vllm:prompt_tokens_total{labels} 7.0",
         f"vllm:prefix_cache_hits_total{labels} 0.0",

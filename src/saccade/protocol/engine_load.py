@@ -91,6 +91,12 @@ class Load(Sums, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec fr
     num_waiting: Annotated[
         int, EngineMetric("gauge", "vllm:num_requests_waiting", "Requests that wait for the engine.")
     ] = 0
+    num_waiting_tokens: Annotated[
+        int,
+        EngineMetric(
+            "gauge", "saccade_prompt_tokens_waiting", "Prompt tokens that are not computed yet, of all requests."
+        ),
+    ] = 0
     draining: bool = False
     num_blocks: Annotated[int, EngineMetric("gauge", "saccade_kv_blocks", "KV blocks of the engine.")] = 0
     num_free_blocks: Annotated[

@@ -213,6 +213,24 @@ def test_full_queue_refuses() -> None:
     subject.check_queue()
 
 
+def test_prompt_tokens_that_wait_are_counted() -> None:  # F11
+    subject = scheduler(seqs=1)
+    first, received, samples = sequence(1, 20), sequence(2, 40), of([3] * 30, (), 3, num_samples=4)
+    received.awaits_kv = True
+    subject.add_sequence(first)
+    assert subject.load().num_waiting_tokens == 20
+    run(subject)
+    assert subject.load().num_waiting_tokens == 20 - 16
+    subject.add_sequence(samples)
+    assert subject.load().num_waiting_tokens == 4 + 30
+    subject.waiting.append(received)  # its prompt is computed by the prefill worker
+    assert subject.load().num_waiting_tokens == 4 + 30
+    subject.waiting.remove(received)
+    while subject.has_work:
+        run(subject)
+    assert subject.load().num_waiting_tokens == 0
+
+
 def with_samples(arrival: int, num_samples: int, num_at_once: int | msgspec.UnsetType = msgspec.UNSET) -> Sequence:
     return of([arrival] * 3, (), arrival, 5, num_samples, num_at_once)
 

@@ -124,6 +124,7 @@ class Scheduler:
         return Load(
             num_running=self.num_admitted,
             num_waiting=len(self.waiting) + len(self.parked),
+            num_waiting_tokens=self._count_waiting_tokens(),
             num_blocks=blocks.num_blocks,
             num_free_blocks=self.block_manager.num_free_blocks,
             encoder_cache_bytes=self.encoder_scheduler.encoder_cache.used_bytes,
@@ -131,6 +132,17 @@ class Scheduler:
             **msgspec.structs.asdict(self.counters)
             | self.block_manager.stateless_tokens
             | {"steps_by_tokens": tuple(self.counters.steps_by_tokens)},
+        )
+
+    def _count_waiting_tokens(self) -> int:
+        """Return the number of prompt tokens to compute here, including those that may be in the prefix cache.
+
+        Prompts whose state comes from another engine are computed there. The samples of a request have one prompt.
+        """
+        return sum(
+            max(0, sequence.num_prompt_tokens - sequence.num_computed_tokens)
+            for sequence in chain(self.waiting, self.parked, self.running)
+            if not sequence.index and not sequence.awaits_kv
         )
 
     def check_queue(self) -> None:
