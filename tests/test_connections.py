@@ -62,7 +62,10 @@ ALLOWED = {
     "gateway/state/sqlite.py": {"connect"},  # opens a file
     "transport/engine_channel.py": {"create_connection"},  # a socket pair that its parent made
     "supervisor/tree.py": {"open_connection", "open_unix_connection"},  # its own children, on loopback
-    "supervisor/ray_fleet.py": {"create_connection"},  # the cluster that the operator names, to see whether it is there
+    "supervisor/ray_worker.py": {"open_connection"},  # the socket of its own worker
+    "supervisor/ray_cluster.py": {
+        "create_connection"
+    },  # the cluster that the operator names, to see whether it is there
     "supervisor/checkpoint.py": {"httpx2", "huggingface_hub"},  # the hub, at start-up
     "supervisor/cached_models.py": {"huggingface_hub"},  # its cache on this machine
     "cli/fleet_checks.py": {"open_connection"},  # workers that the operator names

@@ -4,124 +4,163 @@ import logging
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
-from saccade import config
-from saccade.cli.flags import ENGINE, OWN, LogLevel
-from saccade.config import Count
-from saccade.engine.config import EngineSettings
-from saccade.errors import StartupError
+from saccade.cli.flags import LogLevel
+from saccade.errors import NotInstalled, StartupError
 from saccade.log_setup import configure_logging
-from saccade.transport.credentials import read_token
 
 if TYPE_CHECKING:
-    from saccade.supervisor.ray_fleet import RayFleet
+    from saccade.supervisor.ray_cluster import FleetStatus
+    from saccade.supervisor.ray_directory import Listing
 
 LOOK_SECONDS = 1.0
-"""Between two checks of the workers' addresses."""
+"""Between two looks at the directory, or at the state of a change."""
 
-KILL_SECONDS = 10.0
-"""A worker that has not ended this long after its --shutdown-timeout is killed."""
+Old = Annotated[str | None, Parameter(show=False)]
+INSTEAD = {
+    "--replicas": "`num_replicas` of a deployment",
+    "--worker-token-file": "`worker_token_file` of args",
+    "--shutdown-timeout": "`shutdown_timeout` of args",
+}
+"""Flags of former releases, and what takes their place in the file of `saccade fleet apply FILE`."""
 
 logger = logging.getLogger(__name__)
 
 
 def fleet(
-    model: str | None = None,
+    action: Literal["apply", "status", "delete", "watch"],
+    file: Path | None = None,
     *,
-    ray: str,
-    workers_file: Path,
-    worker_token_file: Path,
-    replicas: Count = 1,
-    shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = 30.0,
-    engine: EngineSettings = ENGINE,
+    ray: str = "auto",
+    name: str = "saccade",
+    workers_file: Path | None = None,
+    wait: bool = True,
     log_level: LogLevel = "INFO",
+    replicas: Old = None,
+    worker_token_file: Old = None,
+    shutdown_timeout: Old = None,
 ) -> None:
     """Run workers on a Ray cluster, and keep a file of their addresses for `saccade gateway --workers-file`.
 
+    Run it on a node of the cluster. The fleet goes on without it.
+
     Parameters
     ----------
-    model
-        A folder in hub layout that every node has at this path, or a hub id; without it, the bundled model.
+    action
+        apply makes the cluster's fleets those of FILE; status shows them; delete ends one; watch keeps a file of a
+        fleet's workers.
+    file
+        The fleets, in the format of `serve deploy`; for apply.
     ray
-        The address of the Ray cluster, HOST:PORT, or auto on one of its nodes.
+        The address of the Ray cluster, HOST:PORT, or auto for that of this node.
+    name
+        The fleet to delete or to watch: the name of its application.
     workers_file
-        The file to write; gateways watch it.
-    worker_token_file
-        The file with the workers' token; every node needs it at this path.
-    replicas
-        The number of workers.
-    shutdown_timeout
-        Seconds that running requests get to finish when a worker stops.
+        The file to write; gateways watch it. For watch.
+    wait
+        Whether apply and delete return only when the workers are there, or gone.
     log_level
         The least level that is logged.
     """
-    token_file = worker_token_file.expanduser().absolute()
-    read_token(token_file)
+    for flag, value in (
+        ("--replicas", replicas),
+        ("--worker-token-file", worker_token_file),
+        ("--shutdown-timeout", shutdown_timeout),
+    ):
+        if value is not None:
+            raise StartupError(
+                f"{flag} is now {INSTEAD[flag]} in the file of `saccade fleet apply FILE` (docs/layouts.md, Ray)."
+            )
+    if (action == "apply") != (file is not None):
+        raise StartupError(f"`saccade fleet {action}` takes {'the FILE to apply' if action == 'apply' else 'no FILE'}.")
+    if (action == "watch") != (workers_file is not None):
+        raise StartupError("`saccade fleet watch` needs --workers-file, and no other action takes it.")
     try:
-        from saccade.supervisor import ray_fleet
+        from saccade.supervisor import ray_cluster
     except ImportError as error:
-        raise StartupError("`saccade fleet` needs Ray: pip install 'saccade-vlm[ray]', on every node too.") from error
-    ray_fleet.join(ray)
+        raise NotInstalled("`saccade fleet` needs Ray: pip install 'saccade-vlm[ray]', on every node too.") from error
+    schema = ray_cluster.read_file(file) if file is not None else None
+    ray_cluster.join(ray)
+    configure_logging(logging.getLevelNamesMapping()[log_level])
+    if schema is not None:
+        ray_cluster.apply(schema)
+        names = {application.name for application in schema.applications}
+        if wait:
+            _wait_until_running(lambda: [one for one in ray_cluster.statuses() if one.name in names])
+    elif action == "status":
+        for status in list(ray_cluster.statuses()):
+            print(_describe(status, ray_cluster.list_workers(ray, status.name)))
+    elif action == "delete":
+        if not ray_cluster.delete(name):
+            raise StartupError(f"There is no fleet {name} on this cluster; `saccade fleet status` lists all.")
+        while wait and any(status.name == name for status in ray_cluster.statuses()):
+            time.sleep(LOOK_SECONDS)
+        if wait:
+            ray_cluster.shut_down_if_empty()
+    elif workers_file is not None:
+        keep_file(lambda: ray_cluster.list_workers(ray, name), workers_file.expanduser().absolute())
+
+
+def _wait_until_running(look: "Callable[[], list[FleetStatus]]") -> None:
+    """Wait until all fleets that *look* returns are as their file wants them. Raises StartupError if one cannot be."""
+    last = ""
+    while True:
+        statuses = look()
+        if (text := "\n".join(_describe(status, None) for status in statuses)) != last:
+            logger.info("%s", text)
+            last = text
+        if all(status.is_settled for status in statuses):
+            break
+        time.sleep(LOOK_SECONDS)
+    for status in statuses:
+        if not status.is_running:
+            raise StartupError(f"The fleet {status.name} is {status.state}: {_reason(status)}")
+
+
+def _describe(status: "FleetStatus", listing: "Listing | None") -> str:
+    """Return the lines that show *status*, with the urls in *listing* if it is there."""
+    lines = [f"{status.name}: {status.state}"]
+    for role in status.roles:
+        urls = ", ".join(listing.urls.get(role.role, ())) if listing is not None else ""
+        lines.append(f"  {role.role}: {role.num_running} of {role.num_replicas} run {urls}".rstrip())
+    if not status.is_running and (reason := _reason(status)):
+        lines.append(f"  {reason}")
+    return "\n".join(lines)
+
+
+def _reason(status: "FleetStatus") -> str:
+    """Return what Serve says about *status*, without the traceback in which it quotes an error of a worker."""
+    said = [status.message, *(role.message for role in status.roles)]
+    lines = [line.strip() for text in said for line in text.splitlines() if line.strip()]
+    errors = [line.partition("StartupError: ")[2] for line in lines if "StartupError: " in line]
+    return (errors or lines or [""])[-1]
+
+
+def keep_file(look: "Callable[[], Listing | None]", path: Path) -> None:
+    """Write the workers' addresses to *path* whenever they change, until a signal; the file then stays as it is."""
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    configure_logging(logging.getLevelNamesMapping()[log_level])
-    spec = ray_fleet.ReplicaSpec(
-        arguments=worker_arguments(model, token_file, shutdown_timeout, engine, log_level),
-        resources=_resources(engine, has_gpus=ray_fleet.has_gpus()),
-        stop_seconds=shutdown_timeout + KILL_SECONDS,
-    )
-    path = workers_file.expanduser().absolute()
-    _write(path, ())
-    running = ray_fleet.RayFleet(ray, spec, replicas)
-    try:
-        _keep_up(running, path, replicas, stopped)
-    finally:
-        _write(path, ())
-        running.close()
-
-
-def _keep_up(running: "RayFleet", path: Path, replicas: int, stopped: threading.Event) -> None:
-    """Write the addresses of the workers to *path* whenever they have changed."""
-    last_urls: tuple[str, ...] = ()
-    while not stopped.wait(LOOK_SECONDS):
-        urls = running.urls()
-        if urls != last_urls:
-            _write(path, urls)
-            last_urls = urls
-            logger.info("%d of %d workers have a node: %s", len(urls), replicas, ", ".join(urls) or "none")
-
-
-def worker_arguments(
-    model: str | None, token_file: Path, shutdown_timeout: float, engine: EngineSettings, log_level: LogLevel
-) -> tuple[str, ...]:
-    """Return the arguments of `saccade worker`, without the address. Without a *model* it serves the bundled one."""
-    if model is not None and (folder := Path(model).expanduser()).is_dir():
-        model = str(folder.absolute())
-    return (
-        *(() if model is None else (model,)),
-        *(word for name in engine.served_model_name for word in ("--served-model-name", name)),
-        "--worker-token-file",
-        str(token_file),
-        "--shutdown-timeout",
-        str(shutdown_timeout),
-        "--no-summary",
-        "--log-level",
-        log_level,
-        *config.to_arguments(engine, OWN),
-    )
-
-
-def _resources(engine: EngineSettings, *, has_gpus: bool) -> dict[str, float]:
-    """Return a worker's resources in Ray's terms: a GPU for each of its processes, or else their CPU threads."""
-    if has_gpus and engine.device != "cpu":
-        return {"GPU": engine.tensor_parallel_size, "CPU": 1}
-    return {"CPU": engine.tensor_parallel_size * (engine.threads or 1)}
+    last_urls: tuple[str, ...] | None = None
+    while True:
+        listing = look()
+        if listing is not None:
+            urls = tuple(sorted(url for urls in listing.urls.values() for url in urls))
+            if not listing.complete:
+                # A new directory has not heard of all of them yet.
+                urls = tuple(sorted({*urls, *(last_urls or ())}))
+            if urls != last_urls and (urls or listing.complete):
+                _write(path, urls)
+                last_urls = urls
+                logger.info("%d workers: %s", len(urls), ", ".join(urls) or "none")
+        if stopped.wait(LOOK_SECONDS):
+            return
 
 
 def _write(path: Path, urls: tuple[str, ...]) -> None:

@@ -57,6 +57,7 @@ EXAMPLES = {
     "batch": "`saccade batch requests.jsonl --url http://127.0.0.1:8000`",
     "key": "`saccade key new --tenant acme >> keys.toml`",
     "doctor": "`saccade doctor MODEL`",
+    "fleet": "`saccade fleet apply fleet.yaml`",
     "inspect": "`saccade inspect MODEL cat.jpg`",
     "top": "`saccade top --gateway http://127.0.0.1:8001 --admin-key KEY`",
 }

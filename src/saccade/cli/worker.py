@@ -1,6 +1,7 @@
 """`saccade worker`: an engine and its gRPC server, for gateways that run elsewhere."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
@@ -23,8 +24,9 @@ from saccade.engine.config import EngineSettings, SplitSettings
 from saccade.engine.installed import require_engine
 from saccade.errors import StartupError
 from saccade.log_setup import configure_logging
+from saccade.processes.parent_socket import ParentSocket, Serving
 from saccade.tracing.tracer import NO_TRACES, TraceSettings
-from saccade.transport import private_sockets, shared_memory
+from saccade.transport import lasting_task, private_sockets, shared_memory
 from saccade.transport.access import Access
 from saccade.transport.credentials import read_authorities, read_identity, read_token
 from saccade.worker.engine_process import Timeouts
@@ -122,6 +124,7 @@ def worker(
     engine: EngineSettings = ENGINE,
     log_level: LogLevel = "INFO",
     summary: Annotated[bool, Parameter(show=False)] = True,
+    parent_fd: Annotated[int | None, Parameter(show=False)] = None,
 ) -> None:
     """Serve a model to gateways: the engine and its gRPC front.
 
@@ -134,47 +137,60 @@ def worker(
     log_level
         The least level that is logged.
     """
-    require_engine()
-    console = new_console(stderr=True)
-    if engine.trust_remote_code:
-        warn(console, REMOTE_CODE)
-    bind, transfer_bind, checked = access.bind(), split.bind(), access.access()
-    checked.check(bind)
-    tokenspeed = access.tokenspeed()
-    if summary:  # else the parent prints it
-        warn(console, unused_cuda(installed_torch()))
-    check_without_model(engine)
-    settings = engine_config(model, model_folder(model, engine), engine)
-    settings = dataclasses.replace(
-        settings,
-        kv_events_token_ids=access.kv_events_token_ids,
-        **(vars(split) | {"kv_transfer_bind": transfer_bind}),
-    )
-    settings.check()
-    encoded = json.dumps(dataclasses.asdict(settings))
-    command = (sys.executable, "-m", "saccade.engine", "--config", encoded, "--log-level", log_level)
-    configure_logging(logging.getLevelNamesMapping()[log_level], serves_clients=True)
-    timeouts = Timeouts(silence_seconds=engine.engine_silence)
-    config = WorkerConfig(bind, command, timeouts, shutdown_timeout, checked, tokenspeed)
-    uvloop.run(_serve(config, console, summary))
+    parent = ParentSocket(parent_fd) if parent_fd is not None else None
+    with parent.failures_reported() if parent is not None else contextlib.nullcontext():
+        require_engine()
+        console = new_console(stderr=True)
+        if engine.trust_remote_code:
+            warn(console, REMOTE_CODE)
+        bind, transfer_bind, checked = access.bind(), split.bind(), access.access()
+        checked.check(bind)
+        tokenspeed = access.tokenspeed()
+        if summary:  # else the parent prints it
+            warn(console, unused_cuda(installed_torch()))
+        check_without_model(engine)
+        settings = engine_config(model, model_folder(model, engine), engine)
+        settings = dataclasses.replace(
+            settings,
+            kv_events_token_ids=access.kv_events_token_ids,
+            **(vars(split) | {"kv_transfer_bind": transfer_bind}),
+        )
+        settings.check()
+        encoded = json.dumps(dataclasses.asdict(settings))
+        command = (sys.executable, "-m", "saccade.engine", "--config", encoded, "--log-level", log_level)
+        configure_logging(logging.getLevelNamesMapping()[log_level], serves_clients=True)
+        timeouts = Timeouts(silence_seconds=engine.engine_silence)
+        config = WorkerConfig(bind, command, timeouts, shutdown_timeout, checked, tokenspeed)
+        uvloop.run(_serve(config, console, summary, parent))
 
 
-async def _serve(config: WorkerConfig, console: Console, summary: bool) -> None:
+async def _serve(config: WorkerConfig, console: Console, summary: bool, parent: ParentSocket | None) -> None:
     shared_memory.sweep()
     with StartProgress(console) as progress:
         served = WorkerFront(config, progress.show)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, served.stop)
-        announcing = asyncio.create_task(_announce(served, progress, console if summary else None))
+        tasks = [asyncio.create_task(_announce(served, progress, console if summary else None, parent))]
+        if parent is not None:
+            tasks.append(asyncio.create_task(_stop_with(parent, served)))
         try:
             await served.run()
         finally:
-            announcing.cancel()
+            await lasting_task.end(*tasks)
 
 
-async def _announce(served: WorkerFront, progress: StartProgress, console: Console | None) -> None:
+async def _announce(
+    served: WorkerFront, progress: StartProgress, console: Console | None, parent: ParentSocket | None
+) -> None:
     description = await served.ready()
     progress.close()
     if console is not None:
         show_summary(console, description, served.server.address)
+    if parent is not None:
+        parent.report(Serving(served.server.address))
+
+
+async def _stop_with(parent: ParentSocket, served: WorkerFront) -> None:
+    await parent.until_closed()
+    served.stop()

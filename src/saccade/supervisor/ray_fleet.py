@@ -1,189 +1,174 @@
-"""Runs workers on the nodes of a Ray cluster. Ray places and restarts them; requests and images never go through Ray.
+"""A fleet on Ray as its file describes it: the arguments of `saccade.supervisor.ray_app:app`, checked.
 
-A replica is an actor in its own placement group. The actor runs `saccade worker` as a child process and ends with it.
-Ray then starts the actor again, on another node if its node is gone. Only strings pass between the nodes.
+Nothing here imports Ray, so that a machine without it can check a file.
 """
 
 import ipaddress
-import logging
-import os
-import socket
-import subprocess
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from signal import SIGTERM
-from typing import Any
+from pathlib import Path
+from typing import Final, get_args
 
-import ray
-from ray.exceptions import RayError
-from ray.util import get_node_ip_address
-from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from cyclopts import App, CycloptsError
 
-from saccade import config
+from saccade.engine.config import EngineConfig, EngineSettings, SplitSettings
 from saccade.errors import StartupError
-from saccade.processes.parent_death import tied
-from saccade.transport.wire import target
+from saccade.protocol.description import Role
+from saccade.release import installed_version
 
-LEAST_LIFE_SECONDS = 10.0
-"""A worker that ends sooner is not started again before this time has passed."""
+DIRECTORY: Final = "directory"
+"""The deployment that lists the workers; the others are called as their roles."""
 
-ANSWER_SECONDS = 5.0
-"""How long a replica may take to report its address; if its node is gone, Ray may take longer to notice."""
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
-CONNECT_SECONDS = 5.0
-SCHEME = "grpc://"
+SETTLE_SECONDS: Final = 5.0
+"""How long a worker that has left the directory still takes requests.
 
-logger = logging.getLogger(__name__)
+Gateways need less to hear of it, and of the worker that replaces it.
+"""
+
+KILL_SECONDS: Final = 10.0
+"""A worker that has not ended this long after its shutdown_timeout is killed."""
+
+_FLEETS_OWN: Final = {
+    "--role": "the role is the name under `roles`",
+    "--host": "a worker listens on the address of its node",
+    "--port": "a worker takes any free port",
+    "--uds": "a worker listens on the address of its node",
+    "--kv-transfer-bind": "a prefill worker takes any free port of its node",
+    "--worker-token-file": "give `worker_token_file` next to `roles`",
+    "--shutdown-timeout": "give `shutdown_timeout` next to `roles`",
+}
+_ONE_NODE: Final = (
+    "A worker's processes share one node: use --tensor-parallel-size up to the GPUs of a node, and more replicas."
+)
+_NOT_THERE: Final = {
+    "--pipeline-parallel-size": f"Pipeline parallelism is not supported. {_ONE_NODE}",
+    "-pp": f"Pipeline parallelism is not supported. {_ONE_NODE}",
+    "--enable-expert-parallel": f"Expert parallelism is not supported. {_ONE_NODE}",
+    "-ep": f"Expert parallelism is not supported. {_ONE_NODE}",
+    "--nnodes": f"A worker over several nodes is not supported. {_ONE_NODE}",
+    "--data-parallel-size": "Replicas take requests in parallel: give `num_replicas` of the role's deployment.",
+    "-dp": "Replicas take requests in parallel: give `num_replicas` of the role's deployment.",
+}
 
 
 @dataclass(frozen=True)
-class ReplicaSpec:
-    """A replica: the arguments of `saccade worker` without an address, and the resources that it needs on its node.
+class RoleSpec:
+    """A role's workers: the words of `saccade worker` that are theirs, as given and as understood."""
 
-    After SIGTERM it has *stop_seconds* to exit before it is killed.
+    role: Role
+    words: tuple[str, ...]
+    engine: EngineSettings
+
+    def resources(self, *, has_gpus: bool) -> dict[str, float]:
+        """Return a worker's resources in Ray's terms: a GPU for each of its processes, or else their CPU threads."""
+        size = self.engine.tensor_parallel_size
+        if self.engine.device == "cuda" or (has_gpus and self.engine.device == "auto"):
+            return {"GPU": size, "CPU": 1}
+        return {"CPU": size * (self.engine.threads or 1)}
+
+
+@dataclass(frozen=True)
+class FleetSpec:
+    """A fleet: the model, the token's file on every node, the seconds of a drain, and the roles.
+
+    A *model* of None is the bundled one. If *release* is not None, every node must have it.
     """
 
-    arguments: tuple[str, ...]
-    resources: Mapping[str, float]
-    stop_seconds: float
+    model: str | None
+    worker_token_file: str
+    shutdown_timeout: float
+    release: str | None
+    roles: tuple[RoleSpec, ...]
+
+    @property
+    def stop_seconds(self) -> float:
+        """How long a worker may take to end after SIGTERM."""
+        return self.shutdown_timeout + KILL_SECONDS
+
+    def worker_words(self, role: RoleSpec, host: str) -> tuple[str, ...]:
+        """Return the words of `saccade worker` for a worker of *role* on the node with the address *host*."""
+        address = f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
+        split = ("--role", role.role) if role.role != "both" else ()
+        transfer = ("--kv-transfer-bind", f"{address}:0") if role.role == "prefill" else ()
+        return (
+            *(() if self.model is None else (self.model,)),
+            *("--host", host, "--port", "0", "--worker-token-file", self.worker_token_file),
+            *("--shutdown-timeout", str(self.shutdown_timeout), "--no-summary"),
+            *split,
+            *transfer,
+            *role.words,
+        )
+
+    def check_release(self) -> None:
+        """Raise StartupError unless this node has the fleet's release."""
+        if self.release is not None and self.release != (installed := installed_version()):
+            raise StartupError(f"This node has Saccade {installed}, and the fleet's `release` is {self.release}.")
 
 
-class WorkerActor:
-    """The actor of a replica. It runs `saccade worker` on a free port of its node, and ends when the worker ends."""
-
-    def __init__(self, arguments: Sequence[str]) -> None:
-        host = get_node_ip_address()
-        port = _free_port(host)
-        address = f"[{host}]" if ":" in host else host
-        self._url = f"{SCHEME}{address}:{port}"
-        self._stopping = False
-        command, environment = config.program("worker", *arguments, "--host", host, "--port", str(port))
-        # Ray runs this in the process's main thread. The child's death is tied to that thread's end.
-        self._process = subprocess.Popen(tied(command, SIGTERM), stdin=subprocess.DEVNULL, env=environment)
-        threading.Thread(target=self._end_with_it, name="wait for the worker", daemon=True).start()
-
-    def url(self) -> str:
-        """Return the address of the worker, which may still be starting."""
-        return self._url
-
-    def stop(self, seconds: float) -> None:
-        """Let the worker drain, and kill it if it still runs after *seconds*."""
-        self._stopping = True
-        self._process.terminate()
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-
-    def _end_with_it(self) -> None:
-        started_at = time.monotonic()
-        self._process.wait()
-        time.sleep(max(0.0, LEAST_LIFE_SECONDS - (time.monotonic() - started_at)))
-        if not self._stopping:
-            os._exit(1)
+def read_fleet(arguments: Mapping[str, object]) -> FleetSpec:
+    """Return the fleet that *arguments* describe. Raises StartupError, which names the argument."""
+    for name in arguments:
+        if name not in ("model", "worker_token_file", "shutdown_timeout", "release", "roles"):
+            raise StartupError(
+                f"args.{name} is not known: there are model, worker_token_file, shutdown_timeout, release and roles."
+            )
+    token_file = _read_text(arguments, "worker_token_file")
+    if token_file is None or not Path(token_file).is_absolute():
+        raise StartupError("args.worker_token_file must be a path from the root, which every node has.")
+    seconds = arguments.get("shutdown_timeout", 30.0)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+        raise StartupError("args.shutdown_timeout must be a number of seconds, at least 0.")
+    roles = arguments.get("roles", {"both": []})
+    if not isinstance(roles, dict) or not roles:
+        raise StartupError("args.roles must name at least one of both, prefill and decode, each with a list of flags.")
+    return FleetSpec(
+        model=_read_text(arguments, "model"),
+        worker_token_file=token_file,
+        shutdown_timeout=float(seconds),
+        release=_read_text(arguments, "release"),
+        roles=tuple(_read_role(name, words) for name, words in roles.items()),
+    )
 
 
-def _free_port(host: str) -> int:
-    """Return a port of *host* that is free now. A worker that finds the port in use ends, and is started again."""
-    family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as listener:
-        return int(listener.getsockname()[1])
-
-
-def _address(answer: object) -> str | None:
-    """Return *answer* if it is a worker's address and fits on a line of the file; otherwise None."""
-    if not isinstance(answer, str) or not answer.startswith(SCHEME) or not answer.isprintable() or " " in answer:
-        logger.error("a replica does not report an address of a worker")
+def _read_text(arguments: Mapping[str, object], name: str) -> str | None:
+    value = arguments.get(name)
+    if value is None:
         return None
-    try:
-        target(answer)
-    except StartupError as error:
-        logger.error("a replica reports an address that is none: %s", error.message)
-        return None
-    return answer
+    if not isinstance(value, str) or not value:
+        raise StartupError(f"args.{name} must be text: put it in quotes.")
+    return value
 
 
-class _Replica:
-    """A placement group with an actor, and the pending call that asks for the actor's address."""
-
-    def __init__(self, spec: ReplicaSpec) -> None:
-        resources = dict(spec.resources)
-        self.group = placement_group([resources], strategy="STRICT_PACK")
-        actor_class: Any = ray.remote(WorkerActor)
-        self.actor = actor_class.options(
-            num_cpus=resources.get("CPU", 0),
-            num_gpus=resources.get("GPU", 0),
-            max_restarts=-1,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=0),
-        ).remote(list(spec.arguments))
-        self.url: str | None = None
-        self._question: Any = None
-        self._asked_at = 0.0
-
-    def look(self) -> None:
-        """Update the url, which is None while the replica has no node, or while Ray restarts its actor."""
-        if self._question is None:
-            self._question = self.actor.url.remote()
-            self._asked_at = time.monotonic()
-        answered, _ = ray.wait([self._question], timeout=0.2)
-        if not answered:
-            if time.monotonic() - self._asked_at > ANSWER_SECONDS:
-                self.url = None
-            return
-        try:
-            self.url = _address(ray.get(self._question))
-        except RayError:
-            self.url = None
-        self._question = None
-
-
-class RayFleet:
-    """Runs *num_replicas* workers of *spec* on the cluster at *address*, until close(). Raises StartupError."""
-
-    def __init__(self, address: str, spec: ReplicaSpec, num_replicas: int) -> None:
-        join(address)
-        self._spec = spec
-        self._replicas = [_Replica(spec) for _ in range(num_replicas)]
-
-    def urls(self) -> tuple[str, ...]:
-        """Return the current addresses of the workers; some may still be starting."""
-        for replica in self._replicas:
-            replica.look()
-        return tuple(replica.url for replica in self._replicas if replica.url is not None)
-
-    def close(self) -> None:
-        """Let all workers drain, and release their resources."""
-        seconds = self._spec.stop_seconds
-        stopping = [replica.actor.stop.remote(seconds) for replica in self._replicas if replica.url is not None]
-        try:
-            ray.wait(stopping, num_returns=len(stopping), timeout=seconds + ANSWER_SECONDS) if stopping else None
-            for replica in self._replicas:
-                ray.kill(replica.actor)
-                remove_placement_group(replica.group)
-        except RayError:
-            logger.warning("the cluster is gone, and the workers with it")
-        ray.shutdown()
-
-
-def join(address: str) -> None:
-    """Connect to the cluster at *address*, unless connected. Raises StartupError."""
-    if ray.is_initialized():
-        return
-    try:
-        if address != "auto":
-            # Ray itself would retry for minutes if nobody listens.
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-        ray.init(address=address, namespace="saccade", log_to_driver=False, configure_logging=False)
-    except (RayError, OSError, ValueError, RuntimeError) as error:
+def _read_role(name: object, words: object) -> RoleSpec:
+    role = next((one for one in ROLES if one == name), None)
+    if role is None:
+        raise StartupError(f"args.roles.{name} is not a role: a worker is both, prefill or decode.")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise StartupError(
-            f"There is no Ray cluster at {address}: start one with `ray start --head`, and pass its HOST:PORT as --ray."
-        ) from error
+            f'args.roles.{role} must be a list of flags of `saccade worker`, such as ["--max-model-len", "32k"].'
+        )
+    for word in words:
+        flag = word.partition("=")[0]
+        if flag in _NOT_THERE:
+            raise StartupError(f"args.roles.{role} has {flag}. {_NOT_THERE[flag]}")
+        if flag in _FLEETS_OWN:
+            raise StartupError(f"args.roles.{role} has {flag}, which the fleet sets: {_FLEETS_OWN[flag]}.")
+    return RoleSpec(role, tuple(words), _read_engine(role, words))
 
 
-def has_gpus() -> bool:
-    """Whether any node of the cluster has a GPU."""
-    return bool(ray.cluster_resources().get("GPU"))
+def _read_engine(role: Role, words: Sequence[str]) -> EngineSettings:
+    """Return the settings that *words* give. Raises StartupError for settings that cannot work with any model."""
+    parser = App(help_flags=(), version_flags=(), result_action="return_value")
+
+    @parser.default
+    def read(*, engine: EngineSettings = EngineSettings(), log_level: str = "INFO") -> EngineSettings:
+        return engine
+
+    try:
+        engine: EngineSettings = parser(words, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise StartupError(f"args.roles.{role}: {error}") from error
+    EngineConfig(model_dir="", model="", **vars(engine) | vars(SplitSettings(role=role))).check()
+    return engine

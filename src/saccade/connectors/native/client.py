@@ -264,6 +264,15 @@ class WorkerClient(Connector[_NativeSession]):
         """Whether to send it new requests: a stream is open to a running engine that is not draining."""
         return self._session is not None and not (self.load is not None and self.load.draining)
 
+    async def check(self) -> None:
+        """Ask the worker to describe itself. Raises WorkerUnavailable if it does not, or if no engine is ready."""
+        if self._stub is None:
+            raise WorkerUnavailable(NOT_READY)
+        try:
+            await self._described(self._stub, without_files=True)
+        except (grpc.aio.AioRpcError, *UNREADABLE) as error:
+            raise WorkerUnavailable(NOT_READY) from error
+
     def kv_events(self, *, blocks: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield the images and, with *blocks*, the blocks that the worker holds: a snapshot, then increments.
 
