@@ -185,6 +185,10 @@ class FileNotFound(RequestError, code="file_not_found", status=404):
     """The tenant never uploaded this file, or the file is no longer stored."""
 
 
+class BatchNotFound(RequestError, code="batch_not_found", status=404):
+    """The tenant never created this batch, or it is no longer stored."""
+
+
 class RouteNotFound(RequestError, code="not_found", status=404):
     """The server has no such path."""
 

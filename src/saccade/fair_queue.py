@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Set
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import NamedTuple, Self
 
 from saccade.errors import QueueFull, SaccadeError
 
@@ -26,6 +26,12 @@ of them, two have three sevenths each, and a later one finds a place unless ther
 
 MAX_REMEMBERED = 1024
 """The number of clients whose last turn a queue remembers."""
+
+
+class Background(NamedTuple):
+    """A *client* whose turns wait as long as any other turn is waiting."""
+
+    client: Hashable
 
 
 @dataclass(eq=False)
@@ -62,7 +68,7 @@ class FairQueue:
 
     **Who is next.** The next turn goes to the client that holds the least weight relative to its priority. In a tie, it
     goes to the client that was served longest ago, or else to the one that came first. A client's own turns are ordered
-    by rank, then by arrival.
+    by rank, then by arrival. Turns of Background clients begin only if no other turn is waiting.
 
     **Heavy turns.** A turn that does not fit yet waits for others to end, and later turns wait for it. Otherwise light
     turns could keep it out forever. Only turns with an obstacle, and turns of a client at its own capacity, are passed
@@ -217,7 +223,11 @@ class FairQueue:
         """Return the next waiter without one of *obstacles*, whether or not its turn fits, or None if there is none."""
         best: _Waiter | None = None
         least: tuple[float, int, int] = (math.inf, 0, 0)
-        for client, line in list(self._lines.items()):
+        lines = list(self._lines.items())
+        if any(isinstance(client, Background) for client, _ in lines):
+            others = [one for one in lines if not isinstance(one[0], Background)]
+            lines = others if any(not one.granted.done() for _, line in others for one in line) else lines
+        for client, line in lines:
             # A cancelled waiter may not have run yet to withdraw.
             while line and line[0].granted.done():
                 line.popleft()

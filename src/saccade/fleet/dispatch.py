@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from saccade.connectors.sink import Sink, Stream
 from saccade.errors import InternalError, WorkerFailed, WorkerUnavailable
-from saccade.fair_queue import FairQueue
+from saccade.fair_queue import Background, FairQueue
 from saccade.fleet.bits import members_of
 from saccade.fleet.cost import NUM_REQUESTS
 from saccade.fleet.decision_metrics import DecisionMetrics
@@ -189,7 +189,8 @@ class Dispatcher:
         weight = min(prompt.num_samples, serving.most_rows)
         with ExitStack() as booked:
             self._advance_later()
-            turn = await queue.enter(prompt.tenant, weight, prompt.tenant_priority, prompt, prompt.priority)
+            client = Background(prompt.tenant) if prompt.is_background else prompt.tenant
+            turn = await queue.enter(client, weight, prompt.tenant_priority, prompt, prompt.priority)
             # The end of the turn lets others have its place, when all else is given back.
             booked.enter_context(turn)
             serving = self._serving(model)

@@ -27,7 +27,7 @@ class Prompt:
     further needs, each with the error if only workers that lack it are left. The request waits among those of *tenant*,
     by *priority*. It goes to none of the workers with the urls *excluded*, which have failed. A tenant with
     *tenant_priority* 2 gets twice the share of one with 1. *conversation* is the same for all turns of a chat, and ""
-    for a prompt that is no chat.
+    for a prompt that is no chat. One that *is_background* waits while any other prompt is waiting.
     """
 
     token_ids: list[int]
@@ -43,6 +43,7 @@ class Prompt:
     priority: int = 0
     excluded: Set[str] = frozenset()
     conversation: bytes = b""
+    is_background: bool = False
 
     @property
     def num_tokens(self) -> int:

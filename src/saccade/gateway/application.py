@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope
 from saccade.errors import InvalidApiKey, InvalidValue
 from saccade.fleet.pool import WorkerPool
 from saccade.fleet.report import RouteReport, route_report
+from saccade.gateway.apis.batches.store import BatchStore
 from saccade.gateway.apis.responses.stores import response_store
 from saccade.gateway.apis.routes import Apis
 from saccade.gateway.config import GatewayConfig
@@ -106,7 +107,13 @@ class Application:
             metrics=metrics,
         )
         responses, memory_of_responses = response_store(config, self._state)
-        self._apis = Apis(config, self.bodies, self.pipeline, self.siblings, self.media.pdfs, responses)
+        batches = None if self._state is None else BatchStore(self._state)
+        self._apis = Apis(config, self.bodies, self.pipeline, self.siblings, self.media.pdfs, responses, batches)
+        self._batch_runner = (
+            None
+            if batches is None
+            else self._apis.batch_runner(batches, self._api_keys.accounts, config.batch_concurrency)
+        )
         self.memory = MemoryParts()
         self.memory.add_parts(
             *self.limits.memory_parts,
@@ -139,10 +146,14 @@ class Application:
         self._following = lasting_task.begin(self._api_keys.follow, "keys file")
         await self.siblings.start()
         await self.routing.start()
+        if self._batch_runner is not None:
+            self._batch_runner.start()
 
     async def close(self) -> None:
         """Stop looking for workers and listening to them, close connections and drop cached images."""
         await lasting_task.end(self._following)
+        if self._batch_runner is not None:
+            await self._batch_runner.close()
         self.pipeline.grammars.close()
         await self.routing.close()
         await self.siblings.close()

@@ -197,6 +197,8 @@ class ServerSettings:
     file_store_seconds: Count = 24 * 3600
     "Seconds that an uploaded image is kept at most."
     state: StateSettings = NO_STATE
+    batch_concurrency: Count = 16
+    "Requests of /v1/batches in flight at a time; batches need --state."
     shutdown_timeout_seconds: Annotated[NotNegative, Parameter(name="--shutdown-timeout")] = 30.0
     "Seconds that running requests get to finish at shutdown."
     allowed_hosts: Many = ()

@@ -49,6 +49,9 @@ ROUTES: dict[str, Any] = {
 }
 """A body for each route that reads one."""
 
+NEEDS_STATE = {"/v1/batches"}
+"""It reads no body without a database; test_batches.py sends it encoded ones."""
+
 
 @pytest.fixture(scope="module", autouse=True)
 def no_files_left(shared_gateway: scripted.Gateway) -> Iterator[None]:
@@ -74,7 +77,7 @@ def send(gateway: scripted.Gateway, route: str, body: bytes, coding: str) -> scr
 def test_every_route_with_a_body_is_in_these_tables(gateway: scripted.Gateway) -> None:
     paths = gateway.ask("GET", "/openapi.json").json["paths"]
     with_body = {path for path, methods in paths.items() if "requestBody" in methods.get("post", {})}
-    assert {path.replace("{number}", "1") for path in with_body} == set(ROUTES)
+    assert {path.replace("{number}", "1") for path in with_body} - NEEDS_STATE == set(ROUTES)
 
 
 @table("route", ROUTES)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -51,6 +52,8 @@ ROUTES: dict[str, tuple[bytes, int]] = {
     "/v1/responses": (b'{"model": "tiny", "input": "hi"}', 200),
     "/invocations": (json.dumps(CHAT).encode(), 200),
     "/v1/files": (FORM, 200),
+    "/v1/batches": (b'{"input_file_id": "file-a"}', 400),
+    "/v1/batches/batch_a/cancel": (b"", 400),
     "/tokenize": (TOKENIZE, 200),
     "/detokenize": (b'{"tokens": [300]}', 200),
     "/pdf_pages/1": (b"%PDF-1.4", 400),
@@ -149,7 +152,10 @@ def one_answer(port: int, message: bytes) -> Answer:
 
 def test_every_path_that_takes_post_is_in_the_table(gateway: scripted.Gateway) -> None:
     paths = gateway.ask("GET", "/openapi.json").json["paths"]
-    posts = {path.replace("{number}", "1") for path, methods in paths.items() if "post" in methods}
+    examples = {"{number}": "1", "{batch_id}": "batch_a"}
+    posts = {
+        re.sub(r"{\w+}", lambda name: examples[name[0]], path) for path, methods in paths.items() if "post" in methods
+    }
     assert posts <= ROUTES.keys()
 
 

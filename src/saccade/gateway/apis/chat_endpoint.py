@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.concurrency import all_or_none
 from saccade.errors import RequestError, SaccadeError
+from saccade.fair_queue import Background
 from saccade.fleet.dispatch import Preview
 from saccade.gateway.chat import PlainPrompt
 from saccade.gateway.chat_request import ChatMessage, ChatRequest
@@ -157,6 +158,19 @@ class ChatEndpoint:
             reading = self._read(read_api, scope, await self.bodies.read_body(scope, receive, request), request)
             with while_connected(scope):
                 await self._answer(reading, request, scope, send)
+
+    async def answer(self, read_api: ReadApi, body: bytes, account: Account, send: Send) -> None:
+        """Answer *body* for *account* as a whole, for no client that waits. *send* gets the response.
+
+        It begins when no other request waits for a worker. Raises SaccadeError.
+        """
+        await account.prepare()
+        client = Background(account.tenant.id)
+        scope: Scope = {WARNINGS: ""}
+        with Request.begin_request(self.bodies.limits, account, client) as request:
+            parts = await self._read(read_api, scope, body, request)
+            with request.reservation() as unread:
+                await self._generate(parts, request, WholeResponse(send, unread))
 
     async def preview(self, read_api: ReadApi, scope: Scope, receive: Receive, account: Account) -> Preview:
         """Return where the request in *scope* would go if the tenant of *account* sent it now. Nothing is sent.

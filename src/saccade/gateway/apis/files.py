@@ -22,6 +22,9 @@ from saccade.media.pdf_pages import read_image_header
 from saccade.whole_numbers import read_whole_number
 
 PURPOSES: Final = ("vision", "user_data")
+BATCH_PURPOSE: Final = "batch"
+"""Of a file of requests, if there is a database."""
+
 MAX_FILENAME_CHARACTERS: Final = 255
 MAX_LISTED: Final = 10_000
 
@@ -57,6 +60,7 @@ class Files:
     bodies: BodyReader
     limits: ImageLimits
     threads: WorkThreads
+    purposes: tuple[str, ...] = PURPOSES
 
     async def create(self, request: Request) -> Response:
         """POST /v1/files: store an image or a PDF."""
@@ -120,11 +124,12 @@ class Files:
         if "file" not in form or form["file"].filename is None:
             raise InvalidValue("`file` is missing, or has no filename.", "file")
         texts = {name: _text(name, field.content) for name, field in form.items() if name != "file"}
-        _check_one_of("purpose", purpose := texts.get("purpose", ""), PURPOSES)
+        _check_one_of("purpose", purpose := texts.get("purpose", ""), self.purposes)
         content, filename = bytes(form["file"].content), form["file"].filename[:MAX_FILENAME_CHARACTERS]
         try:
             # A PDF is read when a request uses it, in a decode process.
-            if (header := read_image_header(content, filename)) is not None:
+            header = None if purpose == BATCH_PURPOSE else read_image_header(content, filename)
+            if header is not None:
                 self.limits.check_header(header, len(content))
         except RequestError as error:
             raise error.at("file") from error

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
+from saccade.gateway.apis.batches.wire import Batch, BatchList, BatchRequest
 from saccade.gateway.apis.chat.wire import ChatCompletion
 from saccade.gateway.apis.completions.reader import CompletionRequest
 from saccade.gateway.apis.completions.wire import Completion
-from saccade.gateway.apis.files import MAX_LISTED, PURPOSES, DeletedFile, FileList
+from saccade.gateway.apis.files import BATCH_PURPOSE, MAX_LISTED, PURPOSES, DeletedFile, FileList
 from saccade.gateway.apis.messages.wire import CountAnswer, CountRequest, MessageAnswer, MessagesRequest
 from saccade.gateway.apis.models import (
     DetokenizeAnswer,
@@ -33,6 +34,7 @@ BODIES = (
     ModelList, ModelCard, ModelPage, ModelInfo, ErrorAnswer,
     MessagesRequest, MessageAnswer, CountRequest, CountAnswer, MessagesError,
     ResponseRequest, Response, DeletedResponse, FileObject, FileList, DeletedFile,
+    Batch, BatchList, BatchRequest,
 )  # fmt: skip
 POST_ERRORS = {
     400: "The request is wrong; `param` names the field.",
@@ -48,12 +50,13 @@ MODEL_ID = {"name": "model", "in": "path", "required": True, "schema": {"type": 
 VERSION = {"name": "anthropic-version", "in": "header", "schema": {"type": "string"}}
 RESPONSE_ID = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 FILE_ID = {"name": "file_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+BATCH_ID = {"name": "batch_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 PAGE_NUMBER = {"name": "number", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 1}}
 FORM = {
     "type": "object",
     "properties": {
         "file": {"type": "string", "format": "binary"},
-        "purpose": {"type": "string", "enum": list(PURPOSES)},
+        "purpose": {"type": "string", "enum": [*PURPOSES, BATCH_PURPOSE]},
         "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
         "expires_after[seconds]": {"type": "integer", "minimum": 1},
     },
@@ -122,6 +125,7 @@ def _paths(models: Sequence[str]) -> dict[str, Any]:
         "/v1/responses/{response_id}": stored,
         "/invocations": {"post": invocation},
         **_files(),
+        **_batches(),
         "/v1/models": {"get": _get("List the models", _json(ModelList, ModelPage)) | {"parameters": [VERSION]}},
         "/v1/models/{model}": {
             "get": _get("Describe a model", _json(ModelCard, ModelInfo), 404) | {"parameters": [MODEL_ID, VERSION]},
@@ -159,6 +163,25 @@ def _files() -> dict[str, Any]:
         },
         "/v1/files/{file_id}/content": {
             "get": _get("Return a file", content, 400, 404) | {"parameters": [FILE_ID]},
+        },
+    }
+
+
+def _batches() -> dict[str, Any]:
+    limit = {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 100}}
+    after = {"name": "after", "in": "query", "schema": {"type": "string"}}
+    return {
+        "/v1/batches": {
+            "post": _post("Answer a file of requests", BatchRequest, Batch),
+            "get": _get("List the batches", _json(BatchList), 400) | {"parameters": [after, limit]},
+        },
+        "/v1/batches/{batch_id}": {
+            "get": _get("Describe a batch", _json(Batch), 400, 404),
+            "parameters": [BATCH_ID],
+        },
+        "/v1/batches/{batch_id}/cancel": {
+            "post": _get("Cancel a batch", _json(Batch), 400, 404),
+            "parameters": [BATCH_ID],
         },
     }
 

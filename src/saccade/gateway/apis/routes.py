@@ -1,6 +1,6 @@
 """The routes of every API."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 
 from starlette.requests import Request
@@ -9,11 +9,14 @@ from starlette.routing import Route, request_response
 from starlette.types import ASGIApp, Receive, Scope
 
 from saccade.fleet.dispatch import Preview
+from saccade.gateway.apis.batches.endpoints import Batches
+from saccade.gateway.apis.batches.runner import BatchRunner
+from saccade.gateway.apis.batches.store import BatchStore
 from saccade.gateway.apis.chat.reader import read_chat_completion
 from saccade.gateway.apis.chat_endpoint import ChatEndpoint, ReadApi
 from saccade.gateway.apis.completions.reader import read_completion
 from saccade.gateway.apis.endpoints import Endpoints
-from saccade.gateway.apis.files import Files
+from saccade.gateway.apis.files import BATCH_PURPOSE, PURPOSES, Files
 from saccade.gateway.apis.invocations import Invocations
 from saccade.gateway.apis.messages.reader import read_messages
 from saccade.gateway.apis.pages import page
@@ -41,6 +44,7 @@ class Apis:
         siblings: Siblings,
         pdfs: PdfDrawer,
         responses: ResponseStore | None,
+        batches: BatchStore | None,
     ) -> None:
         strict, images = config.strict_parameters, pipeline.images
         self._chats = ChatEndpoint(bodies, pipeline, config.ping_interval_seconds)
@@ -52,10 +56,22 @@ class Apis:
             "/v1/responses": ResponseReader(strict, responses).read_chat,
         }
         endpoints = Endpoints(bodies, pipeline, self._chats, strict, siblings)
-        files = Files(images.files, bodies, images.limits, images.threads)
-        self.routes = _routes(self._chats, apis, endpoints, StoredResponses(responses), files, PdfPages(bodies, pdfs))
+        purposes = PURPOSES if batches is None else (*PURPOSES, BATCH_PURPOSE)
+        files = Files(images.files, bodies, images.limits, images.threads, purposes)
+        self.routes = [
+            *_routes(self._chats, apis, endpoints, StoredResponses(responses), files, PdfPages(bodies, pdfs)),
+            *_batches(Batches(batches, images.files, bodies)),
+        ]
+        self._apis = apis
+        self._files = images.files
         if config.page:
             self.routes += [route("GET", path, page("index.html")) for path in PAGE_PATHS]
+
+    def batch_runner(
+        self, batches: BatchStore, accounts: Callable[[], Iterable[Account]], concurrency: int
+    ) -> BatchRunner:
+        """Return what answers the requests of *batches*."""
+        return BatchRunner(batches, self._files, self._chats, self._apis, accounts, concurrency)
 
     async def preview(self, scope: Scope, receive: Receive, account: Account) -> Preview:
         """Return where a request's chat would go if the tenant of *account* sent it now. Raises SaccadeError."""
@@ -96,6 +112,15 @@ def _routes(
         route("GET", "/metrics", endpoints.show_metrics),
         route("GET", "/version", endpoints.version),
         route("GET", "/openapi.json", endpoints.openapi),
+    ]
+
+
+def _batches(batches: Batches) -> list[Route]:
+    return [
+        route("POST", "/v1/batches", batches.create, takes_json=True),
+        route("GET", "/v1/batches", batches.list_all),
+        route("GET", "/v1/batches/{batch_id}", batches.get),
+        route("POST", "/v1/batches/{batch_id}/cancel", batches.cancel),
     ]
 
 

@@ -52,7 +52,7 @@ def insert_item(connection: Connection, place: Place, row: ItemRow) -> None:
         *place,
         *row,
     )
-    _count(connection, place, 1, row.num_bytes)
+    count_items(connection, place, 1, row.num_bytes)
 
 
 def touch_chain(connection: Connection, last: Place, now: int, row: ItemRow, max_items: int) -> None:
@@ -76,11 +76,12 @@ def delete_items(connection: Connection, places: Sequence[Place]) -> set[Place]:
     # All items first, then the counts in a fixed order: so no two transactions wait for each other.
     for tenant, kind in sorted({place[:2] for place in deleted}):
         sizes = [num_bytes for place, num_bytes in deleted.items() if place[:2] == (tenant, kind)]
-        _count(connection, Place(tenant, kind, b""), -len(sizes), -sum(sizes))
+        count_items(connection, Place(tenant, kind, b""), -len(sizes), -sum(sizes))
     return set(deleted)
 
 
-def _count(connection: Connection, place: Place, num_items: int, num_bytes: int) -> None:
+def count_items(connection: Connection, place: Place, num_items: int, num_bytes: int) -> None:
+    """Add to what a tenant holds of a kind."""
     connection.execute(
         "insert into holding (tenant, kind, items, bytes) values (?, ?, ?, ?) on conflict (tenant, kind) "
         "do update set items = holding.items + excluded.items, bytes = holding.bytes + excluded.bytes",

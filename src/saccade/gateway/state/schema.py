@@ -60,6 +60,29 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             primary key (tenant, kind)
         )""",
     ),
+    (
+        """create table batch (
+            tenant bytea not null,
+            id bytea not null,
+            created bigint not null,
+            state integer not null,
+            owner bytea not null,
+            lease bigint not null,
+            bytes bigint not null,
+            head bytea not null,
+            source bytea not null,
+            primary key (tenant, id)
+        )""",
+        "create index batch_state on batch (state, lease)",
+        """create table answer (
+            tenant bytea not null,
+            batch bytea not null,
+            line integer not null,
+            is_error integer not null,
+            body bytea not null,
+            primary key (tenant, batch, line)
+        )""",
+    ),
 )
 """The statements of each version. A version only adds to the one before, so that gateways of the last release still
 run.
@@ -72,6 +95,8 @@ run.
 - usage: what a tenant has used of a model on a day, which is in days since 1970.
 - bucket: what is left of a tenant's limit per minute: `level` units at the microsecond `at`. `granted` is what the last
   draw got.
+- batch: a batch of requests, whose file is `source`. The gateway `owner` works on it until `lease`, in seconds.
+- answer: the answers to its lines until it ends.
 """
 
 

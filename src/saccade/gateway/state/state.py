@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from saccade.errors import StartupError, StoreUnavailable, cause
+from saccade.gateway.state.batches import delete_old_batches
 from saccade.gateway.state.connection import Connection, DatabaseFailed
 from saccade.gateway.state.contents import EncryptedContents, PlainContents
 from saccade.gateway.state.database import Database
@@ -39,6 +40,9 @@ from saccade.transport import lasting_task
 KEY_FILE_NAME: Final = "state.key"
 SWEEP_SECONDS: Final = 60.0
 
+BATCH_SECONDS: Final = 30 * 24 * 3600
+"""A batch is kept for this time after it was created, and has ended."""
+
 BEAT_SECONDS: Final = 5.0
 """How often a gateway writes what tenants have used. A gateway that is killed loses what came after."""
 
@@ -56,7 +60,7 @@ class State(Collector):
         self.num_gateways = 1
         self.on_beat: Callable[[], Awaitable[None]] | None = None
         self._database = items.database
-        self._gateway = secrets.token_bytes(16)
+        self.gateway = secrets.token_bytes(16)
         self._batch = 0
         self._sending: dict[UsageKey, TenantUsage] = {}
         self._beat_lock = asyncio.Lock()
@@ -104,7 +108,7 @@ class State(Collector):
         if self._lasting:
             with contextlib.suppress(StoreUnavailable):
                 await self.beat()
-                await self._database.write(lambda connection: forget_gateway(connection, self._gateway))
+                await self._database.write(lambda connection: forget_gateway(connection, self.gateway))
         await asyncio.to_thread(self._database.close)
 
     async def beat(self) -> None:
@@ -120,7 +124,7 @@ class State(Collector):
             rows = {UsageKey(tenant(key.tenant), key.model, key.day): usage for key, usage in self._sending.items()}
 
             def write(connection: Connection) -> int:
-                if note_gateway(connection, self._gateway, now, self._batch):
+                if note_gateway(connection, self.gateway, now, self._batch):
                     add_usage(connection, rows)
                 return count_gateways(connection, now)
 
@@ -166,10 +170,14 @@ class State(Collector):
             # A failure is logged, and counted.
             with contextlib.suppress(StoreUnavailable):
                 await self.items.sweep()
+                await self._database.write(lambda connection: delete_old_batches(connection, self._batches_before()))
                 await self._database.write(
                     lambda connection: delete_old_usage(connection, self.items.now() // DAY_SECONDS)
                 )
             await asyncio.sleep(SWEEP_SECONDS)
+
+    def _batches_before(self) -> int:
+        return (self.items.now() - BATCH_SECONDS) * 1_000_000
 
     async def _keep_beating(self) -> None:
         while True:

@@ -101,6 +101,11 @@ class ApiKeyStore:
         """Return each keys-file tenant's usage at this process, by name."""
         return {name: account.usage for name, account in self.named.items()}
 
+    def accounts(self) -> list[Account]:
+        """Return the accounts of all tenants."""
+        everybody = [self.everybody] if self.is_open else []
+        return [*everybody, *self._of_flags.values(), *self.named.values()]
+
     async def give_back(self) -> None:
         """Return units of limits that are not used here. Raises StoreUnavailable."""
         for account in tuple(self.named.values()):

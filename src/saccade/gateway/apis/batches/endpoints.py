@@ -1,0 +1,116 @@
+"""The endpoints of /v1/batches."""
+
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from saccade.errors import InvalidValue, QueueFull, UnsupportedParameter
+from saccade.gateway.apis.batches.store import BatchStore
+from saccade.gateway.apis.batches.wire import (
+    ENDPOINTS,
+    OPEN_STATUSES,
+    WINDOW,
+    WINDOW_SECONDS,
+    Batch,
+    BatchList,
+    BatchRequest,
+)
+from saccade.gateway.images.file_store import FileStore
+from saccade.gateway.parameters import ParameterReader
+from saccade.gateway.server.body import BodyReader
+from saccade.gateway.tenants.account import ACCOUNT
+from saccade.whole_numbers import read_whole_number
+
+MAX_LISTED: Final = 100
+MAX_OPEN: Final = 100
+"""Batches of a tenant that have not ended."""
+
+MAX_BODY_BYTES: Final = 64 << 10
+_REQUEST: Final = ParameterReader(BatchRequest)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Creates, shows and cancels batches in *store*, which is None without a database."""
+
+    store: BatchStore | None
+    files: FileStore
+    bodies: BodyReader
+
+    async def create(self, request: Request) -> Response:
+        """POST /v1/batches: create a batch from an uploaded file."""
+        store, tenant = self._required(), _tenant(request)
+        with self.bodies.begin_request(request.scope):
+            body = await self.bodies.read_short(request.scope, request.receive, MAX_BODY_BYTES)
+            asked, _ = _REQUEST.read_parameters(body, True)
+            if asked.endpoint not in ENDPOINTS:
+                raise InvalidValue(f"`endpoint` must be one of {', '.join(ENDPOINTS)}.", "endpoint")
+            if asked.completion_window != WINDOW:
+                raise InvalidValue(f"`completion_window` must be {WINDOW}.", "completion_window")
+            file = await self.files.get(tenant, asked.input_file_id, "input_file_id")
+            if file.about.purpose != "batch":
+                raise InvalidValue("`input_file_id`: the purpose of this file is not batch.", "input_file_id")
+            if sum(batch.status in OPEN_STATUSES for batch in await store.list_all(tenant)) >= MAX_OPEN:
+                raise QueueFull(f"{MAX_OPEN} of your batches have not ended; wait for one, or cancel it.")
+            now = store.now()
+            batch = Batch(
+                id=f"batch_{secrets.token_hex(16)}",
+                endpoint=asked.endpoint,
+                input_file_id=asked.input_file_id,
+                created_at=now,
+                expires_at=now + WINDOW_SECONDS,
+                metadata=asked.metadata,
+            )
+            await store.create(tenant, batch, file.content)
+        return _json(batch)
+
+    async def get(self, request: Request) -> Response:
+        """GET /v1/batches/{batch_id}: return a batch."""
+        store = self._required()
+        with self.bodies.begin_request(request.scope):
+            return _json(await store.get(_tenant(request), request.path_params["batch_id"]))
+
+    async def cancel(self, request: Request) -> Response:
+        """POST /v1/batches/{batch_id}/cancel: begin no further request of a batch."""
+        store = self._required()
+        with self.bodies.begin_request(request.scope):
+            return _json(await store.cancel(_tenant(request), request.path_params["batch_id"]))
+
+    async def list_all(self, request: Request) -> Response:
+        """GET /v1/batches: list this tenant's batches, the newest first."""
+        store, query = self._required(), request.query_params
+        limit = read_whole_number(query.get("limit", "20"), MAX_LISTED)
+        if not limit:
+            raise InvalidValue(f"`limit` must be a whole number from 1 to {MAX_LISTED}.", "limit")
+        with self.bodies.begin_request(request.scope):
+            batches = await store.list_all(_tenant(request))
+        if (after := query.get("after")) is not None:
+            ids = [batch.id for batch in batches]
+            if after not in ids:
+                raise InvalidValue("`after` is not the id of a batch; leave it out to begin again.", "after")
+            batches = batches[ids.index(after) + 1 :]
+        page = batches[:limit]
+        first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
+        return _json(BatchList(page, first_id, last_id, len(batches) > len(page)))
+
+    def _required(self) -> BatchStore:
+        if self.store is None:
+            raise UnsupportedParameter(
+                "`input_file_id`: batches need a database, and this gateway has none; start it with --state FOLDER or "
+                "--state postgresql://....",
+                "input_file_id",
+            )
+        return self.store
+
+
+def _tenant(request: Request) -> bytes:
+    tenant: bytes = request.scope[ACCOUNT].tenant.id
+    return tenant
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
