@@ -208,6 +208,7 @@ class Dispatcher:
             description = state.description
             if description is not None and description.role == "prefill":
                 pair = await self._pair(serving, worker, booking, prompt, booked)
+            hashes = (run.content_hash for run in prompt.runs)
             tried, takes_chat = {*prompt.excluded, worker.url}, state.takes_chats
             yield Placement(
                 worker=worker,
@@ -216,7 +217,7 @@ class Dispatcher:
                 pair=pair,
                 model=name,
                 held_share=held_share,
-                held_images=_held_images(prompt, booking),
+                held_images=frozenset(itertools.compress(hashes, booking.has_images.tolist())),
                 can_retry=len(tried) <= self.limits.max_retries and serving.is_left(tried),
                 takes_chat=takes_chat,
                 # A chat has them, and a pair may ask for any of them.
@@ -382,7 +383,7 @@ class Dispatcher:
             return routed.among(serving.rows[places], Overlaps.unknown(1))
         # There is nothing to choose, but images that the worker holds are not sent.
         images = _image_keys(prompt)
-        overlaps = await self._lookup.overlaps(serving.targets, serving.no_keys, images)
+        overlaps = await self._lookup.overlaps(serving.targets, {}, images)
         return self._among(serving, places, routed, images, overlaps)
 
     async def _find(self, serving: Serving, places: NDArray[np.intp], prompt: Prompt, num_at_once: int) -> RoutedPrompt:
@@ -456,14 +457,6 @@ def _affinity(prompt: Prompt) -> bytes:
     if prompt.runs:
         return prompt.salt + prompt.runs[0].content_hash
     return prompt.beginning_key(prompt.salt)
-
-
-def _held_images(prompt: Prompt, booking: Booking) -> frozenset[bytes]:
-    """Return the content hashes of the images that the booked worker has."""
-    if not prompt.runs:
-        return frozenset()
-    hashes = (run.content_hash for run in prompt.runs)
-    return frozenset(itertools.compress(hashes, booking.has_images.tolist()))
 
 
 def _image_keys(prompt: Prompt) -> list[bytes]:

@@ -56,8 +56,8 @@ class Lookup(Protocol):
     ) -> Overlaps:
         """Return how much of a prompt *targets* hold.
 
-        *keys* are its block keys in each partition, *images* the keys of its images (index.image_key). Does not raise:
-        if the index is out of reach, no target is known.
+        *keys* are its block keys in each partition, or empty if only images are wanted; *images* are the keys of its
+        images (index.image_key). Does not raise: if the index is out of reach, no target is known.
         """
 
 

@@ -1,7 +1,7 @@
 """A model's workers in the form that a choice needs: columns with an element for each, rebuilt if a worker changes."""
 
 from bisect import bisect_left
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,6 @@ class Serving:
         self.rows = np.array([router.describe(option) for option in options], np.int64)
         self.targets = Targets(tuple(one.name for one in options), tuple(one.partition for one in options))
         self.partitions = frozenset(self.targets.partitions)
-        self.no_keys: Mapping[Partition, Sequence[bytes]] = dict.fromkeys(self.partitions, ())
         self.num_computed = rows_of(limits, model)
         self.num_rows = sum(self.num_computed.values())
         self.most_rows = max(self.num_computed.values())

@@ -72,6 +72,7 @@ class SharedIndex:
         unknown = Overlaps.unknown(len(targets.names), len(images))
         if not self._is_reached or not (images or any(map(self._is_followed, targets.names))):
             return unknown
+        keys = keys or dict.fromkeys(targets.partitions, ())
         places = {partition: place for place, partition in enumerate(keys)}
         request = FindOverlaps(
             [(name, places[of]) for name, of in zip(targets.names, targets.partitions, strict=True)],
