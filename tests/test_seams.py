@@ -19,8 +19,6 @@ DIVIDED = {
     "saccade": "what a package exports, and what it imports when that is asked for",
     "saccade.engine.executor.decode_graphs": "graphs, and why a model has none",
     "saccade.engine.gpu_devices": "whether there are GPUs, and how many",
-    "saccade.gateway.apis.batches.wire": "what requests, answers and files of batches contain",
-    "saccade.gateway.state.batches": "the statements on batches, and those on their answers",
     "saccade.gateway.prompt.tools": "the tools of a chat: what it declares, and what a template takes of it",
     "saccade.log_setup": "the logs of programs that configure their lines, and of those that do not",
     "saccade.metric_registry": "a registry of families, and how a family is filled",

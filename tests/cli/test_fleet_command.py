@@ -19,9 +19,6 @@ EXAMPLE = str(Path(__file__).parents[2] / "deploy" / "ray" / "fleet.yaml")
         (["status", "fleet.yaml"], "`saccade fleet status` takes no FILE."),
         (["watch"], "`saccade fleet watch` needs --workers-file"),
         (["apply", "fleet.yaml", "--workers-file", "w"], "no other action takes it"),
-        (["apply", "fleet.yaml", "--replicas", "2"], "--replicas is now `num_replicas` of a deployment"),
-        (["apply", "fleet.yaml", "--worker-token-file", "t"], "--worker-token-file is now `worker_token_file` of args"),
-        (["apply", "fleet.yaml", "--shutdown-timeout", "3"], "--shutdown-timeout is now `shutdown_timeout` of args"),
         (["apply", "missing.yaml"], "missing.yaml cannot be read"),
     ],
 )

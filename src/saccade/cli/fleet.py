@@ -7,9 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Literal
 
 from saccade.cli.flags import LogLevel
 from saccade.errors import NotInstalled, StartupError
@@ -21,14 +19,6 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 1.0
 """Between two looks at the directory, or at the state of a change."""
-
-Old = Annotated[str | None, Parameter(show=False)]
-INSTEAD = {
-    "--replicas": "`num_replicas` of a deployment",
-    "--worker-token-file": "`worker_token_file` of args",
-    "--shutdown-timeout": "`shutdown_timeout` of args",
-}
-"""Flags of former releases, and what takes their place in the file of `saccade fleet apply FILE`."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +32,6 @@ def fleet(
     workers_file: Path | None = None,
     wait: bool = True,
     log_level: LogLevel = "INFO",
-    replicas: Old = None,
-    worker_token_file: Old = None,
-    shutdown_timeout: Old = None,
 ) -> None:
     """Run workers on a Ray cluster, and keep a file of their addresses for `saccade gateway --workers-file`.
 
@@ -68,15 +55,6 @@ def fleet(
     log_level
         The least level that is logged.
     """
-    for flag, value in (
-        ("--replicas", replicas),
-        ("--worker-token-file", worker_token_file),
-        ("--shutdown-timeout", shutdown_timeout),
-    ):
-        if value is not None:
-            raise StartupError(
-                f"{flag} is now {INSTEAD[flag]} in the file of `saccade fleet apply FILE` (docs/layouts.md, Ray)."
-            )
     if (action == "apply") != (file is not None):
         raise StartupError(f"`saccade fleet {action}` takes {'the FILE to apply' if action == 'apply' else 'no FILE'}.")
     if (action == "watch") != (workers_file is not None):

@@ -10,7 +10,6 @@ import msgspec
 from msgspec import UNSET
 
 from saccade.errors import SaccadeError, WorkerFailed, WorkerUnavailable
-from saccade.fair_queue import Background
 from saccade.fleet.attempt import Attempt, Output
 from saccade.fleet.dispatch import Dispatcher, Preview
 from saccade.fleet.prompt import Prompt, media_runs
@@ -235,7 +234,7 @@ class Pipeline:
             tenant_priority=request.tenant.priority,
             priority=part.priority,
             conversation=conversation_of(chat, [image.content_hash for image in images]),
-            is_background=isinstance(request.client, Background),
+            is_background=request.is_background,
         )
 
     async def _attempt(self, resources: AsyncExitStack, work: "_Work") -> Attempt:

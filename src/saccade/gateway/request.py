@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Self
 
-from saccade.fair_queue import FairQueue
+from saccade.fair_queue import Background, FairQueue
 from saccade.gateway.admission import LARGE_BODY_BYTES, Admission
 from saccade.gateway.body_bounds import num_value_bytes
 from saccade.gateway.byte_budget import ByteBudget
@@ -87,6 +87,11 @@ class Request:
     lifetime_memory: Reservation
     """Counts what stays until its end, and what waits for its client."""
     limits: Limits
+
+    @property
+    def is_background(self) -> bool:
+        """Whether it waits as long as any other request is waiting."""
+        return isinstance(self.client, Background)
 
     @classmethod
     @contextlib.contextmanager

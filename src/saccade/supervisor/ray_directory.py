@@ -23,6 +23,8 @@ class Listing(NamedTuple):
 
 
 class _Entry(NamedTuple):
+    """What is known about a worker: its role, and when its lease ends, in seconds of the clock."""
+
     role: str
     ends_at: float
 

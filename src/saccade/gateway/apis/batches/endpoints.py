@@ -46,12 +46,12 @@ class Batches:
         store, tenant = self._required(), _tenant(request)
         with self.bodies.begin_request(request.scope):
             body = await self.bodies.read_short(request.scope, request.receive, MAX_BODY_BYTES)
-            asked, _ = _REQUEST.read_parameters(body, True)
-            if asked.endpoint not in ENDPOINTS:
+            batch_request, _ = _REQUEST.read_parameters(body, True)
+            if batch_request.endpoint not in ENDPOINTS:
                 raise InvalidValue(f"`endpoint` must be one of {', '.join(ENDPOINTS)}.", "endpoint")
-            if asked.completion_window != WINDOW:
+            if batch_request.completion_window != WINDOW:
                 raise InvalidValue(f"`completion_window` must be {WINDOW}.", "completion_window")
-            file = await self.files.get(tenant, asked.input_file_id, "input_file_id")
+            file = await self.files.get(tenant, batch_request.input_file_id, "input_file_id")
             if file.about.purpose != "batch":
                 raise InvalidValue("`input_file_id`: the purpose of this file is not batch.", "input_file_id")
             if sum(batch.status in OPEN_STATUSES for batch in await store.list_all(tenant)) >= MAX_OPEN:
@@ -59,11 +59,11 @@ class Batches:
             now = store.now()
             batch = Batch(
                 id=f"batch_{secrets.token_hex(16)}",
-                endpoint=asked.endpoint,
-                input_file_id=asked.input_file_id,
+                endpoint=batch_request.endpoint,
+                input_file_id=batch_request.input_file_id,
                 created_at=now,
                 expires_at=now + WINDOW_SECONDS,
-                metadata=asked.metadata,
+                metadata=batch_request.metadata,
             )
             await store.create(tenant, batch, file.content)
         return _json(batch)
