@@ -21,6 +21,7 @@
     │   ├── FileNotFound            404, a file that is not kept
     │   ├── PreviousResponseNotFound
     │   ├── ResponseNotFound        404, a response that is not kept
+    │   ├── BatchNotFound           404, a batch that is not kept
     │   ├── RouteNotFound           404
     │   ├── MethodNotAllowed        405
     │   ├── RequestTimeout          408, the request arrived too slowly

@@ -440,7 +440,7 @@ def test_child_gets_no_setting_from_our_environment(monkeypatch: pytest.MonkeyPa
 
 
 def test_nested_settings_have_flags() -> None:
-    routing = RoutingSettings("cost", 0.5, 2.0, 1 << 20, False, DispatchLimits(2, 3, 4, 5.0), ("m",))
+    routing = RoutingSettings("cost", 0.5, 2.0, 0.75, 1 << 20, False, DispatchLimits(2, 3, 4, 5.0), ("m",))
     fetch = FetchConfig(("a.example",), ("10.0.0.0/8",), Path("/images"))
     media, server = MediaSettings(fetch=fetch), ServerSettings(connections=ConnectionLimits(8, 9))
     arguments = [word for one in (routing, media, server) for word in config.to_arguments(one)]

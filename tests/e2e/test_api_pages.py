@@ -38,8 +38,8 @@ def examples(page: Path) -> list[Example]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving() as server:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving("--state", str(tmp_path_factory.mktemp("state"))) as server:
         yield server
 
 

@@ -435,7 +435,7 @@ def test_openapi_names_every_route(gateway: scripted.Gateway) -> None:
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize", "/live", "/ready", "/health",
         "/ping", "/load", "/metrics", "/version", "/openapi.json", "/v1/messages", "/v1/messages/count_tokens",
         "/v1/responses", "/v1/responses/{response_id}", "/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content",
-        "/invocations", "/pdf_pages/{number}",
+        "/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel", "/invocations", "/pdf_pages/{number}",
     }  # fmt: skip
     references = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
     assert references == set(document["components"]["schemas"])

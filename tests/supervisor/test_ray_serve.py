@@ -246,7 +246,7 @@ def test_a_fleet_of_three_roles_survives_what_happens_to_it(ray_fleet: RayFleet)
     with running(watching), running(fleet.start(*gateway, "--decode-processes", "1")):
         wait_until(uds.exists)
         wait_until(lambda: num_ready(uds) == 6)
-        assert ask(uds, "hello").status_code == 200
+        wait_until(lambda: ask(uds, "hello").status_code == 200)  # the gateway tries the model's files first
 
         # The command that watches is killed: the fleet goes on, and the next one finds it.
         watching.kill()
