@@ -10,7 +10,16 @@ from ray import serve
 
 from saccade.supervisor.ray_directory import Directory
 from saccade.supervisor.ray_fleet import DIRECTORY, SETTLE_SECONDS, FleetSpec, RoleSpec, read_fleet
+from saccade.supervisor.ray_node import end_with_node
 from saccade.supervisor.ray_worker import RayWorker
+
+
+class DirectoryReplica(Directory):
+    """The directory in a process of its own."""
+
+    def __init__(self, *roles: object) -> None:
+        end_with_node()
+        super().__init__(*roles)
 
 
 def app(args: dict[str, Any]) -> serve.Application:
@@ -19,7 +28,7 @@ def app(args: dict[str, Any]) -> serve.Application:
     has_gpus = bool(ray.cluster_resources().get("GPU"))
     roles = [_deployment(spec, role, role.resources(has_gpus=has_gpus)).bind(spec, role) for role in spec.roles]
     directory = serve.deployment(
-        Directory, name=DIRECTORY, max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0}
+        DirectoryReplica, name=DIRECTORY, max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0}
     )
     # An application has what its first deployment is bound to.
     return directory.bind(*roles)

@@ -24,6 +24,7 @@ from saccade.processes.parent_socket import Failed, read_report, start_tied
 from saccade.processes.supervision import ending
 from saccade.supervisor.ray_directory import RENEW_SECONDS
 from saccade.supervisor.ray_fleet import DIRECTORY, SETTLE_SECONDS, FleetSpec, RoleSpec
+from saccade.supervisor.ray_node import end_with_node
 from saccade.supervisor.ray_scaling import WAITING_TOKENS
 from saccade.transport import lasting_task
 from saccade.transport.credentials import WorkerCredentials, read_token
@@ -42,6 +43,7 @@ class RayWorker:
 
     async def __init__(self, spec: FleetSpec, role: RoleSpec) -> None:  # type: ignore[misc]  # Serve awaits it
         """Return once the worker serves and is in the directory. Raises StartupError."""
+        end_with_node()
         spec.check_release()
         credentials = WorkerCredentials(token=read_token(Path(spec.worker_token_file)))
         self._spec, self._role = spec, role
