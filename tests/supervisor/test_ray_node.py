@@ -21,6 +21,6 @@ time.sleep(600)
 def test_a_replica_without_its_node_ends() -> None:
     """The child has the pipe, too: its end is seen when both have gone."""
     parent = [sys.executable, "-c", PARENT, CHILD]
-    done = subprocess.run(parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(parent, capture_output=True, text=True, timeout=60)
     assert done.stdout == "watches\n"
     assert "Ray has ended on this node" in done.stderr
