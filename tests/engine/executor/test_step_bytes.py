@@ -5,10 +5,12 @@ from pathlib import Path
 
 import engines
 import pytest
+import torch
 
 from saccade.cli.bundled import bundled
-from saccade.engine.executor.step_bytes import step_bytes
+from saccade.engine.executor.step_bytes import packed_bytes, step_bytes
 from saccade.nn.layers import Linear
+from saccade.nn.ops import JoinedLinear, PlainLinear
 
 
 def test_plain_layers_count_with_all_bytes(tiny_qwen3_vl: Path) -> None:
@@ -31,3 +33,9 @@ def test_rounded_layers_count_with_fewer() -> None:
 
 def test_a_mixture_of_experts_does_not_tell(network_folder: Callable[[str], Path]) -> None:
     assert engines.engine(network_folder("qwen3_vl_moe")).description.step_bytes == 0
+
+
+def test_joined_layers_count_each_part() -> None:
+    """Queries, keys and values may be in different formats."""
+    first, second = PlainLinear(torch.zeros(4, 8), None), PlainLinear(torch.zeros(2, 8), torch.zeros(2))
+    assert packed_bytes(JoinedLinear((first, second))) == packed_bytes(first) + packed_bytes(second) > 0

@@ -9,7 +9,7 @@ from saccade.models.backbones.text_network import TextNetwork
 from saccade.nn.experts import Experts
 from saccade.nn.formats.quantised import QuantisedLinear
 from saccade.nn.layers import Linear
-from saccade.nn.ops import PackedLinear
+from saccade.nn.ops import JoinedLinear, PackedLinear
 
 
 def step_bytes(network: nn.Module) -> int:
@@ -30,5 +30,7 @@ def step_bytes(network: nn.Module) -> int:
 
 def packed_bytes(packed: PackedLinear) -> int:
     """Return the bytes of all tensors of *packed*."""
+    if isinstance(packed, JoinedLinear):
+        return sum(map(packed_bytes, packed.layers))
     tensors = (value for value in vars(packed).values() if isinstance(value, torch.Tensor))
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
