@@ -19,25 +19,20 @@ SHORT_SEQUENCE = 384
 """Images and prompts of fewer tokens are left to PyTorch, which attends for all heads and windows in one call."""
 
 
-class VisionAttentionBackend:
-    """Implements nn.context.VisionAttentionBackend with oneDNN."""
+class VisionAttentionBackend(torch_sdpa.VisionAttentionBackend):
+    """Implements nn.context.VisionAttentionBackend: long sequences with oneDNN, the rest with PyTorch."""
 
     name = "onednn"
-    metadata = ("max_seqlen", "sequence_lengths")
-    captures_packed = False
 
     @staticmethod
     def unavailable(workload: Workload) -> str | None:
         """Return why this backend would not compute *workload* faster; None if it does."""
         return not_faster_by_onednn(workload)
 
-    def __init__(self) -> None:
-        self._plain = torch_sdpa.VisionAttentionBackend()
-
     def packed(self, heads_NQD: Heads, layout: PackedLayout, scale: float | None = None) -> torch.Tensor:
         """Attend within each sequence: its length alone decides how, so that no image changes another's bits."""
         if layout.max_seqlen < SHORT_SEQUENCE:
-            return self._plain.packed(heads_NQD, layout, scale)
+            return super().packed(heads_NQD, layout, scale)
         sequences = zip(*(tensor.split_with_sizes(layout.sequence_lengths) for tensor in heads_NQD), strict=True)
         return torch.cat([_attend_within(sequence, scale) for sequence in sequences])
 
