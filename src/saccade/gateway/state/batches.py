@@ -82,14 +82,11 @@ def batch_source(connection: Connection, place: Place) -> bytes:
     return rows[0][0] if rows else b""
 
 
-def set_head(connection: Connection, place: Place, owner: bytes, head: bytes) -> bool:
-    """Change the head of a batch that *owner* works on. Return whether it still does."""
-    return bool(
-        connection.rows(
-            tuple[int],
-            "update batch set head = ? where tenant = ? and id = ? and owner = ? and state < ? returning state",
-            *(head, place.tenant, place.name, owner, ENDED),
-        )
+def set_head(connection: Connection, place: Place, owner: bytes, head: bytes) -> None:
+    """Change the head of a batch, if *owner* works on it."""
+    connection.execute(
+        "update batch set head = ? where tenant = ? and id = ? and owner = ? and state < ?",
+        *(head, place.tenant, place.name, owner, ENDED),
     )
 
 
@@ -101,21 +98,20 @@ def cancel_batch(connection: Connection, place: Place) -> None:
     )
 
 
-def end_batch(connection: Connection, place: Place, owner: bytes, head: bytes) -> bool:
-    """Set the last head of a batch, and delete its requests and answers. Return whether *owner* had it."""
+def end_batch(connection: Connection, place: Place, owner: bytes, head: bytes) -> None:
+    """Set the last head of a batch, and delete its requests and answers, if *owner* works on it."""
     rows = connection.rows(
         tuple[int],
         "update batch set head = ?, state = ? where tenant = ? and id = ? and owner = ? and state < ? returning bytes",
         *(head, ENDED, place.tenant, place.name, owner, ENDED),
     )
     if not rows:
-        return False
+        return
     connection.execute("delete from answer where tenant = ? and batch = ?", place.tenant, place.name)
     connection.execute(
         "update batch set source = ?, bytes = 0 where tenant = ? and id = ?", b"", place.tenant, place.name
     )
     count_items(connection, place, -1, -rows[0][0])
-    return True
 
 
 def put_answer(connection: Connection, place: Place, line: int, is_error: bool, body: bytes) -> None:
