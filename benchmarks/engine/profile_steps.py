@@ -8,13 +8,12 @@ DIR holds a Qwen3-VL. One engine at a time in this process, without gateway and 
 medians without the profiler. The time of torch's operations is measured with it, and the rest is Python's. The limit
 is the longer of two times: the bytes of the weights over the bandwidth, measured beside each row, and the operations of
 the products and of attention over the peak. The peak is that of a large product in the same format; int4 has
-bfloat16's. Writes a page (default benchmarks/results/profile-steps.md).
+bfloat16's, and attention that is products of float32 has float32's. Writes a page (default benchmarks/results/profile-steps.md).
 """
 
 import argparse
 import gc
 import itertools
-import math
 import re
 import statistics
 import time
@@ -23,11 +22,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.measured import ROOT, commit, machine
 from saccade.engine import startup
@@ -80,7 +80,8 @@ the step divided by its layers. From *products* to *element-wise* are torch's op
 which makes short ones seem longer. *Python* is the rest of the step without the profiler. *idle* is the part of the
 threads' time in which they neither computed nor spun. The last three columns are the limits: the time to read the
 weights once at the bandwidth that was measured beside the row, the time for the operations of products and attention
-at the rate of a large product, and how many times the longer of these the step takes.
+at the rate of a large product, and how many times the longer of these the step takes. Attention of prompts and images
+is products of float32 on this processor ([why](../../docs/decisions/008-kernels-on-cpu.md#attention-by-onednn)).
 
 {table}
 
@@ -90,12 +91,47 @@ The operations that take longest, each with its milliseconds and its calls in a 
 """
 
 
+@dataclass(frozen=True)
+class Peaks:
+    """Operations a second in large products: of the engine's format, of bfloat16, and of float32."""
+
+    of_format: float
+    of_bfloat16: float
+    of_float32: float
+
+
 @dataclass
 class Work:
-    """What the products of a step read and compute."""
+    """What the linear layers of a step read and compute, and the operations of attention by dtype."""
 
     num_bytes: int = 0
     operations: int = 0
+    of_attention: int = 0
+    of_float32_attention: int = 0
+
+    def seconds(self, peaks: Peaks) -> float:
+        """Return how long the operations take at *peaks*."""
+        of_attention = self.of_attention / peaks.of_bfloat16 + self.of_float32_attention / peaks.of_float32
+        return self.operations / peaks.of_format + of_attention
+
+
+class AttentionCounter(TorchDispatchMode):
+    """Counts the operations of attention in *work*: PyTorch's function, or products of float32 by oneDNN."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self.work = work
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Implements TorchDispatchMode."""
+        if ATTENTION in func.name():
+            queries, keys = args[:2]
+            self.work.of_attention += 4 * queries.numel() * keys.shape[-2]
+        elif func is torch.ops.mkldnn._linear_pointwise.default and args[0].dtype == torch.float32:
+            self.work.of_float32_attention += 2 * args[0].numel() * args[1].shape[0]
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -167,13 +203,13 @@ def bandwidth() -> float:
     return best_rate(values.nbytes, values.sum)
 
 
-def peak(rounds: bool) -> float:
-    """Return the operations a second of a large bfloat16 product, or one of int8 if the layer *rounds*."""
-    layer = Linear.of(torch.randn(4096, 4096).bfloat16())
+def peak(dtype: torch.dtype, rounds: bool = False) -> float:
+    """Return the operations a second of a large product in *dtype*, or in int8 if the layer *rounds*."""
+    layer = Linear.of(torch.randn(4096, 4096).to(dtype))
     if rounds:
         layer.round_weight(rounded_rows)
-    use_operations(layer, resolve("cpu", torch.bfloat16))
-    x_NI = torch.randn(2048, 4096).bfloat16()
+    use_operations(layer, resolve("cpu", dtype))
+    x_NI = torch.randn(2048, 4096).to(dtype)
     return best_rate(2 * len(x_NI) * 4096 * 4096, lambda: layer(x_NI))
 
 
@@ -188,7 +224,8 @@ def counted(network: torch.nn.Module) -> Iterator[Work]:
             sides = layer.weight.shape[1], sum(layer.partitions)
             layer.packed = Counted(layer.packed, sides, packed_bytes(layer.packed), work)
     try:
-        yield work
+        with AttentionCounter(work):
+            yield work
     finally:
         for layer, before in zip(layers, packed, strict=True):
             layer.packed = before
@@ -238,10 +275,10 @@ def kind_of(operation: str) -> str:
     return next(name for name, pattern in KINDS if re.search(pattern, operation))
 
 
-def profiled(steps: Iterable[Step]) -> tuple[dict[str, tuple[float, float]], int]:
-    """Return the seconds and calls of each operation in one of *steps*, on average, and attention's operations."""
-    num_steps, operations = 0, 0
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
+def profiled(steps: Iterable[Step]) -> dict[str, tuple[float, float]]:
+    """Return the seconds and calls of each operation in one of *steps*, on average."""
+    num_steps = 0
+    with profile(activities=[ProfilerActivity.CPU]) as found:
         for step in steps:
             step()
             num_steps += 1
@@ -250,18 +287,11 @@ def profiled(steps: Iterable[Step]) -> tuple[dict[str, tuple[float, float]], int
         if "::" in event.name:
             seconds, calls = totals.get(event.name, (0.0, 0))
             totals[event.name] = seconds + event.self_cpu_time_total / 1e6, calls + 1
-        if ATTENTION in event.name and len(event.input_shapes) > 1:
-            queries, keys = event.input_shapes[:2]
-            operations += 4 * math.prod(queries) * keys[-2]
-    of_step = {name: (seconds / num_steps, calls / num_steps) for name, (seconds, calls) in totals.items()}
-    return of_step, operations // num_steps
+    return {name: (seconds / num_steps, calls / num_steps) for name, (seconds, calls) in totals.items()}
 
 
-def measure(subject: ModelRunner, steps: Iterator[Step], num_timed: int, peaks: tuple[float, float]) -> Figures:
-    """Return the figures of *steps*: two warm up, *num_timed* are timed, and some more are counted and profiled.
-
-    *peaks* are operations a second in products of the engine's format, and in attention.
-    """
+def measure(subject: ModelRunner, steps: Iterator[Step], num_timed: int, peaks: Peaks) -> Figures:
+    """Return the figures of *steps*: two warm up, *num_timed* are timed, and some more are counted and profiled."""
     for step in itertools.islice(steps, 2):
         step()
     rates, walls, threads = [bandwidth()], [], []
@@ -273,13 +303,12 @@ def measure(subject: ModelRunner, steps: Iterator[Step], num_timed: int, peaks: 
     rates.append(bandwidth())
     with counted(subject.network) as work:
         next(steps)()
-    operations, of_attention = profiled(itertools.islice(steps, max(2, num_timed // 4)))
     return Figures(
         seconds=statistics.median(walls),
         busy=statistics.median(threads) / THREADS,
-        operations=operations,
+        operations=profiled(itertools.islice(steps, max(2, num_timed // 4))),
         of_bytes=work.num_bytes / statistics.mean(rates),
-        of_operations=work.operations / peaks[0] + of_attention / peaks[1],
+        of_operations=work.seconds(peaks),
     )
 
 
@@ -294,8 +323,9 @@ def rows(folder: str, number_format: str) -> Iterator[tuple[str, str]]:
         raise TypeError("The steps of several processes cannot be profiled.")
     subject = engine.executor.runner
     torch.set_num_threads(THREADS)
-    plain_peak = peak(rounds=False)
-    peaks = (peak(rounds=True) if number_format == "int8" else plain_peak, plain_peak)
+    plain_peak = peak(torch.bfloat16)
+    of_format = peak(torch.bfloat16, rounds=True) if number_format == "int8" else plain_peak
+    peaks = Peaks(of_format, plain_peak, peak(torch.float32))
     of_text = (*((f"text, {count} rows", decode_steps(engine, count), 24) for count in SEQUENCES),)
     of_prompt = (f"prompt of {PROMPT_TOKENS:,}", prompt_steps(engine), 3)
     of_images = ((f"image of {size[0]}x{size[1]}", image_steps(subject, size), 3) for size in IMAGES)
