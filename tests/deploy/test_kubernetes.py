@@ -4,16 +4,13 @@ No cluster runs here.
 """
 
 import re
-from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
-from kustomize import render
+from manifests import FOLDER, MANIFESTS, OVERLAYS, PAGES, ROOT, arguments, container, num_bytes, pod, secret_of, volume
 from tables import table
 
-from saccade.cli.main import make_app
 from saccade.fleet.settings import SourceConfig
 from saccade.fleet.sources import check_dns_url
 from saccade.gateway.app import HOST
@@ -21,60 +18,12 @@ from saccade.transport.credentials import TOO_OPEN
 
 pytestmark = pytest.mark.ci
 
-
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "deploy" / "kubernetes"
-PAGES = "".join(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
 VERSIONS = ("1.34", "1.37")
-UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
-BASE = FOLDER / "base"
-OVERLAYS = {folder.name: render(folder) for folder in sorted((FOLDER / "overlays").iterdir())}
-MANIFESTS = render(BASE)
 ALL = [(name, manifest) for name, rendered in {"base": MANIFESTS, **OVERLAYS}.items() for manifest in rendered.values()]
 WITHOUT_SCHEMA = ("ServiceMonitor",)
 """Kinds that Kubernetes does not define."""
 
 DEPLOYMENTS = ("saccade-gateway", "saccade-worker")
-
-
-def pod(name: str, manifests: Any = MANIFESTS) -> Any:
-    return manifests["Deployment", name]["spec"]["template"]["spec"]
-
-
-def container(name: str, manifests: Any = MANIFESTS) -> Any:
-    (one,) = pod(name, manifests)["containers"]
-    return one
-
-
-def arguments(name: str, manifests: Any = MANIFESTS) -> dict[str, Any]:
-    """What our program makes of a container's arguments, the fields of its groups of flags included."""
-    one = container(name, manifests)
-    words = [word.replace("$(POD_IP)", "10.0.0.5") for word in one["args"]]
-    with pytest.MonkeyPatch.context() as environment:
-        for variable in one.get("env", ()):
-            if "secretKeyRef" in variable.get("valueFrom", {}):
-                environment.setenv(variable["name"], f"stand-in-for-{variable['name']}")
-        _, bound, _ = make_app(None).parse_args(words, exit_on_error=False, print_error=False)
-    given = dict(bound.arguments)
-    values = list(given.values())
-    for value in values:
-        if hasattr(value, "__dataclass_fields__"):
-            given |= vars(value)
-            values.extend(vars(value).values())  # groups within a group
-    return given
-
-
-def num_bytes(quantity: str) -> int:
-    return int(quantity[:-2]) * UNITS[quantity[-2:]]
-
-
-def secret_of(name: str, variable: str) -> Any:
-    """The name and the key of the secret that is an environment variable of a container."""
-    return next(one for one in container(name)["env"] if one["name"] == variable)["valueFrom"]["secretKeyRef"]
-
-
-def volume(name: str, volume_name: str) -> Any:
-    return next(one for one in pod(name)["volumes"] if one["name"] == volume_name)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
