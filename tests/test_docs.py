@@ -86,11 +86,12 @@ NO_PAGES_OF_OURS = ("CHANGELOG.md", "changelog.d/", "benchmarks/results/", "docs
 FILE_NAME = re.compile(r"`([\w./-]+\.(?:py|toml|ya?ml|sh|proto))(?:::\w+)?`")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 FLAGS_OF_OTHERS = {
-    "--apikey", "--baseurl", "--build", "--build-arg", "--data-binary", "--detach", "--enable-trace", "--grpc-mode",
-    "--images-per-request", "--init", "--metrics-key", "--modelid", "--output", "--property", "--provider", "--rm",
-    "--smg-grpc-mode", "--unit", "--vl",
+    "--apikey", "--baseurl", "--build", "--build-arg", "--data-binary", "--dbname", "--detach", "--enable-trace",
+    "--exit-on-error", "--file", "--format", "--from-file", "--grpc-mode", "--images-per-request", "--init",
+    "--metrics-key", "--modelid", "--no-owner", "--output", "--owner", "--property", "--provider", "--pwprompt",
+    "--rm", "--smg-grpc-mode", "--unit", "--vl",
 }  # fmt: skip
-"""Of programs beside Saccade that the pages show: curl, docker, systemd-run, agents, load generators and peers."""
+"""Of programs beside Saccade that the pages show: curl, docker, PostgreSQL, systemd-run, agents and peers."""
 
 
 def files_of_project(*patterns: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What `kubectl kustomize` makes of our folders, as far as they use it: resources and JSON patches."""
+"""What `kubectl kustomize` makes of our folders, as far as they use it: resources, JSON patches and deletions."""
 
 import copy
 from pathlib import Path
@@ -20,9 +20,14 @@ def render(folder: Path) -> Manifests:
         assert not added.keys() & manifests.keys()
         manifests |= added
     for patch in kustomization.get("patches", ()):
-        target = manifests[patch["target"]["kind"], patch["target"]["name"]]
-        for operation in yaml.safe_load(patch["patch"]):
-            _apply(target, **operation)
+        key = patch["target"]["kind"], patch["target"]["name"]
+        match yaml.safe_load(patch["patch"]):
+            case {"$patch": "delete", "kind": kind, "metadata": {"name": name}}:
+                assert (kind, name) == key
+                del manifests[key]
+            case operations:
+                for operation in operations:
+                    _apply(manifests[key], **operation)
     return manifests
 
 

@@ -8,6 +8,7 @@ import re
 import kubernetes_validate
 import pytest
 import yaml
+from custom_resources import validate_custom_resource
 from manifests import FOLDER, MANIFESTS, OVERLAYS, PAGES, ROOT, arguments, container, num_bytes, pod, secret_of, volume
 from tables import table
 
@@ -20,16 +21,14 @@ pytestmark = pytest.mark.ci
 
 VERSIONS = ("1.34", "1.37")
 ALL = [(name, manifest) for name, rendered in {"base": MANIFESTS, **OVERLAYS}.items() for manifest in rendered.values()]
-WITHOUT_SCHEMA = ("ServiceMonitor",)
-"""Kinds that Kubernetes does not define."""
-
 DEPLOYMENTS = ("saccade-gateway", "saccade-worker")
+LEAST = {"HorizontalPodAutoscaler": "minReplicas", "ScaledObject": "minReplicaCount"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_manifests_are_valid(version: str) -> None:
     for _, manifest in ALL:
-        if manifest["kind"] not in WITHOUT_SCHEMA:
+        if not validate_custom_resource(manifest):
             kubernetes_validate.validate(manifest, version, strict=True)
 
 
@@ -145,9 +144,9 @@ def test_no_rollout_takes_the_only_ready_pod(rendered: str) -> None:
     """A surge adds one before, or another one is kept by the number of replicas."""
     manifests = OVERLAYS.get(rendered, MANIFESTS)
     least = {
-        manifest["spec"]["scaleTargetRef"]["name"]: manifest["spec"]["minReplicas"]
+        manifest["spec"]["scaleTargetRef"]["name"]: manifest["spec"][LEAST[kind]]
         for (kind, _), manifest in manifests.items()
-        if kind == "HorizontalPodAutoscaler"
+        if kind in LEAST
     }
     for (kind, name), manifest in manifests.items():
         if kind == "Deployment" and name.startswith("saccade-"):

@@ -35,12 +35,21 @@ def test_a_malformed_key_file_is_refused(content: str, tmp_path: Path) -> None:
         read_key_file(path)
 
 
-def test_a_key_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
+@table("mode", [0o644, 0o604, 0o620])
+def test_a_key_file_that_others_may_read_is_refused(mode: int, tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text("ab" * SECRET_BYTES)
-    path.chmod(0o644)
+    path.chmod(mode)
     with pytest.raises(StartupError, match="chmod 600"):
         read_key_file(path)
+
+
+def test_a_group_may_read_the_key_file(tmp_path: Path) -> None:
+    """A container that does not run as root reads a mounted secret by its group."""
+    path = tmp_path / "key"
+    path.write_text("ab" * SECRET_BYTES)
+    path.chmod(0o440)
+    assert read_key_file(path).check == StateKeys(b"\xab" * SECRET_BYTES).check
 
 
 def test_names_differ_by_key_tenant_kind_and_id() -> None:

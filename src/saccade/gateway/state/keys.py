@@ -9,6 +9,7 @@ from typing import Final
 from blake3 import blake3
 
 from saccade.errors import StartupError
+from saccade.transport.credentials import TOO_OPEN
 
 SECRET_BYTES: Final = 32
 NAME_BYTES: Final = 16
@@ -53,7 +54,7 @@ def read_key_file(path: Path) -> StateKeys:
         if not path.exists():
             _make_key_file(path)
         digits = path.read_text().strip()
-        is_private = not path.stat().st_mode & 0o077
+        is_private = not path.stat().st_mode & TOO_OPEN
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"--state-key-file {path}: cannot read or make it: {error}.") from error
     if not is_private:
