@@ -95,16 +95,13 @@ class FairQueue:
         self._client_capacity = client_capacity
         self._client_share = client_share
         self._obstacle_to = obstacle_to
+        self.weight = 0
+        """The total weight of all turns in progress."""
         self._load: Counter[Hashable] = Counter()
         self._lines: dict[Hashable, deque[_Waiter]] = {}
         self._last_turns: OrderedDict[Hashable, int] = OrderedDict()
         self._num_turns = 0
         self._num_requests = 0
-
-    @property
-    def weight(self) -> int:
-        """The total weight of all turns in progress."""
-        return self._load.total()
 
     @property
     def num_waiting(self) -> int:
@@ -162,9 +159,10 @@ class FairQueue:
     def advance(self) -> None:
         """Grant turns as long as the next one without an obstacle fits."""
         obstacles: set[Hashable] = set()
-        while (waiter := self._next(obstacles)) is not None:
-            weight = self._weight_of(waiter)
-            if not self._fits(self.weight, weight, self.capacity):
+        while (best := self._next(obstacles)) is not None:
+            waiter, weight = best
+            is_only = not self.weight and self.capacity > 0
+            if not is_only and self.weight + weight > self.capacity:
                 return
             try:
                 waiter.obstacle = None if waiter.need is None else self._obstacle_to(waiter.need)
@@ -177,6 +175,7 @@ class FairQueue:
             self._lines[waiter.client].remove(waiter)
             waiter.weight = weight
             self._load[waiter.client] += weight
+            self.weight += weight
             self._note_turn(waiter.client)
             waiter.granted.set_result(None)
 
@@ -214,14 +213,18 @@ class FairQueue:
         self.advance()
 
     def _leave(self, client: Hashable, weight: int) -> None:
+        self.weight -= weight
         self._load[client] -= weight
         if not self._load[client]:
             del self._load[client]
         self.advance()
 
-    def _next(self, obstacles: Set[Hashable]) -> _Waiter | None:
-        """Return the next waiter without one of *obstacles*, whether or not its turn fits, or None if there is none."""
-        best: _Waiter | None = None
+    def _next(self, obstacles: Set[Hashable]) -> tuple[_Waiter, int] | None:
+        """Return the next waiter without one of *obstacles*, and the weight of its turn; None if there is no waiter.
+
+        The turn may not fit yet.
+        """
+        best: tuple[_Waiter, int] | None = None
         least: tuple[float, int, int] = (math.inf, 0, 0)
         lines = list(self._lines.items())
         if any(isinstance(client, Background) for client, _ in lines):
@@ -241,28 +244,16 @@ class FairQueue:
                 if later is None:
                     continue
                 first = later
-            load = self._load.get(client, 0)
-            if self._client_capacity is not None and load + self._weight_of(first) > self._most_of(client):
-                continue
+            load, weight = self._load.get(client, 0), first.weight
+            if self._client_capacity is not None:
+                most = self._client_capacity(self.weight - load)
+                weight = _part_of(weight, most - load, most)
+                if not weight:
+                    continue
             service = load / first.priority, self._last_turns.get(client, 0), first.number
             if service < least:
-                best, least = first, service
+                best, least = (first, weight), service
         return best
-
-    def _most_of(self, client: Hashable) -> float:
-        """Return how much the turns of *client* may weigh together."""
-        if self._client_capacity is None:
-            return math.inf
-        return self._client_capacity(self.weight - self._load[client])
-
-    def _weight_of(self, waiter: _Waiter) -> int:
-        """Return how much *waiter*'s turn would weigh now.
-
-        If it must wait for its client's turns, return the weight that it asks for.
-        """
-        most = self._most_of(waiter.client)
-        free = most - self._load[waiter.client]
-        return waiter.weight if waiter.weight <= free or free < most / 2 else int(free)
 
     def _note_turn(self, client: Hashable) -> None:
         self._num_turns += 1
@@ -271,9 +262,10 @@ class FairQueue:
         if len(self._last_turns) > MAX_REMEMBERED:
             self._last_turns.popitem(last=False)
 
-    @staticmethod
-    def _fits(used: int, weight: int, capacity: int) -> bool:
-        return (not used and capacity > 0) or used + weight <= capacity
+
+def _part_of(weight: int, free: int, most: int) -> int:
+    """Return the part of *weight* that a turn gets if its client has *free* of *most* units; 0 if it must wait."""
+    return weight if weight <= free else free if 2 * free >= most else 0
 
 
 class Turn:

@@ -140,9 +140,7 @@ class Chooser:
         return "cost" if reported else "least_load"
 
     def choose(self, candidates: Candidates, affinity: bytes = b"", *, reported: bool = False) -> int:
-        """Return the place of one of *candidates*. *reported* says whether the contents of some caches are known."""
-        if len(candidates) == 1:
-            return 0
+        """Return the place of one of several *candidates*. *reported*: the contents of some caches are known."""
         match self.effective(reported=reported):
             case "cost":
                 return self._by_cost(candidates.costs)

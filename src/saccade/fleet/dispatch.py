@@ -317,7 +317,7 @@ class Dispatcher:
         routed = await self._find(serving, places, prompt, num_at_once)
         num_left = self._router.num_left(routed, time.monotonic())
         few = (num_left < self.limits.disaggregation_min_tokens).nonzero()[0]
-        return routed.at(few) if len(few) else None
+        return routed.among(routed.rows[few], routed.overlaps.at(few)) if len(few) else None
 
     async def _pair(
         self, serving: Serving, first: Worker, at_first: Booking, prompt: Prompt, booked: ExitStack
@@ -434,7 +434,8 @@ class Dispatcher:
         routed_images = tuple(
             RoutedImage(key, run.start + run.length, run.length) for key, run in zip(images, prompt.runs, strict=True)
         )
-        affinity = _affinity(prompt)
+        # Only this policy uses it, and without images it takes a hash.
+        affinity = _affinity(prompt) if self._router.policy == "consistent_hash" else b""
         return RoutedPrompt(
             num_tokens, keys, routed_images, affinity, prompt.reads_cache, prompt.num_samples, num_at_once
         )

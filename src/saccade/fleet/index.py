@@ -85,7 +85,8 @@ class BlockIndex:
         self._num_lookups = 0
         # By place; no worker has the last one. For each, the number of the look-up that last found the longest prefix.
         self._found_at = np.zeros(1, np.int64)
-        self._is_whole = np.zeros(1, np.bool_)
+        self.are_whole = np.zeros(1, np.bool_)
+        """Whether all that the worker at each place holds is known."""
         self._bits: dict[Partition, int] = {}
         self._resuming: dict[Partition, list[_Worker]] = {}
         self._blocks = KeyMasks()
@@ -152,7 +153,7 @@ class BlockIndex:
         missing = entry.place + 2 - len(self._found_at)
         if missing > 0:
             self._found_at = np.pad(self._found_at, (0, missing))
-            self._is_whole = np.pad(self._is_whole, (0, missing))
+            self.are_whole = np.pad(self.are_whole, (0, missing))
         self._found_at[entry.place] = 0
 
     def evict(self) -> str:
@@ -171,7 +172,7 @@ class BlockIndex:
         """Remove *worker*, its blocks and its images. sweep() frees the memory."""
         if (entry := self._workers.pop(worker, None)) is not None:
             self.num_changes += 1
-            self._is_whole[entry.place] = False
+            self.are_whole[entry.place] = False
             self._images.give_up(entry.bit)
             if entry.partition is None:
                 return
@@ -197,7 +198,7 @@ class BlockIndex:
         num_orphans = self._learn(entry, message.events)
         if message.snapshot and message.last:
             entry.is_whole = True
-            self._is_whole[entry.place] = True
+            self.are_whole[entry.place] = True
         return num_orphans
 
     def _learn(self, entry: _Worker, events: Iterable[KvEvent]) -> int:
@@ -248,11 +249,6 @@ class BlockIndex:
     def places_of(self, workers: Iterable[str]) -> NDArray[np.intp]:
         """Return the place of each of *workers*, or -1 for one that has not begun."""
         return np.array([entry.place if (entry := self._workers.get(name)) else -1 for name in workers], np.intp)
-
-    @property
-    def are_whole(self) -> NDArray[np.bool_]:
-        """Whether all that the worker at each place holds is known."""
-        return self._is_whole
 
     def overlaps(self, partition: Partition, keys: Sequence[bytes]) -> NDArray[np.int64]:
         """Return, for each place, after how many of *keys* from the root on a prompt could resume."""

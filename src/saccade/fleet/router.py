@@ -40,9 +40,8 @@ from saccade.fleet.kept_images import KeptImages
 from saccade.fleet.lookup import Overlaps
 from saccade.fleet.own_samples import OwnSamples
 
-NO_NUMBERS: IntArray = np.zeros(0, np.int64)
-NO_FLAGS: NDArray[np.bool_] = np.zeros(0, np.bool_)
-NO_IMAGES: NDArray[np.bool_] = np.zeros((0, 0), np.bool_)
+NO_ROWS: IntArray = np.zeros(0, np.int64)
+NOTHING_HELD = Overlaps.unknown(0)
 FIRST_ROWS = 8
 """Rows that there are at first; their number doubles."""
 
@@ -60,10 +59,7 @@ class RoutedPrompt(NamedTuple):
 
     *keys* are the keys of reusable blocks by partition; the last token is always computed. consistent_hash uses
     *affinity*. *reads_cache* is False for a prompt that is computed as a whole. It gets *num_samples* answers, of
-    which *num_samples_at_once* are computed at a time. The workers are at *rows*. Each has reported *num_blocks*
-    leading blocks, which are all that it holds if its element of *are_exact* is true. It can load *num_offloaded*
-    blocks after them from the CPU's memory. *have_images* has a row for each
-    image: whether each worker has its encoder output.
+    which *num_samples_at_once* are computed at a time. The workers are at *rows*, and hold *overlaps* of it.
     """
 
     num_tokens: int
@@ -73,31 +69,12 @@ class RoutedPrompt(NamedTuple):
     reads_cache: bool = True
     num_samples: int = 1
     num_samples_at_once: int = 1
-    rows: IntArray = NO_NUMBERS
-    num_blocks: IntArray = NO_NUMBERS
-    are_exact: NDArray[np.bool_] = NO_FLAGS
-    have_images: NDArray[np.bool_] = NO_IMAGES
-    num_offloaded: IntArray = NO_NUMBERS
+    rows: IntArray = NO_ROWS
+    overlaps: Overlaps = NOTHING_HELD
 
     def among(self, rows: IntArray, overlaps: Overlaps) -> "RoutedPrompt":
         """Return the same prompt for the workers at *rows*, which hold *overlaps*."""
-        return self._replace(
-            rows=rows,
-            num_blocks=overlaps.num_blocks,
-            are_exact=overlaps.are_exact,
-            have_images=overlaps.have_images,
-            num_offloaded=overlaps.num_offloaded,
-        )
-
-    def at(self, numbers: NDArray[np.intp]) -> "RoutedPrompt":
-        """Return the same prompt for only some of the workers, by their *numbers* in it."""
-        return self._replace(
-            rows=self.rows[numbers],
-            num_blocks=self.num_blocks[numbers],
-            are_exact=self.are_exact[numbers],
-            have_images=self.have_images[:, numbers],
-            num_offloaded=self.num_offloaded[numbers],
-        )
+        return self._replace(rows=rows, overlaps=overlaps)
 
 
 class Option(NamedTuple):
@@ -282,8 +259,8 @@ class Router:
             decoding=np.array((1, prompt.num_tokens, 0, num_blocks, *samples), np.int64),
             overlap_tokens=overlap_tokens,
             most_overlap_tokens=int(candidates.overlap_tokens.max()),
-            matched_tokens=overlap_tokens if len(prompt.rows) > 1 and prompt.are_exact[place] else None,
-            has_images=prompt.have_images[:, place],
+            matched_tokens=overlap_tokens if len(prompt.rows) > 1 and prompt.overlaps.are_exact[place] else None,
+            has_images=prompt.overlaps.have_images[:, place],
             expectations=expectations,
             expectation=expectations.add(row, _expected(option, prompt, overlap_tokens // block_size), now),
         )
@@ -349,18 +326,20 @@ class Router:
         return option
 
     def _chosen(self, chooser: Chooser, candidates: Candidates, prompt: RoutedPrompt) -> int:
+        if len(prompt.rows) == 1:
+            return 0
         return chooser.choose(candidates, prompt.affinity, reported=self._is_reported(prompt))
 
     def _is_reported(self, prompt: RoutedPrompt) -> bool:
         """Return whether the contents of a worker's caches are reported or assumed."""
         are_assumed = members_of(self._assumed_rows, prompt.rows)
-        return bool(np.count_nonzero(prompt.are_exact) or np.count_nonzero(are_assumed))
+        return bool(np.count_nonzero(prompt.overlaps.are_exact) or np.count_nonzero(are_assumed))
 
     def _weigh(self, prompt: RoutedPrompt, now: float) -> Candidates:
         """Return what the workers hold, must compute and must encode, and the work that waits there."""
-        rows = prompt.rows
+        rows, overlaps = prompt.rows, prompt.overlaps
         block_sizes = self._block_sizes[rows]
-        num_reported = prompt.num_blocks if prompt.reads_cache else np.zeros(len(rows), np.int64)
+        num_reported = overlaps.num_blocks if prompt.reads_cache else np.zeros(len(rows), np.int64)
         self.predictions.expire(now)
         self.assumptions.expire(now)
         num_held = num_reported
@@ -370,13 +349,13 @@ class Router:
         image_tokens = np.zeros(len(rows), np.int64)
         if prompt.images:
             stops = np.array([image.stop for image in prompt.images], np.int64)
-            must_encode = (held_tokens < stops[:, np.newaxis]) & ~prompt.have_images
+            must_encode = (held_tokens < stops[:, np.newaxis]) & ~overlaps.have_images
             for image, at_rows in zip(prompt.images, must_encode, strict=True):
                 if expecting := self._rows_expecting(image.key):
                     at_rows &= ~members_of(expecting, rows)
             image_tokens = np.array([image.num_tokens for image in prompt.images], np.int64) @ must_encode
-        if prompt.reads_cache and self._offloaded_share:
-            num_offloaded = np.maximum(0, num_reported + prompt.num_offloaded - num_held)
+        if prompt.reads_cache and np.count_nonzero(overlaps.num_offloaded):
+            num_offloaded = np.maximum(0, num_reported + overlaps.num_offloaded - num_held)
             held_tokens += (self._offloaded_share * block_sizes * num_offloaded).astype(np.int64)
         foreign = self._foreign[:, rows]
         return Candidates(

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.chat import Chat
 from saccade.gateway.chat_request import ChatMessage, ChatRequest, ContentPart, OtherMedia, TokenizeRequest
-from saccade.gateway.field_schemas import EFFORTS, IMAGE_PART, VIDEO_PART, Refused
+from saccade.gateway.field_schemas import EFFORTS, IMAGE_PART, VIDEO_PART
 from saccade.gateway.image_source import ImageSource
 from saccade.gateway.json_body import parse
 from saccade.gateway.media_parameters import MediaLimits
@@ -121,7 +121,8 @@ def _continues(request: ChatRequest | TokenizeRequest) -> bool:
 
 def _read_message(message: ChatMessage, field: str, options: MediaOptions, images: list[ImageSource]) -> Message:
     _refuse_other_media(message, field)
-    if message.role == "function" or _holds_something(message.function_call):
+    call = message.function_call
+    if message.role == "function" or (call is not UNSET and _holds_something(call)):
         raise UnsupportedParameter(
             f"`{field}`: messages of the role function and `function_call` are not read here; OpenAI's newer form is "
             "`tool_calls`, answered by messages of the role tool.",
@@ -232,17 +233,16 @@ def _read_part(part: ContentPart, field: str, options: MediaOptions, images: lis
 def _refuse_other_media(holder: ChatMessage | ContentPart, field: str) -> None:
     """Raise UnsupportedParameter for media under another name, because an answer that ignores them would be wrong."""
     for name in MEDIA_IN_MESSAGES if isinstance(holder, ChatMessage) else MEDIA_IN_PARTS:
-        if name != getattr(holder, "type", None) and _holds_something(getattr(holder, name)):
+        raw = getattr(holder, name)
+        if raw is not UNSET and name != getattr(holder, "type", None) and _holds_something(raw):
             raise UnsupportedParameter(
                 f"`{field}.{name}` is not read here; send images as parts of a message's `content`: {IMAGE_PART}.",
                 f"{field}.{name}",
             )
 
 
-def _holds_something(raw: Refused) -> bool:
-    """Return whether a raw value is present and neither null nor empty."""
-    if raw is UNSET:
-        return False
+def _holds_something(raw: Raw) -> bool:
+    """Return whether a raw value is neither null nor empty."""
     return memoryview(raw).nbytes > MAX_EMPTY_BYTES or bool(parse(raw, object))
 
 

@@ -65,7 +65,9 @@ class TokenBucket(Bucket):
 
     @property
     def wait_seconds(self) -> float:
-        return self._seconds_until(1.0)
+        if self.per_minute is None:
+            return 0.0
+        return max(0.0, 1.0 - self.level) * REFILL_SECONDS / self.per_minute
 
     @property
     def debt_seconds(self) -> float:
@@ -80,8 +82,3 @@ class TokenBucket(Bucket):
         self.per_minute = per_minute
         self._level = math.inf if per_minute is None else min(level, float(per_minute))
         self._filled_at = self._clock()
-
-    def _seconds_until(self, level: float) -> float:
-        if self.per_minute is None:
-            return 0.0
-        return max(0.0, level - self.level) * REFILL_SECONDS / self.per_minute
