@@ -38,9 +38,6 @@ DIVIDED = {
     "saccade.nn.ops": "operations of networks, each with its own caller",
     "saccade.processes.parent_death": "a program that runs alone, and the command that starts it",
     "saccade.supervisor.tree": "a tree of processes, and how one of them says that it is ready",
-    "saccade.connectors.smg.sglang_messages": "the messages of one protocol",
-    "saccade.connectors.vllm.messages": "the messages of one protocol",
-    "saccade.transport.kv_transfer.channel": "a channel, and the key that opens it",
 }
 """Modules in several groups that neither refer to each other nor have an importer in common, and why they stay whole."""
 

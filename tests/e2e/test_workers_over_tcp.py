@@ -11,6 +11,7 @@ import pytest
 from certificates import Files, files
 from server import Server, free_port, program
 
+from saccade.connectors.context import ClientContext
 from saccade.connectors.native.client import WorkerClient
 from saccade.protocol.kv_events import BlockStored, KvEvents
 
@@ -58,7 +59,7 @@ def test_events_have_token_ids_if_the_operator_allows_it(fleet: tuple[Server, st
     ask(server)
 
     async def watch() -> KvEvents:
-        client = WorkerClient(address, credentials=files.credentials(token=True, mutual=True))
+        client = WorkerClient(address, ClientContext(credentials=files.credentials(token=True, mutual=True)))
         await client.start()
         try:
             while not client.ready:  # noqa: ASYNC110

@@ -17,10 +17,9 @@ from saccade.engine.executor import kv_copies
 from saccade.engine.loop import Engine
 from saccade.errors import StartupError
 from saccade.fleet.legs import legs_of
-from saccade.protocol.kv_transfer import ReceiveKv, SendKv
+from saccade.protocol.kv_transfer import ReceiveKv, SendKv, new_key
 from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest, Grammar, MediaPixels, SamplingParams, SupplyPixels
-from saccade.transport.kv_transfer.channel import new_key
 
 pytestmark = pytest.mark.ci
 

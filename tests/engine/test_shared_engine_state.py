@@ -25,10 +25,9 @@ from saccade.engine.core.sequence import Sequence
 from saccade.engine.loop import Engine
 from saccade.errors import InvalidValue
 from saccade.nn.context import RecurrentState
-from saccade.protocol.kv_transfer import SendKv
+from saccade.protocol.kv_transfer import SendKv, new_key
 from saccade.protocol.output import FinishReason, StepFrame
 from saccade.protocol.request import EngineRequest, Grammar, MediaPixels, SupplyPixels
-from saccade.transport.kv_transfer.channel import new_key
 from saccade.transport.shared_memory import SlotPool, open_slot
 
 pytestmark = pytest.mark.ci

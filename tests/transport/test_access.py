@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tables import table
 from waiting import until
 
+from saccade.connectors.context import ClientContext
 from saccade.connectors.native.client import WorkerClient
 from saccade.errors import StartupError
 from saccade.transport.access import Access
@@ -43,7 +44,7 @@ async def listening(access: Access, bind: str = HERE) -> AsyncIterator[tuple[Fro
 
 @asynccontextmanager
 async def calling(server: WorkerServer, credentials: WorkerCredentials) -> AsyncIterator[WorkerClient]:
-    client = WorkerClient(server.address, credentials=credentials)
+    client = WorkerClient(server.address, ClientContext(credentials=credentials))
     await client.start()
     try:
         yield client

@@ -16,9 +16,9 @@ import pytest
 from tables import table
 
 from saccade.errors import PeerFailed, StartupError
-from saccade.protocol.kv_transfer import FirstToken, KvForm, Piece, PieceAck, Prefilled
+from saccade.protocol.kv_transfer import FirstToken, KvForm, Piece, PieceAck, Prefilled, new_key
 from saccade.transport import shared_memory
-from saccade.transport.kv_transfer.channel import LENGTHS, NONCE_BYTES, name_of, new_key
+from saccade.transport.kv_transfer.channel import LENGTHS, NONCE_BYTES, name_of
 from saccade.transport.kv_transfer.destination import KvDestination, KvDestinationConfig
 from saccade.transport.kv_transfer.events import (
     Delivered,

@@ -10,9 +10,9 @@ import pytest
 from tables import table
 from waiting import until
 
-from saccade.protocol.kv_transfer import FromDestination, KvForm, Piece, PieceAck, Pull, StateAck
+from saccade.protocol.kv_transfer import FromDestination, KvForm, Piece, PieceAck, Pull, StateAck, new_key
 from saccade.transport import shared_memory
-from saccade.transport.kv_transfer.channel import NONCE_BYTES, DestinationChannel, destination_channel, name_of, new_key
+from saccade.transport.kv_transfer.channel import NONCE_BYTES, DestinationChannel, destination_channel, name_of
 from saccade.transport.kv_transfer.events import Delivered, Event, StateRequested, TransferEnded
 from saccade.transport.kv_transfer.source import KvSource, KvSourceConfig
 

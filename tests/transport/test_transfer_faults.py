@@ -9,9 +9,8 @@ import pytest
 from tables import table
 from waiting import until
 
-from saccade.protocol.kv_transfer import FirstToken, KvForm, Piece, PieceAck, Prefilled, StateAck
+from saccade.protocol.kv_transfer import FirstToken, KvForm, Piece, PieceAck, Prefilled, StateAck, new_key
 from saccade.transport import shared_memory
-from saccade.transport.kv_transfer.channel import new_key
 from saccade.transport.kv_transfer.destination import KvDestination, KvDestinationConfig
 from saccade.transport.kv_transfer.events import Delivered, Event, PieceArrived, StateRequested, TransferEnded
 from saccade.transport.kv_transfer.source import KvSource, KvSourceConfig

@@ -16,6 +16,7 @@ from tables import table
 from waiting import until
 
 from saccade.connectors import session as connector
+from saccade.connectors.context import ClientContext
 from saccade.connectors.native import client
 from saccade.connectors.native.client import WorkerClient
 from saccade.errors import ImageTooLarge, InternalError, QueueFull, StartupError, WorkerFailed
@@ -98,7 +99,7 @@ async def test_worker_is_ready_only_once_it_has_taken_the_stream(bind: str) -> N
     changes: list[bool] = []
     server = WorkerServer(front, bind)
     await server.start()
-    client = WorkerClient(server.address, on_change=lambda client: changes.append(client.ready))
+    client = WorkerClient(server.address, ClientContext(on_change=lambda client: changes.append(client.ready)))
     await client.start()
     await until(lambda: front.num_connections > 2)
     await client.close()

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
+from saccade.connectors.context import ClientContext
 from saccade.connectors.worker_load import plausible
 from saccade.connectors.worker_state import NO_REFUSALS, Refusals, WorkerState, refusals_of
 from saccade.errors import MAX_CAUSE_CHARACTERS, WorkerUnavailable, printable
@@ -30,10 +30,6 @@ S = TypeVar("S")
 logger = logging.getLogger(__name__)
 
 
-def ignore_load(_: object) -> None:
-    """Do nothing with a worker's report of its load."""
-
-
 def slots_of(request: EngineRequest) -> list[str]:
     """Return the names of the shared-memory slots that *request* refers to."""
     return [item.slot.name for item in request.media if item.slot is not None]
@@ -44,8 +40,7 @@ class Connector(ABC, Generic[S]):
 
     It has a session while the worker is ready. *load* was true at some time between the two of *load_times*, in seconds
     of the monotonic clock. *loss* says why the last attempt to connect failed, or why the last session ended; "" while
-    there is one. *on_released* gets the names of slots that the worker will not read any more. *on_change* is called
-    with this client whenever `ready`, `description` or both have changed, *on_load* whenever `load` has.
+    there is one.
     """
 
     LIMIT_SECONDS: ClassVar[float] = 1.0
@@ -60,23 +55,15 @@ class Connector(ABC, Generic[S]):
     LOSS_LEVEL: ClassVar[int] = logging.WARNING
     """The level at which a new reason for a loss is logged."""
 
-    def __init__(
-        self,
-        url: str,
-        on_released: Callable[[Sequence[str]], None],
-        on_change: Callable[[Any], None],
-        on_load: Callable[[Any], None] = ignore_load,
-    ) -> None:
+    def __init__(self, url: str, context: ClientContext) -> None:
         self.url = url
+        self.context = context
         self.description: Description | None = None
         self.load: Load | None = None
         self.load_times = (0.0, 0.0)
         self.loss = ""
         self._refusals = NO_REFUSALS
         self._session: S | None = None
-        self._on_released = on_released
-        self._on_change = on_change
-        self._on_load = on_load
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -154,21 +141,21 @@ class Connector(ABC, Generic[S]):
     def _session_for(self, request: EngineRequest) -> S:
         """Return the session that sends *request*. Without one, give its slots back and raise WorkerUnavailable."""
         if self._session is None:
-            self._on_released(slots_of(request))
+            self.context.on_released(slots_of(request))
             raise WorkerUnavailable(NOT_READY)
         return self._session
 
     def _enter(self, session: S, description: Description) -> None:
         self._session, self.description, self.loss = session, description, ""
         self._refusals = {**self.refusals(session), **refusals_of(description)}
-        self._on_change(self)
+        self.context.on_change(self)
 
     def _leave(self) -> None:
         if self._session is not None:
             self._session = self.load = None
-            self._on_change(self)
+            self.context.on_change(self)
 
     def _note_load(self, load: Load, since: float) -> None:
         """Keep a report of the load that was requested at *since*."""
         self.load, self.load_times = plausible(load), (since, time.monotonic())
-        self._on_load(self)
+        self.context.on_load(self)

@@ -3,21 +3,18 @@
 from collections.abc import Iterable
 
 from saccade import models
+from saccade.connectors.context import ClientContext, Traits
 from saccade.connectors.native.client import WorkerClient
-from saccade.connectors.native.descriptions import KnownFiles
 from saccade.connectors.smg import sglang, sglang_address, tokenspeed
-from saccade.connectors.smg.session import ClientContext, Traits
 from saccade.connectors.smg.sglang_pair import SglangPair
 from saccade.connectors.vllm import http as vllm_http
 from saccade.connectors.vllm.client import VllmClient
-from saccade.connectors.vllm.server import FileReader
 from saccade.errors import StartupError
 from saccade.fleet.worker import Worker
 from saccade.models.files import engine_config, parse_json
 from saccade.models.spec import PLACEHOLDER_TOKEN_ID
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import CONFIG
-from saccade.transport.credentials import WorkerCredentials
 from saccade.transport.wire import target
 
 ADDRESSES = (
@@ -28,25 +25,16 @@ ADDRESSES = (
 RANKED = (vllm_http.ADDRESSES, tokenspeed.ADDRESSES)
 
 
-def clients(
-    url: str, context: ClientContext, credentials: WorkerCredentials, known_files: KnownFiles
-) -> tuple[Worker, ...]:
-    """Return a client for every target of *url*, not yet started. Raises StartupError if *url* is malformed.
-
-    Saccade's workers share *known_files*.
-    """
+def clients(url: str, context: ClientContext) -> tuple[Worker, ...]:
+    """Return a client for every target of *url*, not yet started. Raises StartupError if *url* is malformed."""
     if url.startswith(tokenspeed.ADDRESSES.schemes):
         return tuple(tokenspeed.TokenSpeedClient(one, context) for one in worker_urls(url))
     if url.startswith(sglang_address.SCHEME):
         is_pair = bool(sglang_address.SglangAddress.read(url).prefill)
         return (SglangPair(url, context) if is_pair else sglang.SglangClient(url, context),)
     if url.startswith(vllm_http.ADDRESSES.schemes):
-        reader = FileReader(context.model_files, context.read_files, _placeholder_id)
-        return tuple(
-            VllmClient(one, context.on_released, context.on_change, credentials, reader, context.on_load)
-            for one in worker_urls(url)
-        )
-    return (WorkerClient(url, context.on_released, context.on_change, credentials, context.on_load, known_files),)
+        return tuple(VllmClient(one, context) for one in worker_urls(url))
+    return (WorkerClient(url, context),)
 
 
 def worker_urls(url: str) -> tuple[str, ...]:
@@ -93,7 +81,7 @@ def traits_of(files: ModelFiles) -> Traits:
     )
 
 
-def _placeholder_id(files: ModelFiles) -> int | None:
+def placeholder_id(files: ModelFiles) -> int | None:
     """Return the token id that stands for images, or None if the files name none. Raises StartupError."""
     family = models.families()[models.family_of(parse_json(files, CONFIG))]
     token_id: int | None = engine_config(files, family)[PLACEHOLDER_TOKEN_ID]

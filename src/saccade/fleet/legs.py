@@ -15,10 +15,9 @@ from saccade.connectors.sink import Legs, PrefillSink, Sink, Stream
 from saccade.errors import PeerFailed, SaccadeError, WorkerFailed
 from saccade.fleet.worker import Worker
 from saccade.protocol.chat import ChatPrompt
-from saccade.protocol.kv_transfer import ReceiveKv, SendKv
+from saccade.protocol.kv_transfer import ReceiveKv, SendKv, new_key
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
-from saccade.transport.kv_transfer.channel import new_key
 
 SEED_BITS = 63
 

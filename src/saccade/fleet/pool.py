@@ -6,10 +6,9 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from saccade.connectors.native.descriptions import KnownFiles
-from saccade.connectors.smg.session import ClientContext
+from saccade.connectors.context import ClientContext
 from saccade.errors import ModelNotFound, WorkerUnavailable
-from saccade.fleet.address import clients, targets, traits_of
+from saccade.fleet.address import clients, placeholder_id, targets, traits_of
 from saccade.fleet.release import Compatibility
 from saccade.fleet.traffic import EVERYONE_ORDINARY, FleetTraffic
 from saccade.fleet.worker import Worker
@@ -67,16 +66,16 @@ class WorkerPool:
         self._models: dict[str, Model] | None = None
         self._changed: list[Worker] = []
         self._names: dict[str, str] = {}
-        self._credentials = credentials
-        self._known_files = KnownFiles()
         self._context = ClientContext(
             on_released,
             self.changed,
-            on_discarded or on_released,
-            model_files,
-            read_model_files,
-            traits_of,
             self.reported_load,
+            on_discarded or on_released,
+            credentials,
+            model_files=model_files,
+            read_files=read_model_files,
+            traits=traits_of,
+            placeholder_id=placeholder_id,
         )
         for url in targets(urls):
             self.join(url)
@@ -114,7 +113,7 @@ class WorkerPool:
 
     def join(self, url: str) -> tuple[Worker, ...]:
         """Add a client for every target of *url*; the caller starts them. Raises StartupError."""
-        joined = clients(url, self._context, self._credentials, self._known_files)
+        joined = clients(url, self._context)
         for client in joined:
             self.add(client)
         return joined

@@ -5,12 +5,19 @@ decode worker connects to the prefill worker. Both prove that they know the key,
 code that is computed from it (saccade.transport.kv_transfer).
 """
 
+import secrets
+
 import msgspec
 
 from saccade.protocol.media import SlotRef
 from saccade.protocol.output import TokenLogprob
 
 KEY_BYTES = 32
+
+
+def new_key() -> bytes:
+    """Return the key of a new transfer, KEY_BYTES random bytes."""
+    return secrets.token_bytes(KEY_BYTES)
 
 
 class SendKv(msgspec.Struct, frozen=True, array_like=True, tag="send"):

@@ -18,6 +18,7 @@ from ray.serve.exceptions import RayServeException
 from ray.util import get_node_ip_address
 
 from saccade import config
+from saccade.connectors.context import ClientContext
 from saccade.connectors.native.client import WorkerClient
 from saccade.errors import StartupError
 from saccade.processes.parent_socket import Failed, read_report, start_tied
@@ -57,7 +58,7 @@ class RayWorker:
         if isinstance(report, Failed):
             raise StartupError(report.sentence)
         self._url = report.url
-        self._client = WorkerClient(self._url, credentials=credentials)
+        self._client = WorkerClient(self._url, ClientContext(credentials=credentials))
         await self._client.start()
         self._directory: Any = serve.get_deployment_handle(DIRECTORY, serve.get_replica_context().app_name)
         await self._directory.renew.remote(role.role, self._url)

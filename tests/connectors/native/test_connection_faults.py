@@ -25,6 +25,7 @@ from tokenspeed_worker import Slots, TokenSpeedWorker, chunk, complete, context,
 from tokenspeed_worker import ask as ask_tokenspeed
 from waiting import until
 
+from saccade.connectors.context import ClientContext
 from saccade.connectors.native.client import WorkerClient
 from saccade.connectors.smg.tokenspeed import TokenSpeedClient
 from saccade.errors import SaccadeError
@@ -82,7 +83,7 @@ async def native(folder: Path, proxied: Callable[[str], Any], bind: str) -> Asyn
         proxied(worker.server.bind) as (proxy, url),
         connected(worker, on_released=give_back) as other,
     ):
-        client = WorkerClient(url, on_released=give_back)
+        client = WorkerClient(url, ClientContext(give_back))
         await client.start()
         try:
             await until(lambda: client.ready)

@@ -8,8 +8,9 @@ import msgspec
 from fronts import DESCRIPTION, Front
 from waiting import until
 
+from saccade.connectors.context import ClientContext, KnownFiles
 from saccade.connectors.native.client import WorkerClient
-from saccade.connectors.native.descriptions import KnownFiles, description_of
+from saccade.connectors.native.descriptions import description_of
 from saccade.identity.content import files_digest
 from saccade.protocol.description import NO_FILES, Description, ModelFiles
 from saccade.transport.server import WorkerServer
@@ -38,7 +39,7 @@ async def describe_all(tmp_path: Path, *workers: Describing) -> list[Description
     """What a gateway that connects to all *workers* at once reads of each."""
     known = KnownFiles()
     servers = [WorkerServer(worker, f"unix:{tmp_path}/{number}.sock") for number, worker in enumerate(workers)]
-    clients = [WorkerClient(server.address, known_files=known) for server in servers]
+    clients = [WorkerClient(server.address, ClientContext(known_files=known)) for server in servers]
     try:
         for server in servers:
             await server.start()

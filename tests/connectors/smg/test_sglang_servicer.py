@@ -12,8 +12,8 @@ from streams import generate
 from tokenspeed_worker import FILES, PLACEHOLDER, Slots, context, image
 from waiting import until
 
+from saccade.connectors.context import Traits
 from saccade.connectors.smg import client as smg_client
-from saccade.connectors.smg.session import Traits
 from saccade.connectors.smg.sglang import SglangClient
 from saccade.errors import (
     ImageTooLarge,

@@ -15,10 +15,10 @@ from test_smg_kv_events import removed, stored
 from tokenspeed_worker import PIXELS, PLACEHOLDER, Slots, TokenSpeedWorker, image, listening, registered, zipped
 from waiting import until
 
+from saccade.connectors.context import Traits
 from saccade.connectors.events.sent_images import FIRST_PAD, NOT_SENT
 from saccade.connectors.smg import kv_events as smg_kv_events
 from saccade.connectors.smg.client import MAX_REPLY_BYTES, TENANTS_OF_ANOTHER
-from saccade.connectors.smg.session import Traits
 from saccade.connectors.smg.tokenspeed import TokenSpeedClient
 from saccade.connectors.smg.tokenspeed_messages import pad
 from saccade.errors import WorkerUnavailable

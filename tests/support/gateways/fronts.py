@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import msgspec
 from waiting import until
 
+from saccade.connectors.context import ClientContext
 from saccade.connectors.native.client import WorkerClient
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.request import GatewayCommand
@@ -68,7 +69,7 @@ async def talking(
     """A client that is connected to *front* at *bind*."""
     server = WorkerServer(front, bind)
     await server.start()
-    client = WorkerClient(server.address, on_released)
+    client = WorkerClient(server.address, ClientContext(on_released))
     await client.start()
     try:
         await until(lambda: client.ready)

@@ -10,6 +10,7 @@ from pathlib import Path
 from streams import generate
 from waiting import until
 
+from saccade.connectors.context import ClientContext
 from saccade.connectors.native.client import WorkerClient
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
@@ -66,7 +67,7 @@ async def running(config: WorkerConfig) -> AsyncIterator[WorkerFront]:
 
 @asynccontextmanager
 async def connected(worker: WorkerFront, **options) -> AsyncIterator[WorkerClient]:
-    client = WorkerClient(worker.server.bind, **options)
+    client = WorkerClient(worker.server.bind, ClientContext(**options))
     await client.start()
     try:
         await until(lambda: client.ready)

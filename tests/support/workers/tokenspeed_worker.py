@@ -17,9 +17,8 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 from waiting import until
 
-from saccade.connectors.smg.session import ClientContext, Traits
+from saccade.connectors.context import ClientContext, Traits
 from saccade.connectors.smg.tokenspeed import TokenSpeedClient
-from saccade.errors import StartupError
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
@@ -171,17 +170,10 @@ class Slots:
         return [Path(entry) for entry in entries if entry.inode() in own]
 
 
-def no_folder(folder: Path) -> ModelFiles:
-    raise StartupError(f"{folder} is not read here.")
-
-
 def context(slots: Slots, **options: Any) -> ClientContext:
     fields: dict[str, Any] = {
         "on_released": slots.released.extend,
-        "on_change": lambda _: None,
         "on_discarded": slots.discarded.extend,
-        "model_files": {},
-        "read_files": no_folder,
         "traits": lambda _: Traits(grid_name="a_grid", plain_positions=True),
     }
     return ClientContext(**(fields | options))

@@ -13,8 +13,8 @@ import pybase64
 from aiohttp import web
 from waiting import until
 
+from saccade.connectors.context import ClientContext
 from saccade.connectors.vllm.client import VllmClient
-from saccade.connectors.vllm.server import FileReader
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
@@ -210,8 +210,15 @@ async def connecting(
     on_released: Callable[[Sequence[str]], None] = lambda _: None,
 ) -> AsyncIterator[VllmClient]:
     """A client of *url* that may not be ready."""
-    reader = FileReader({"m": FILES} if model_files is None else model_files, read_files, lambda _: PLACEHOLDER)
-    client = VllmClient(url, on_released, on_change, credentials, reader)
+    context = ClientContext(
+        on_released,
+        on_change,
+        credentials=credentials,
+        model_files={"m": FILES} if model_files is None else model_files,
+        read_files=read_files,
+        placeholder_id=lambda _: PLACEHOLDER,
+    )
+    client = VllmClient(url, context)
     await client.start()
     try:
         yield client

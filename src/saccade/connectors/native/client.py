@@ -18,8 +18,9 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from saccade.connectors.answer_bounds import AnswerBounds
+from saccade.connectors.context import ClientContext
 from saccade.connectors.native import feed
-from saccade.connectors.native.descriptions import KnownFiles, description_of
+from saccade.connectors.native.descriptions import description_of
 from saccade.connectors.native.step_frames import DELTA_BYTES, Excess, StepFrames, logprob_bytes
 from saccade.connectors.session import LOST, NOT_READY, Connector, slots_of
 from saccade.connectors.sink import Sink, Stream
@@ -38,7 +39,7 @@ from saccade.protocol.request import Abort, EngineRequest, MediaPixels, ResetCac
 from saccade.transport import lasting_task
 from saccade.transport.allowance import Allowance
 from saccade.transport.arrivals import Arrivals
-from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
+from saccade.transport.credentials import WorkerCredentials
 from saccade.transport.framing import UNREADABLE as NOT_MSGPACK
 from saccade.transport.framing import ChannelClosed, Frames
 from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame, WorkerFrame
@@ -54,10 +55,6 @@ A worker sends its load four times a second, except during a step. It replaces a
 """
 
 logger = logging.getLogger(__name__)
-
-
-def _ignore(_: object) -> None:
-    pass
 
 
 class _SentRequest:
@@ -228,29 +225,16 @@ class _NativeSession:
 class WorkerClient(Connector[_NativeSession]):
     """A gateway's connection to one of Saccade's workers.
 
-    *url* is `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *credentials* are sent to the worker. If
-    *known_files* has model files that equal the worker's, the description has those.
-
-    Every slot of a request passed to generate() comes back through *on_released*, by name, once for each image in it.
-    It comes back when the worker has copied it or never will.
+    *url* is `grpc://host:port`, `grpcs://host:port` or `unix:/path`. If *context* knows model files that equal the
+    worker's, the description has those. Every slot of a request passed to generate() is released.
     """
 
     REPORTS_IMAGES = True
     LOSS_LEVEL = logging.DEBUG  # errors of gRPC have a line of their own
 
-    def __init__(
-        self,
-        url: str,
-        on_released: Callable[[Sequence[str]], None] = _ignore,
-        on_change: Callable[["WorkerClient"], None] = _ignore,
-        credentials: WorkerCredentials = NO_CREDENTIALS,
-        on_load: Callable[["WorkerClient"], None] = _ignore,
-        known_files: KnownFiles | None = None,
-    ) -> None:
+    def __init__(self, url: str, context: ClientContext | None = None) -> None:
         target(url)
-        super().__init__(url, on_released, on_change, on_load)
-        self._credentials = credentials
-        self._known_files = known_files or KnownFiles()
+        super().__init__(url, context or ClientContext())
         self._logged: set[grpc.StatusCode] = set()
         self._stub: Any = None
 
@@ -298,13 +282,13 @@ class WorkerClient(Connector[_NativeSession]):
         return True
 
     async def _run(self) -> None:
-        async with self._credentials.channel(self.url) as channel:
-            self._stub = self._credentials.calls(channel)
+        async with self.context.credentials.channel(self.url) as channel:
+            self._stub = self.context.credentials.calls(channel)
             await super()._run()
 
     async def _live(self) -> str:
         """Get the description, open a stream, and relay its frames until it ends; return why it ended."""
-        session, stub = _NativeSession(self.url, self._on_released), self._stub
+        session, stub = _NativeSession(self.url, self.context.on_released), self._stub
 
         def take(payload: bytes) -> None:
             if payload == TAKEN:
@@ -316,7 +300,7 @@ class WorkerClient(Connector[_NativeSession]):
         try:
             description = await self._describe(stub)
             path = stream_path(self.url)
-            over_grpc = partial(_over_grpc, self._credentials, self.url)
+            over_grpc = partial(_over_grpc, self.context.credentials, self.url)
             await (over_grpc(session, take) if path is None else _over_unix(path, session, take))
             return ENDED
         except ChannelClosed:
@@ -335,8 +319,8 @@ class WorkerClient(Connector[_NativeSession]):
         description = await self._described(stub, without_files=True)
         if not (digest := description.files_digest):
             return description
-        async with self._known_files.turn(digest):
-            files = self._known_files.find(digest)
+        async with self.context.known_files.turn(digest):
+            files = self.context.known_files.find(digest)
             if files is None:
                 description = await self._described(stub, without_files=False)
                 if description.files_digest:
@@ -346,7 +330,7 @@ class WorkerClient(Connector[_NativeSession]):
 
     async def _described(self, stub: Any, *, without_files: bool) -> Description:
         reply = await stub.Describe(DescribeRequest(without_files=without_files), timeout=DESCRIBE_SECONDS)
-        return description_of(reply.description, self._known_files)
+        return description_of(reply.description, self.context.known_files)
 
     def _log(self, error: grpc.aio.AioRpcError) -> None:
         """Log why there is no stream, once for each kind of reason until a stream opens."""
@@ -361,7 +345,7 @@ class WorkerClient(Connector[_NativeSession]):
             was_ready = self.ready
             self._note_load(frame.load, time.monotonic())
             if self.ready != was_ready:
-                self._on_change(self)
+                self.context.on_change(self)
         session.deliver(frame)
 
     def _enter(self, session: _NativeSession, description: Description) -> None:

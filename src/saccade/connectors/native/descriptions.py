@@ -1,13 +1,11 @@
 """Reads a worker's description, and counts its parts before it makes objects of them."""
 
-import asyncio
 from typing import Final
-from weakref import WeakValueDictionary
 
 import msgspec
 
-from saccade.identity.content import files_digest
-from saccade.protocol.description import Description, ModelFiles
+from saccade.connectors.context import KnownFiles
+from saccade.protocol.description import Description
 from saccade.transport.message_pack import num_items
 
 MAX_FACT_BYTES: Final = 64 << 10
@@ -27,26 +25,6 @@ class _Files(msgspec.Struct):
     """ModelFiles whose files are not decoded yet."""
 
     files: msgspec.Raw
-
-
-class KnownFiles:
-    """The model files of all workers, by digest: a gateway gets and keeps equal ones once."""
-
-    def __init__(self) -> None:
-        self._files: WeakValueDictionary[bytes, ModelFiles] = WeakValueDictionary()
-        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
-
-    def find(self, digest: bytes) -> ModelFiles | None:
-        """Return the files with this *digest*, or None if no worker has sent them."""
-        return self._files.get(digest)
-
-    def turn(self, digest: bytes) -> asyncio.Lock:
-        """Return the lock to hold while files are requested: of the workers that have them, one is asked at a time."""
-        return self._turns.setdefault(digest, asyncio.Lock())
-
-    def same_as(self, files: ModelFiles) -> ModelFiles:
-        """Return the known files that equal *files*; these are known from now on."""
-        return self._files.setdefault(files_digest(files.files), files)
 
 
 def description_of(payload: bytes, known: KnownFiles) -> Description:

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from smg_grpc_proto.generated import common_pb2
 
 from saccade.connectors.answer_bounds import NOT_ASKED_FOR
+from saccade.connectors.context import ClientContext
 from saccade.connectors.events import published_events
 from saccade.connectors.events.reported_cache import KeyContext, ReportedCache
 from saccade.connectors.events.sent_images import NO_TENANT, SentImages
@@ -31,7 +32,7 @@ from saccade.connectors.sink import Sink, Stream
 from saccade.connectors.smg import kv_events, shared_memory_links
 from saccade.connectors.smg import model as smg_model
 from saccade.connectors.smg.answer import SmgAnswer, error_of
-from saccade.connectors.smg.session import ClientContext, SmgSession
+from saccade.connectors.smg.session import SmgSession
 from saccade.connectors.smg.shared_memory_links import Links
 from saccade.connectors.worker_state import Refusals, not_served
 from saccade.errors import (
@@ -106,11 +107,10 @@ class SmgClient(Connector[SmgSession]):
     """The best level at which the events of such a worker report what it holds."""
 
     def __init__(self, url: str, context: ClientContext, sent: SentImages) -> None:
-        super().__init__(url, context.on_released, context.on_change, context.on_load)
+        super().__init__(url, context)
         address = self.ADDRESSES.read_worker(url)
         self._target, self.rank = urlsplit(address.server).netloc, address.rank
         self.host = self._target.rpartition(":")[0].strip("[]")
-        self._context = context
         self._sent = sent
         self._cache: ReportedCache | None = None
         (service,) = self.MESSAGES.DESCRIPTOR.services_by_name.values()
@@ -220,7 +220,7 @@ class SmgClient(Connector[SmgSession]):
         this wire cannot express. If the worker refuses, the error is RequestError, QueueFull or DeadlineExceeded.
         """
         session = self._session_for(request)
-        links = Links(self._on_released, self._context.on_discarded, slots_of(request))
+        links = Links(self.context.on_released, self.context.on_discarded, slots_of(request))
         return _SmgStream(request, sink, links, partial(self._message, session, request, links, complete), self)
 
     async def _message(
@@ -286,12 +286,12 @@ class SmgClient(Connector[SmgSession]):
     async def _register(self, stub: Any, loads: Any) -> SmgSession:
         info = await stub.GetModelInfo(self.MESSAGES.GetModelInfoRequest(), timeout=CALL_SECONDS)
         server = await stub.GetServerInfo(self.MESSAGES.GetServerInfoRequest(), timeout=CALL_SECONDS)
-        files = self._context.model_files.get(smg_model.served_name(info)) or await self._model_files(stub, info)
+        files = self.context.model_files.get(smg_model.served_name(info)) or await self._model_files(stub, info)
         description = self.describe(info, server, files)
         if limit := smg_model.max_running(loads, self.rank):
             # The server's arguments may lack it, or count all ranks together.
             description = msgspec.structs.replace(description, max_num_seqs=limit)
-        traits = self._context.traits(files)
+        traits = self.context.traits(files)
         reason = "" if traits.keeps_every_token else SOME_TOKENS
         reason = reason or self.unknowable(server) or await kv_events.reason_for_none(stub)
         return SmgSession(
@@ -310,7 +310,7 @@ class SmgClient(Connector[SmgSession]):
         if folder.is_absolute():
             # Most often the folder is on another machine.
             with contextlib.suppress(StartupError, OSError):
-                return await asyncio.to_thread(self._context.read_files, folder)
+                return await asyncio.to_thread(self.context.read_files, folder)
         chunks = stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=BUNDLE_SECONDS)
         return await asyncio.to_thread(smg_model.unpack_bundle, await smg_model.receive_bundle(chunks))
 

@@ -6,11 +6,12 @@ from typing import Any
 from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 from smg_grpc_proto.generated.sglang_scheduler_pb2_grpc import SglangSchedulerStub
 
+from saccade.connectors.context import ClientContext
 from saccade.connectors.events.sent_images import SentImages
 from saccade.connectors.rank_urls import RankedAddresses
 from saccade.connectors.smg import model as smg_model
 from saccade.connectors.smg.client import SmgClient
-from saccade.connectors.smg.session import ClientContext, SmgSession
+from saccade.connectors.smg.session import SmgSession
 from saccade.connectors.smg.sglang_address import SCHEME
 from saccade.connectors.smg.sglang_messages import generate_request
 from saccade.connectors.worker_state import Refusals, not_served
@@ -84,7 +85,7 @@ class SglangClient(SmgClient):
         """Note the tenant: from now on this worker serves no other one."""
         if self._salt is None:
             self._salt = request.salt
-            self._on_change(self)
+            self.context.on_change(self)
 
     def unknowable(self, server: Any) -> str:
         """Return why the worker's events cannot be read, or "" if they can."""

@@ -6,7 +6,6 @@ order. The engine hashes that tensor itself, and keeps the grids on the CPU.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
@@ -17,25 +16,6 @@ from saccade.protocol.request import EngineRequest
 
 NO_INPUT_LOGPROBS = -1
 """Sent explicitly, because 0, the default of the wire, requests those of the whole prompt."""
-
-MAX_ROOM = (1 << 31) - 1
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """Where the two legs of a request meet: at the prefill worker's bootstrap server, in a numbered room.
-
-    *room* is in [1, MAX_ROOM]; modulo the number of data-parallel ranks, it is the prefill rank.
-    """
-
-    host: str
-    port: int
-    room: int
-
-    def tell(self, message: pb.GenerateRequest) -> None:
-        """Write the meeting into a leg's *message*."""
-        meeting = message.disaggregated_params
-        meeting.bootstrap_host, meeting.bootstrap_port, meeting.bootstrap_room = self.host, self.port, self.room
 
 
 def generate_request(

@@ -10,23 +10,42 @@ import dataclasses
 import logging
 import secrets
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 import msgspec
+from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
+from saccade.connectors.context import ClientContext
 from saccade.connectors.session import NOT_READY, slots_of
 from saccade.connectors.sink import Legs, PrefillSink, Sink, Stream
-from saccade.connectors.smg.session import ClientContext
 from saccade.connectors.smg.sglang import DECODE, PREFILL, SglangClient
 from saccade.connectors.smg.sglang_address import SCHEME, SglangAddress
-from saccade.connectors.smg.sglang_messages import MAX_ROOM, Meeting
 from saccade.connectors.worker_state import WorkerState
 from saccade.errors import StartupError, WorkerUnavailable
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.request import EngineRequest
 
+MAX_ROOM = (1 << 31) - 1
 DIFFERENT = "its prefill and decode worker serve different models"
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the two legs of a request meet: at the prefill worker's bootstrap server, in a numbered room.
+
+    *room* is in [1, MAX_ROOM]; modulo the number of data-parallel ranks, it is the prefill rank.
+    """
+
+    host: str
+    port: int
+    room: int
+
+    def tell(self, message: pb.GenerateRequest) -> None:
+        """Write the meeting into a leg's *message*."""
+        meeting = message.disaggregated_params
+        meeting.bootstrap_host, meeting.bootstrap_port, meeting.bootstrap_room = self.host, self.port, self.room
 
 
 class SglangPair:

@@ -9,11 +9,12 @@ from typing import Any
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated.tokenspeed_scheduler_pb2_grpc import TokenSpeedSchedulerStub
 
+from saccade.connectors.context import ClientContext
 from saccade.connectors.events.sent_images import SentImages
 from saccade.connectors.rank_urls import RankedAddresses
 from saccade.connectors.smg import model as smg_model
 from saccade.connectors.smg.client import SmgClient
-from saccade.connectors.smg.session import ClientContext, SmgSession
+from saccade.connectors.smg.session import SmgSession
 from saccade.connectors.smg.tokenspeed_messages import generate_request, pad
 from saccade.errors import StartupError
 from saccade.protocol.description import Description, ModelFiles

@@ -12,16 +12,17 @@ from http import HTTPStatus
 import aiohttp
 import msgspec
 
+from saccade.connectors.context import ClientContext
 from saccade.connectors.events.published_events import follow
 from saccade.connectors.events.reported_cache import ReportedCache
-from saccade.connectors.session import LOST, NOT_READY, Connector, ignore_load, slots_of
+from saccade.connectors.session import LOST, NOT_READY, Connector, slots_of
 from saccade.connectors.sink import Sink, Stream
 from saccade.connectors.vllm import server as vllm_server
 from saccade.connectors.vllm.answer import VllmAnswer, error_of
 from saccade.connectors.vllm.http import Http, VllmAddress, address, events
 from saccade.connectors.vllm.messages import chat_body, generate_body
 from saccade.connectors.vllm.pulled_stream import PulledStream
-from saccade.connectors.vllm.server import CHAT, GENERATE, FileReader, Server
+from saccade.connectors.vllm.server import CHAT, GENERATE, Server
 from saccade.connectors.worker_state import CHATS_ONLY, Refusals, not_served
 from saccade.errors import (
     InternalError,
@@ -37,7 +38,6 @@ from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.needs import Need
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
-from saccade.transport.credentials import WorkerCredentials
 
 WATCH_EVERY_SECONDS = 5.0
 KEPT_IMAGE_BYTES = 1 << 30
@@ -70,24 +70,14 @@ class VllmClient(Connector[_VllmSession]):
     """A gateway's connections to one vLLM server, or one data-parallel rank of it.
 
     *url* is the address of one worker. Pixels must be inline: slots of a request passed to generate() are refused and
-    come back through *on_released*. *reader* has the model's files.
+    released.
     """
 
     LIMIT_SECONDS, HEALTHY_SECONDS = 5.0, 10.0
 
-    def __init__(
-        self,
-        url: str,
-        on_released: Callable[[Sequence[str]], None],
-        on_change: Callable[["VllmClient"], None],
-        credentials: WorkerCredentials,
-        reader: FileReader,
-        on_load: Callable[["VllmClient"], None] = ignore_load,
-    ) -> None:
-        super().__init__(url, on_released, on_change, on_load)
+    def __init__(self, url: str, context: ClientContext) -> None:
+        super().__init__(url, context)
         self._address: VllmAddress = address(url)
-        self._credentials = credentials
-        self._reader = reader
         self._tokenises_alike = True
         self._cache: ReportedCache | None = None
         self._is_followed = False
@@ -135,7 +125,7 @@ class VllmClient(Connector[_VllmSession]):
         """
         session = self._session_for(request)
         if slots := slots_of(request):
-            self._on_released(slots)
+            self.context.on_released(slots)
             raise InternalError("The images lie where this worker cannot read them.")
         if session.server.form is None and chat is not None:
             return PulledStream(self.url, sink, partial(self._read_chat, session, request, chat(), sink))
@@ -210,13 +200,13 @@ class VllmClient(Connector[_VllmSession]):
         if token_ids is not None and token_ids != request.token_ids and self._tokenises_alike:
             self._tokenises_alike = False
             logger.warning("routing: the caches of worker %s are NONE: %s", self.url, OTHER_TOKENS.reason)
-            self._on_change(self)
+            self.context.on_change(self)
 
     async def _live(self) -> str:
         """Connect, then watch the server until it is lost or unhealthy; return why."""
-        http = Http(self._address, self._credentials)
+        http = Http(self._address, self.context.credentials)
         try:
-            server = await vllm_server.discover(http, self._address, self._reader)
+            server = await vllm_server.discover(http, self._address, self.context)
             self._enter(_VllmSession(http, server), server.description)
             while True:
                 asked_at = time.monotonic()

@@ -50,6 +50,13 @@ class ImageForm:
     grid_field: Any
 
 
+def probe_body(model: str) -> bytes:
+    """Return the body that asks /render for a chat with one image."""
+    image = {"type": "image_url", "image_url": {"url": PROBE_IMAGE}, "uuid": PROBE_IDENTIFIER}
+    content = [image, {"type": "text", "text": "What is it?"}]
+    return msgspec.json.encode({"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 1})
+
+
 def read_form(rendered: Any) -> ImageForm:
     """Return the form in the worker's answer to /render for a chat with one image.
 

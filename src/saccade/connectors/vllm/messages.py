@@ -12,7 +12,7 @@ import pybase64
 
 from saccade.connectors.events.named_images import cache_salt, media_identifier
 from saccade.connectors.vllm import media as vllm_media
-from saccade.connectors.vllm.media import PROBE_IDENTIFIER, PROBE_IMAGE, ImageForm
+from saccade.connectors.vllm.media import ImageForm
 from saccade.connectors.worker_state import not_served
 from saccade.errors import ImageTooLarge, InternalError, UnsupportedParameter
 from saccade.protocol.chat import ChatPrompt
@@ -83,13 +83,6 @@ def chat_body(request: EngineRequest, model: str, chat: ChatPrompt) -> bytes:
         **_priority(request),
     }
     return msgspec.json.encode({name: value for name, value in body.items() if value is not None})
-
-
-def probe_body(model: str) -> bytes:
-    """Return the body that asks /render for a chat with one image."""
-    image = {"type": "image_url", "image_url": {"url": PROBE_IMAGE}, "uuid": PROBE_IDENTIFIER}
-    content = [image, {"type": "text", "text": "What is it?"}]
-    return msgspec.json.encode({"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 1})
 
 
 def _check_parameters(request: EngineRequest) -> None:

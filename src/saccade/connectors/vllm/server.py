@@ -3,7 +3,7 @@
 import asyncio
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
+from saccade.connectors.context import ClientContext
 from saccade.connectors.events.event_source import EventSource, event_source
 from saccade.connectors.events.named_images import NamedImages
 from saccade.connectors.events.reported_cache import KeyContext
 from saccade.connectors.vllm.http import Http, VllmAddress, check_reply, parsed
-from saccade.connectors.vllm.media import ImageForm, read_form
-from saccade.connectors.vllm.messages import probe_body
+from saccade.connectors.vllm.media import ImageForm, probe_body, read_form
 from saccade.errors import StartupError, WorkerUnavailable
 from saccade.identity.content import files_digest
 from saccade.protocol.description import Description, ModelFiles
@@ -115,31 +115,7 @@ def _is_of(labels: Mapping[str, str], rank: int) -> bool:
     return labels.get("engine", "0") == str(rank)
 
 
-@dataclass(frozen=True)
-class FileReader:
-    """Finds a server's model files: in *model_files* by its name, otherwise in its own folder with *read*.
-
-    *placeholder_id* returns the token id that stands for images in a model's files, or None if nothing does.
-    """
-
-    model_files: Mapping[str, ModelFiles]
-    read: Callable[[Path], ModelFiles]
-    placeholder_id: Callable[[ModelFiles], int | None]
-
-    def files(self, model: str, root: str | None) -> ModelFiles:
-        """Return the files of *model*, whose folder the server calls *root*. Raises StartupError."""
-        if model in self.model_files:
-            return self.model_files[model]
-        folder = Path(root or "")
-        if folder.is_absolute() and folder.is_dir():
-            return self.read(folder)
-        raise StartupError(
-            f"A vLLM worker sends no files, and its folder is not on this machine: give --model {model}=MODEL, a "
-            "folder in hub layout or a hub id."
-        )
-
-
-async def discover(http: Http, to: VllmAddress, reader: FileReader) -> Server:
+async def discover(http: Http, to: VllmAddress, context: ClientContext) -> Server:
     """Ask the server for its description.
 
     Raises WorkerUnavailable if it does not answer, and StartupError if it cannot serve.
@@ -153,7 +129,7 @@ async def discover(http: Http, to: VllmAddress, reader: FileReader) -> Server:
     cache = samples.labels("cache_config_info", rank)
     if rank is not None and not cache:
         raise StartupError(f"it has no data-parallel rank {rank}")
-    files = await asyncio.to_thread(reader.files, model.id, model.root)
+    files = await asyncio.to_thread(_read_files, context, model.id, model.root)
     description = describe(models, cache, files, version)
     form, reason = await _probe(http, model.id)
     if form is not None:
@@ -166,15 +142,15 @@ async def discover(http: Http, to: VllmAddress, reader: FileReader) -> Server:
         source, exactness = None, Exactness("NONE", error.message)
     if description.enable_prefix_caching is False:
         exactness = Exactness("NONE", NO_CACHE)
-    placeholder_id = await asyncio.to_thread(reader.placeholder_id, files)
-    context = KeyContext(
+    placeholder_id = await asyncio.to_thread(context.placeholder_id, files)
+    key_context = KeyContext(
         fingerprint=description.fingerprint,
         block_size=description.block_size,
         page_size=description.block_size,
         max_model_len=description.max_model_len,
     )
     naming = NamedImages(frozenset(() if placeholder_id is None else (placeholder_id,)))
-    return Server(description, form, reason, source, exactness, context, naming)
+    return Server(description, form, reason, source, exactness, key_context, naming)
 
 
 def exactness_of(source: EventSource | None, num_sources: int, rank: int | None, chat_reason: str) -> Exactness:
@@ -242,6 +218,19 @@ def describe(models: Sequence[_ListedModel], cache: Mapping[str, str], files: Mo
         shm_namespace="",
         version=f"vllm {version}",
         enable_prefix_caching=cache.get("enable_prefix_caching") != "False",
+    )
+
+
+def _read_files(context: ClientContext, model: str, root: str | None) -> ModelFiles:
+    """Return the files of *model*, whose folder the server calls *root*. Raises StartupError."""
+    if model in context.model_files:
+        return context.model_files[model]
+    folder = Path(root or "")
+    if folder.is_absolute() and folder.is_dir():
+        return context.read_files(folder)
+    raise StartupError(
+        f"A vLLM worker sends no files, and its folder is not on this machine: give --model {model}=MODEL, a folder in "
+        "hub layout or a hub id."
     )
 
 

@@ -11,14 +11,13 @@ and both nonces. So a damaged, forged, repeated or missing message ends the tran
 
 import asyncio
 import hmac
-import secrets
 import struct
 from typing import Generic, TypeVar
 
 import msgspec
 from blake3 import blake3
 
-from saccade.protocol.kv_transfer import KEY_BYTES, FromDestination, FromSource
+from saccade.protocol.kv_transfer import FromDestination, FromSource
 from saccade.transport.framing import UNREADABLE
 
 NONCE_BYTES = 16
@@ -121,10 +120,6 @@ DestinationChannel = Channel[FromDestination, FromSource]
 def name_of(key: bytes) -> bytes:
     """Return the name of the transfer with *key*. The name does not reveal the key."""
     return blake3(b"name of a KV transfer", key=key).digest(NAME_BYTES)
-
-
-def new_key() -> bytes:
-    return secrets.token_bytes(KEY_BYTES)
 
 
 def source_channel(
