@@ -8,7 +8,8 @@ DIR holds a Qwen3-VL. One engine at a time in this process, without gateway and 
 medians without the profiler. The time of torch's operations is measured with it, and the rest is Python's. The limit
 is the longer of two times: the bytes of the weights over the bandwidth, measured beside each row, and the operations of
 the products and of attention over the peak. The peak is that of a large product in the same format; int4 has
-bfloat16's, and attention that is products of float32 has float32's. Writes a page (default benchmarks/results/profile-steps.md).
+bfloat16's, and attention that is products of float32 has float32's.
+Writes a page (default benchmarks/results/profile-steps.md).
 """
 
 import argparse
