@@ -11,7 +11,8 @@ from tables import table
 from saccade.connectors.sink import Sink, Stream
 from saccade.errors import RequestTimeout, WorkerFailed
 from saccade.fleet.attempt import MAX_WAITING_BYTES, SURE_DELTAS, Attempt
-from saccade.fleet.dispatch import Dispatcher, Placement
+from saccade.fleet.dispatch import Dispatcher
+from saccade.fleet.placement import Placement
 from saccade.fleet.pool import WorkerPool
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest
@@ -68,7 +69,7 @@ class Subject:
         dispatcher = Dispatcher(WorkerPool((), self.released.extend))
         placement = Placement(self.worker, "uint8")
         self.attempt = Attempt(
-            dispatcher, placement, request, self.output, self.count, no_pixels, lambda: None, no_chat
+            dispatcher.sender, placement, request, self.output, self.count, no_pixels, lambda: None, no_chat
         )
 
     def count(self, num_bytes: int) -> bool:

@@ -32,10 +32,11 @@ from saccade.errors import (
 from saccade.fleet import dispatch
 from saccade.fleet.breaker import CLOSED, FAILURES, FIRST_SECONDS
 from saccade.fleet.cost import Policy, WorkInFlight
-from saccade.fleet.dispatch import Dispatcher, Placement
+from saccade.fleet.dispatch import Dispatcher
 from saccade.fleet.index import BlockIndex
 from saccade.fleet.lookup import Lookup, Overlaps, Targets
 from saccade.fleet.metrics import DispatchCollector
+from saccade.fleet.placement import Placement
 from saccade.fleet.pool import Model, WorkerPool
 from saccade.fleet.prompt import Prompt, media_runs
 from saccade.fleet.router import Router

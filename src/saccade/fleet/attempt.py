@@ -11,7 +11,8 @@ from saccade.concurrency import end_all
 from saccade.connectors.session import slots_of
 from saccade.connectors.sink import SendPixels, Stream
 from saccade.errors import RequestTimeout, WorkerFailed, WorkerUnavailable
-from saccade.fleet.dispatch import Dispatcher, Placement
+from saccade.fleet.placement import Placement
+from saccade.fleet.sender import Sender
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
@@ -58,7 +59,7 @@ class Attempt:
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        sender: Sender,
         placement: Placement,
         request: EngineRequest,
         output: Output,
@@ -69,7 +70,7 @@ class Attempt:
     ) -> None:
         self.placement = placement
         self.has_begun = False
-        self._dispatcher = dispatcher
+        self._sender = sender
         self._request = request
         self._chat = chat
         self._output = output
@@ -95,7 +96,7 @@ class Attempt:
         """
         self._is_sent = True
         try:
-            self._stream = await self._dispatcher.send(self.placement, self._request, self, self._chat)
+            self._stream = await self._sender.send(self.placement, self._request, self, self._chat)
             await self._woken.wait()
             while not self._is_over():
                 await self._output.flush()
@@ -103,7 +104,7 @@ class Attempt:
                 await self._woken.wait()
         except (WorkerFailed, WorkerUnavailable) as error:
             if not self.has_begun and not self._has_failed_to_resend:
-                self._dispatcher.failed(self.placement.failed_worker, error)
+                self._sender.failed(self.placement.failed_worker, error)
             raise
         finally:
             self._has_ended = True
@@ -121,7 +122,7 @@ class Attempt:
     def release_unsent(self) -> None:
         """Release the request's slots if run() was never called."""
         if not self._is_sent:
-            self._dispatcher.release(slots_of(self._request))
+            self._sender.release(slots_of(self._request))
 
     def abort_sample(self, index: int) -> None:
         """Stop work on one sample; the others go on."""
@@ -138,7 +139,7 @@ class Attempt:
             return
         if not self.has_begun:
             self.has_begun = True
-            self._dispatcher.begun(self.placement, self._request)
+            self._sender.begun(self.placement, self._request)
             self._on_first_delta()
         if not self._output.take(delta):
             self._waiting = deque()
@@ -151,7 +152,7 @@ class Attempt:
         """Start to prepare the pixels. If that fails, the request fails."""
         if self._has_ended:
             return
-        self._dispatcher.lacked_images(worker)
+        self._sender.lacked_images(worker)
         task = asyncio.create_task(self._send_pixels(media, worker, send), name=f"pixels for {worker}")
         task.add_done_callback(self._sent_pixels)
         self._resends.append(task)
@@ -217,7 +218,7 @@ class Attempt:
 
     async def _send_pixels(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
         target = next(one for one in self.placement.workers if one.url == worker)
-        send(await self._dispatcher.reachable(target, await self._resend(media)))
+        send(await self._sender.reachable(target, await self._resend(media)))
 
     def _sent_pixels(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

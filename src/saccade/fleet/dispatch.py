@@ -1,105 +1,38 @@
-"""Waits until a worker has room for an engine request, chooses and books a worker, and sends the request there."""
+"""Waits until a worker has room for a request, then chooses and books a worker."""
 
 import asyncio
 import itertools
-import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Hashable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import TypeVar
 
-import msgspec
-import numpy as np
-from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from saccade.connectors.sink import Sink, Stream
-from saccade.errors import InternalError, WorkerFailed, WorkerUnavailable
 from saccade.fair_queue import Background, FairQueue
-from saccade.fleet.bits import members_of
 from saccade.fleet.cost import NUM_REQUESTS
 from saccade.fleet.decision_metrics import DecisionMetrics
-from saccade.fleet.index import BlockIndex, Partition, image_key
+from saccade.fleet.index import BlockIndex
 from saccade.fleet.legs import Pair
-from saccade.fleet.lookup import LocalLookup, Lookup, Overlaps
+from saccade.fleet.lookup import LocalLookup, Lookup
+from saccade.fleet.placement import Placement
 from saccade.fleet.places import UNBOUNDED
 from saccade.fleet.pool import Model, WorkerPool
 from saccade.fleet.prompt import Prompt
-from saccade.fleet.prompt_keys import PromptKeys
-from saccade.fleet.router import Booking, RoutedImage, RoutedPrompt, Router, RoutingChoice
+from saccade.fleet.prompt_lookup import PromptLookup
+from saccade.fleet.router import Booking, RoutedPrompt, Router, RoutingChoice
+from saccade.fleet.sender import Sender
 from saccade.fleet.serving import Serving, option_of
 from saccade.fleet.settings import DEFAULT_LIMITS, DispatchLimits, RoutingSettings
 from saccade.fleet.worker import Worker
-from saccade.identity.blocks import root_key
-from saccade.protocol.chat import ChatPrompt
-from saccade.protocol.media import MediaItem
 from saccade.protocol.needs import Lacks
-from saccade.protocol.request import MAX_NUM_SAMPLES, EngineRequest, MediaPixels
-from saccade.transport import shared_memory
-
-logger = logging.getLogger(__name__)
-
-M = TypeVar("M", MediaItem, MediaPixels)
-
 
 ADVANCE_SECONDS = 1.0
 """How often waiting requests are checked. A breaker can open a place without an event."""
-
-
-@dataclass(frozen=True)
-class Placement:
-    """The worker that a request for *model* goes to; *pixel_dtype* is the dtype in which it takes pixels.
-
-    With a *pair*, *worker* is its prefill worker. *keeps_images*: the images are needed until the answer's end.
-    *held_share* is the share of the prompt that the worker held, or None if unknown. It is expected to have the images
-    with the content hashes *held_images*. *can_retry*: if the worker fails, another one may be tried. *takes_chat*: the
-    worker gets the chat, which has the images, instead of token ids. *num_at_once* is how many samples of the request
-    may run at a time, *priority* its priority in the worker's queue.
-    """
-
-    worker: Worker
-    pixel_dtype: str
-    booking: Booking | None = None
-    pair: Pair | None = None
-    model: str = ""
-    held_share: float | None = None
-    held_images: frozenset[bytes] = frozenset()
-    can_retry: bool = False
-    takes_chat: bool = False
-    keeps_images: bool = False
-    num_at_once: int = MAX_NUM_SAMPLES
-    priority: int = 0
-
-    @property
-    def url(self) -> str:
-        """The url of the worker, or both of the pair, for the log."""
-        return (self.pair or self.worker).url
-
-    @property
-    def workers(self) -> tuple[Worker, ...]:
-        """The worker, or both of the pair."""
-        return (self.worker,) if self.pair is None else self.pair.workers
-
-    def needs_pixels(self, content_hash: bytes) -> bool:
-        """Return whether the worker needs the pixels of an image."""
-        return not (self.takes_chat or content_hash in self.held_images)
-
-    @property
-    def failed_worker(self) -> Worker:
-        """The worker that did not answer."""
-        return self.worker if self.pair is None else self.pair.failed_worker
-
-    def first_token(self) -> None:
-        """Record that the prompt is computed."""
-        if self.booking is not None:
-            self.booking.first_token()
-        if self.pair is not None:
-            self.pair.on_first_token()
 
 
 @dataclass(frozen=True)
@@ -112,10 +45,10 @@ class Preview:
 
 
 class Dispatcher:
-    """Sends each request to the worker of *worker_pool* that *router* chooses, given the overlaps from *lookup*.
+    """Gives each request a place at the worker of *worker_pool* that *router* chooses, by the overlaps from *lookup*.
 
-    *metrics* records choices between several workers. *num_placed* counts requests by the worker's url, *num_retried*
-    by model those that were sent to another worker.
+    *sender* sends the request there. *metrics* records choices between several workers. *num_placed* counts requests by
+    the worker's url, *num_retried* by model those that were sent to another worker.
     """
 
     def __init__(
@@ -135,11 +68,9 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._worker_pool = worker_pool
         self._router = router or Router("auto", BlockIndex(RoutingSettings.routing_index_bytes), Random())
-        self._lookup = lookup or LocalLookup(self._router.index)
         self._metrics = metrics or DecisionMetrics(CollectorRegistry(), lambda worker: worker.state.exactness)
-        self.prompt_keys = PromptKeys()
-        # Workers other than Saccade's do not report which user they run as.
-        self._namespaces = (shared_memory.readers(), shared_memory.namespace())
+        self.lookup = PromptLookup(worker_pool, self._router, lookup or LocalLookup(self._router.index), self._metrics)
+        self.sender = Sender(worker_pool, self._router, self._metrics)
         worker_pool.on_change(self.advance)
         worker_pool.on_load(self._note_load)
         worker_pool.on_forget(self._forget)
@@ -161,10 +92,6 @@ class Dispatcher:
         self._router.forget(worker)
         self._metrics.forget(worker)
         del self.num_placed[worker]
-
-    def release(self, slots: Sequence[str]) -> None:
-        """Release *slots* that were not sent."""
-        self._worker_pool.release(slots)
 
     def lacks(self, model: str) -> Lacks:
         """Return the needs that workers of *model* cannot serve. Raises as place() does."""
@@ -283,7 +210,7 @@ class Dispatcher:
                 return alone
         places = serving.takers_of(prompt, time.monotonic())
         with_room = places[serving.num_free(places) > 0]
-        return await self._look_up(serving, with_room if len(with_room) else places, prompt, num_at_once)
+        return await self.lookup.look_up(serving, with_room if len(with_room) else places, prompt, num_at_once)
 
     def _num_rows_for_one(self, model: str, num_of_others: int) -> int:
         """Return how many rows at workers of *model* one tenant may hold if others hold *num_of_others*."""
@@ -314,7 +241,7 @@ class Dispatcher:
         places = serving.decoders_of(prompt, time.monotonic())
         if not len(places):
             return None
-        routed = await self._find(serving, places, prompt, num_at_once)
+        routed = await self.lookup.find(serving, places, prompt, num_at_once)
         num_left = self._router.num_left(routed, time.monotonic())
         few = (num_left < self.limits.disaggregation_min_tokens).nonzero()[0]
         return routed.among(routed.rows[few], routed.overlaps.at(few)) if len(few) else None
@@ -326,7 +253,7 @@ class Dispatcher:
         places = serving.partners_of(first, prompt, time.monotonic())
         if not len(places):
             return None
-        routed = await self._look_up(serving, places, prompt, prompt.num_samples)
+        routed = await self.lookup.look_up(serving, places, prompt, prompt.num_samples)
         second, booking = self._book(serving, routed, booked)
 
         def end_prefill() -> None:
@@ -335,141 +262,3 @@ class Dispatcher:
             self.advance()
 
         return Pair((first, second), end_prefill, booking.first_token)
-
-    async def send(
-        self, placement: Placement, request: EngineRequest, sink: Sink, chat: Callable[[], ChatPrompt]
-    ) -> Stream:
-        """Send *request* with pixels that the worker can read; its deltas go to *sink*.
-
-        A worker that takes chats gets what *chat* returns. The worker pool releases every slot of *request*, even if
-        this raises. Raises WorkerUnavailable and the errors of connectors.
-        """
-        worker = placement.worker
-        request = msgspec.structs.replace(request, media=await self.reachable(worker, request.media))
-        return (placement.pair or worker).generate(request, sink, chat)
-
-    def begun(self, placement: Placement, request: EngineRequest) -> None:
-        """Record the first token of *request*, whose images have arrived at *placement*."""
-        placement.first_token()
-        if request.media and (max_bytes := placement.worker.state.kept_image_bytes):
-            images = ((image_key(request.salt, item.content_hash), _num_bytes(item)) for item in request.media)
-            self._router.kept_images.note_sent(self._router.row_of(placement.worker.url), images, max_bytes)
-        self._metrics.first_token(placement.model, placement.held_share)
-        for worker in placement.workers:
-            if self._router.breakers.succeeded(worker.url):
-                logger.info("routing: worker %s answers again and gets requests", worker.url)
-
-    def failed(self, worker: Worker, error: WorkerFailed | WorkerUnavailable) -> None:
-        """Record that a request failed at *worker* before its first token."""
-        now, breakers = time.monotonic(), self._router.breakers
-        if breakers.failed(worker.url, error.reason, now):
-            report = breakers.report(worker.url, now)
-            logger.warning(
-                "routing: worker %s gets no requests for %.0f s: %s", worker.url, report.wait_seconds, report.reason
-            )
-
-    def lacked_images(self, worker: str) -> None:
-        """Record that the worker with this url asked for images that it was expected to hold."""
-        self._router.kept_images.note_missed(self._router.row_of(worker))
-
-    async def _look_up(
-        self, serving: Serving, places: NDArray[np.intp], prompt: Prompt, num_at_once: int
-    ) -> RoutedPrompt:
-        """Return what the router needs to choose a worker at *places*. Raises WorkerUnavailable if none is ready."""
-        if len(places) > 1:
-            return await self._find(serving, places, prompt, num_at_once)
-        routed = RoutedPrompt(len(prompt.token_ids), num_samples=prompt.num_samples, num_samples_at_once=num_at_once)
-        if not prompt.runs:
-            return routed.among(serving.rows[places], Overlaps.unknown(1))
-        # There is nothing to choose, but images that the worker holds are not sent.
-        images = _image_keys(prompt)
-        overlaps = await self._lookup.overlaps(serving.targets, {}, images)
-        return self._among(serving, places, routed, images, overlaps)
-
-    async def _find(self, serving: Serving, places: NDArray[np.intp], prompt: Prompt, num_at_once: int) -> RoutedPrompt:
-        """Look up what the workers at *places* hold of *prompt*. Raises WorkerUnavailable if none is ready."""
-        images = _image_keys(prompt)
-        with self._metrics.stage("keys"):
-            routed = self._with_keys(prompt, images, serving.partitions, num_at_once)
-        with self._metrics.stage("lookup"):
-            overlaps = await self._lookup.overlaps(serving.targets, routed.keys, images)
-        return self._among(serving, places, routed, images, overlaps)
-
-    def _among(
-        self,
-        serving: Serving,
-        places: NDArray[np.intp],
-        routed: RoutedPrompt,
-        images: Sequence[bytes],
-        overlaps: Overlaps,
-    ) -> RoutedPrompt:
-        """Return *routed* for those of *places* that are still ready. Raises WorkerUnavailable if none is."""
-        now = self._worker_pool.model(serving.model.name)
-        if now is not serving.model:
-            workers, urls = serving.model.workers, {worker.url for worker in now.workers}
-            places = np.array([place for place in places.tolist() if workers[place].url in urls], np.intp)
-        if not len(places):
-            raise WorkerUnavailable(f"No worker of the model {serving.model.name!r} is ready; try again shortly.")
-        rows = serving.rows
-        if len(places) < len(rows):
-            rows, overlaps = rows[places], overlaps.at(places)
-        if images and (kept_images := self._router.kept_images):
-            for key, have_image in zip(images, overlaps.have_images, strict=True):
-                have_image |= members_of(kept_images.rows_of(key), rows)
-        return routed.among(rows, overlaps)
-
-    def _with_keys(
-        self, prompt: Prompt, images: Sequence[bytes], partitions: Iterable[Partition], num_at_once: int
-    ) -> RoutedPrompt:
-        """Return the prompt in the router's terms, with keys for *images*, and without workers yet."""
-        num_tokens = len(prompt.token_ids)
-        # The last token is always computed, so its block is never reused.
-        token_ids = prompt.token_ids[: num_tokens - 1]
-        keys = {
-            partition: self.prompt_keys.of(
-                root_key(partition.fingerprint, prompt.salt), token_ids, prompt.runs, partition.block_size
-            )
-            for partition in partitions
-        }
-        routed_images = tuple(
-            RoutedImage(key, run.start + run.length, run.length) for key, run in zip(images, prompt.runs, strict=True)
-        )
-        # Only this policy uses it, and without images it takes a hash.
-        affinity = _affinity(prompt) if self._router.policy == "consistent_hash" else b""
-        return RoutedPrompt(
-            num_tokens, keys, routed_images, affinity, prompt.reads_cache, prompt.num_samples, num_at_once
-        )
-
-    async def reachable(self, worker: Worker, media: tuple[M, ...]) -> tuple[M, ...]:
-        """Return *media*, with pixels inline if *worker* cannot read our shared memory. Raises InternalError."""
-        description = worker.state.description
-        slots = [item.slot.name for item in media if item.slot is not None]
-        if not slots or (description is not None and description.shm_namespace in self._namespaces):
-            return media
-        try:
-            return await asyncio.to_thread(lambda: tuple(_inlined(item) for item in media))
-        except shared_memory.SlotError as error:
-            raise InternalError("An image was lost on its way to the worker; the request can be sent again.") from error
-        finally:
-            self._worker_pool.release(slots)
-
-
-def _affinity(prompt: Prompt) -> bytes:
-    if prompt.runs:
-        return prompt.salt + prompt.runs[0].content_hash
-    return prompt.beginning_key(prompt.salt)
-
-
-def _image_keys(prompt: Prompt) -> list[bytes]:
-    return [image_key(prompt.salt, run.content_hash) for run in prompt.runs]
-
-
-def _num_bytes(item: MediaItem) -> int:
-    """Return how many bytes of pixels are sent with *item*."""
-    return len(item.inline or b"") if item.slot is None else item.slot.nbytes
-
-
-def _inlined(item: M) -> M:
-    if item.slot is None:
-        return item
-    return msgspec.structs.replace(item, slot=None, inline=shared_memory.read_slot(item.slot))

@@ -286,7 +286,7 @@ class Pipeline:
                 resend.forget_images()
 
         attempt = Attempt(
-            dispatcher=self.dispatcher,
+            sender=self.dispatcher.sender,
             placement=placement,
             request=engine_request,
             output=work.output,

@@ -47,7 +47,7 @@ class Routing:
         self.cache_view: CacheView = self._index or CacheListener(worker_pool, router)
         decisions = DecisionMetrics(registry, partial(exactness, cache_view=self.cache_view))
         self.dispatcher = Dispatcher(worker_pool, router, decisions, config.dispatch_limits, self._index)
-        keys = self.dispatcher.prompt_keys
+        keys = self.dispatcher.lookup.prompt_keys
         self.memory_parts = (
             MemoryPart("routing_index", config.routing_index_bytes, lambda: index.num_bytes),
             MemoryPart("prompt_keys", MAX_BYTES, lambda: keys.num_bytes),

@@ -9,7 +9,8 @@ from saccade.concurrency import end_all
 from saccade.connectors.sink import SendPixels, Sink
 from saccade.errors import WorkerFailed, WorkerUnavailable
 from saccade.fleet.attempt import Attempt
-from saccade.fleet.dispatch import Dispatcher, Placement
+from saccade.fleet.dispatch import Dispatcher
+from saccade.fleet.placement import Placement
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
@@ -102,7 +103,7 @@ async def stream(
 ) -> AsyncGenerator[TokenDelta, None]:
     """Yield the deltas of an attempt; closing the iterator ends it."""
     output = QueueOutput(request.num_samples)
-    attempt = Attempt(dispatcher, placement, request, output, bool, supply, lambda: None, chat)
+    attempt = Attempt(dispatcher.sender, placement, request, output, bool, supply, lambda: None, chat)
     running = asyncio.create_task(attempt.run())
     running.add_done_callback(lambda _: output.arrived.put_nowait(None))
     try:
