@@ -2,17 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-
-
-class _Value(NamedTuple, Generic[V]):
-    """A value and its size in bytes."""
-
-    value: V
-    num_bytes: int
 
 
 class ByteLru(Generic[K, V]):
@@ -33,7 +26,8 @@ class ByteLru(Generic[K, V]):
         self.num_bytes = 0
         self._is_pinned = is_pinned
         self._on_drop = on_drop
-        self._entries: OrderedDict[K, _Value[V]] = OrderedDict()
+        # By key, a value and its size in bytes.
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
 
     def __contains__(self, key: K) -> bool:
         return key in self._entries
@@ -46,12 +40,12 @@ class ByteLru(Generic[K, V]):
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Yield keys and values, the least recently used first."""
-        return ((key, entry.value) for key, entry in self._entries.items())
+        return ((key, value) for key, (value, _) in self._entries.items())
 
     def peek(self, key: K) -> V | None:
         """Return the value of *key* without marking it as used, or None if there is none."""
         entry = self._entries.get(key)
-        return None if entry is None else entry.value
+        return None if entry is None else entry[0]
 
     def get(self, key: K) -> V | None:
         """Return the value of *key* and mark it as used, or return None if there is none."""
@@ -59,12 +53,12 @@ class ByteLru(Generic[K, V]):
         if entry is None:
             return None
         self._entries.move_to_end(key)
-        return entry.value
+        return entry[0]
 
     def put(self, key: K, value: V, num_bytes: int) -> None:
         """Add or replace a value, and mark it as the most recently used."""
         self.pop(key)
-        self._entries[key] = _Value(value, num_bytes)
+        self._entries[key] = value, num_bytes
         self.num_bytes += num_bytes
         self.trim()
 
@@ -72,12 +66,13 @@ class ByteLru(Generic[K, V]):
         entry = self._entries.pop(key, None)
         if entry is None:
             return None
-        self.num_bytes -= entry.num_bytes
-        return entry.value
+        value, num_bytes = entry
+        self.num_bytes -= num_bytes
+        return value
 
     def drop(self, key: K) -> None:
         if key in self._entries:
-            value = self._entries[key].value
+            value, _ = self._entries[key]
             self.pop(key)
             self._on_drop(key, value)
 

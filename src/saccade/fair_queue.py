@@ -159,7 +159,7 @@ class FairQueue:
     def advance(self) -> None:
         """Grant turns as long as the next one without an obstacle fits."""
         obstacles: set[Hashable] = set()
-        while (best := self._next(obstacles)) is not None:
+        while self._lines and (best := self._next(obstacles)) is not None:
             waiter, weight = best
             is_only = not self.weight and self.capacity > 0
             if not is_only and self.weight + weight > self.capacity:
@@ -172,7 +172,10 @@ class FairQueue:
             if waiter.obstacle is not None:
                 obstacles.add(waiter.obstacle)
                 continue
-            self._lines[waiter.client].remove(waiter)
+            line = self._lines[waiter.client]
+            line.remove(waiter)
+            if not line:
+                del self._lines[waiter.client]
             waiter.weight = weight
             self._load[waiter.client] += weight
             self.weight += weight

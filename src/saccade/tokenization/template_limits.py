@@ -158,6 +158,12 @@ def weight(value: Any) -> int:
     return total
 
 
+class _Running(threading.local):
+    """The *meter* of this thread's rendering."""
+
+    meter: Meter
+
+
 class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """The sandbox with a meter; render within metered(). Pass a tree through meter_tree() before it is compiled."""
 
@@ -166,7 +172,7 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any) -> None:
         # Constants must not be computed at compile time, when no meter runs.
         super().__init__(optimized=False, **options)
-        self._running = threading.local()
+        self._running = _Running()
         self.finalize = self._finalized
         self.globals.pop("lipsum")
         for name in _UNBOUNDED:
@@ -185,21 +191,15 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self._running.meter = Meter()
         yield from render()
 
-    @property
-    def meter(self) -> Meter:
-        """The meter of this thread's rendering."""
-        running: Meter = self._running.meter
-        return running
-
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         """Apply an operator, unless the result would be too large."""
         if operator == "*":
-            self.meter.will_make(_product(left, right))
+            self._running.meter.will_make(_product(left, right))
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            self.meter.will_count(left.bit_length() * right)
+            self._running.meter.will_count(left.bit_length() * right)
         elif operator == "%" and isinstance(left, str | bytes):
-            _printf(self.meter, [left, right], {})
-        return self.meter.made(self.binop_table[operator](left, right))
+            _printf(self._running.meter, [left, right], {})
+        return self._running.meter.made(self.binop_table[operator](left, right))
 
     def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function, a method or a macro, unless the result would be too large."""
@@ -207,47 +207,47 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         check = _METHODS.get(name)
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         if check is not None:
-            args = check(__self.meter, owner, args, kwargs)
+            args = check(__self._running.meter, owner, args, kwargs)
         # Methods such as `count` and `index` read all of a text or list, and say little.
         if isinstance(owner, str | bytes | list | tuple):
-            __self.meter.read(owner)
-        return __self.meter.made(super().call(__context, __obj, *args, **kwargs))
+            __self._running.meter.read(owner)
+        return __self._running.meter.made(super().call(__context, __obj, *args, **kwargs))
 
     def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Apply a filter to one element of `map`, and count it."""
-        self.meter.step()
+        self._running.meter.step()
         return super().call_filter(name, *args, **kwargs)
 
     def call_test(self, name: str, value: Any, args: Sequence[Any] | None = None, *more: Any, **kwargs: Any) -> Any:
         """Apply a test to one element of `select`, and count it."""
         if name in COMPARING:
-            self.meter.read(value, *(args or ()))
+            self._running.meter.read(value, *(args or ()))
         else:
-            self.meter.step()
+            self._running.meter.step()
         return super().call_test(name, value, args, *more, **kwargs)
 
     def _count_iteration(self, num_bytes: int) -> bool:
         """Count one iteration of a loop whose body contains *num_bytes* of text."""
-        self.meter.step(num_bytes)
+        self._running.meter.step(num_bytes)
         return True
 
     def _count_value(self, value: Any) -> Any:
         """Count a value that the template made and return it."""
-        return self.meter.made(value)
+        return self._running.meter.made(value)
 
     def _count_slice(self, value: Any) -> Any:
         """Count a slice without its elements, which are not copied, and return it."""
-        self.meter.step(ELEMENT_BYTES * len(value) if isinstance(value, list | tuple) else weight(value))
+        self._running.meter.step(ELEMENT_BYTES * len(value) if isinstance(value, list | tuple) else weight(value))
         return value
 
     def _count_compared(self, value: Any) -> Any:
         """Count a value that is compared with another, and return it."""
-        self.meter.read(value)
+        self._running.meter.read(value)
         return value
 
     @jinja2.pass_context
     def _finalized(self, context: jinja2.runtime.Context, value: Any) -> Any:
-        return self.meter.made(value)
+        return self._running.meter.made(value)
 
     def _metered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         check = _FILTERS.get(name)
@@ -260,10 +260,10 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             if name not in _LAZY and len(arguments) > first:
                 if isinstance(arguments[first], Iterator):
                     arguments[first] = list(arguments[first])
-                self.meter.made(arguments[first])
+                self._running.meter.made(arguments[first])
             if check is not None:
-                check(self.meter, arguments[first:], kwargs)
-            return self.meter.made(function(*arguments, **kwargs))
+                check(self._running.meter, arguments[first:], kwargs)
+            return self._running.meter.made(function(*arguments, **kwargs))
 
         return metered
 

@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 from saccade import models
@@ -104,9 +104,7 @@ class Placeholders(NamedTuple):
         return token_id
 
     def is_image(self, segment: Segment, special_tokens: Mapping[str, int]) -> bool:
-        """Return whether *segment* of a rendered prompt stands for an image."""
-        if not segment.is_special:
-            return False
+        """Return whether a special *segment* of a rendered prompt stands for an image."""
         if self.template_mark is None:
             return self.image is not None and special_tokens.get(segment.text) == self.image
         return segment.text == self.template_mark
@@ -126,7 +124,7 @@ def media_segments(
             continue
         segment = segments[position]
         position += 1
-        if placeholders.is_image(segment, special_tokens):
+        if segment.is_special and placeholders.is_image(segment, special_tokens):
             yield position - 1, position, False
 
 
@@ -255,7 +253,7 @@ class ServedModel:
         images, videos = self.declaration.takes_images, self.videos is not None
         return ("text", *(("image",) if images else ()), *(("video",) if videos else ()))
 
-    @property
+    @cached_property
     def placeholders(self) -> Placeholders:
         """The placeholders of images and videos in prompts."""
         images = _image_placeholders(self.declaration, self.placeholder_token_id)

@@ -69,9 +69,7 @@ class TokenBucket(Bucket):
             return 0.0
         return max(0.0, 1.0 - self.level) * REFILL_SECONDS / self.per_minute
 
-    @property
-    def debt_seconds(self) -> float:
-        return self.wait_seconds
+    debt_seconds = wait_seconds
 
     def spend(self, num_units: int) -> None:
         if self.per_minute is not None:
