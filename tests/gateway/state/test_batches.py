@@ -2,8 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,12 @@ import encoded
 import openai
 import pytest
 import scripted
+from batch_calls import CHATS, CONFIG, Open, chat, content, counts, create, ended, gateways, upload
 from chats import data_url, random_image
 from waiting import wait_until
 
 from saccade.gateway.apis.batches import runner, store
-from saccade.gateway.config import GatewayConfig
 from saccade.gateway.state.settings import StateSettings
-
-CONFIG = GatewayConfig(api_keys=("one", "two"), batch_concurrency=2)
-CHATS = "/v1/chat/completions"
-ENDED = ("completed", "failed", "expired", "cancelled")
-Open = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
@@ -34,46 +28,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def opening(new_location: Callable[[], str], tiny_qwen3_vl: Path, tmp_path: Path) -> Open:
     """Runs gateways over one new database."""
-    settings = StateSettings(new_location(), tmp_path / "key")
-
-    @contextmanager
-    def opened(**fields: Any) -> Iterator[scripted.Gateway]:
-        with scripted.running(tiny_qwen3_vl, replace(CONFIG, state=settings, **fields)) as gateway:
-            gateway.answer_two_tokens()
-            yield gateway
-
-    return opened
-
-
-def chat(custom_id: str, content: Any = "hi", url: str = CHATS, **fields: Any) -> dict[str, Any]:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": content}], **fields}
-    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
-
-
-def upload(client: openai.OpenAI, lines: list[Any]) -> str:
-    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-    return client.files.create(file=("requests.jsonl", "\n".join(texts).encode()), purpose="batch").id
-
-
-def create(client: openai.OpenAI, lines: list[Any], endpoint: Any = CHATS, **fields: Any) -> openai.types.Batch:
-    file = upload(client, lines)
-    return client.batches.create(input_file_id=file, endpoint=endpoint, completion_window="24h", **fields)
-
-
-def ended(client: openai.OpenAI, batch_id: str) -> openai.types.Batch:
-    wait_until(lambda: client.batches.retrieve(batch_id).status in ENDED)
-    return client.batches.retrieve(batch_id)
-
-
-def content(client: openai.OpenAI, file: str | None) -> dict[str | None, Any]:
-    if file is None:
-        return {}
-    return {line["custom_id"]: line for line in map(json.loads, client.files.content(file).text.splitlines())}
-
-
-def counts(batch: openai.types.Batch) -> tuple[int, int, int]:
-    assert batch.request_counts is not None
-    return batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed
+    return gateways(tiny_qwen3_vl, StateSettings(new_location(), tmp_path / "key"))
 
 
 def test_a_batch_is_answered(opening: Open) -> None:  # F13
@@ -106,11 +61,13 @@ def test_lines_that_are_wrong_go_to_the_error_file(opening: Open) -> None:
         chat("streamed", stream=True),
         chat("elsewhere", url="/v1/embeddings"),
         {**chat("got"), "method": "GET"},
+        {**chat("listed"), "body": []},
+        {**chat("numbered"), "custom_id": 7},
         "",
     ]
     with opening() as gateway, gateway.client(api_key="one") as client:
         batch = ended(client, create(client, lines).id)
-        assert counts(batch) == (6, 1, 5)
+        assert counts(batch) == (8, 1, 7)
         assert batch.error_file_id is not None
         errors = [json.loads(line) for line in client.files.content(batch.error_file_id).text.splitlines()]
         assert [(line["custom_id"], line["error"]["code"]) for line in errors] == [
@@ -118,9 +75,57 @@ def test_lines_that_are_wrong_go_to_the_error_file(opening: Open) -> None:
             ("a", "duplicate_custom_id"),
             ("streamed", "unsupported_parameter"),
             ("elsewhere", "invalid_url"),
+            ("got", "invalid_line"),
+            ("listed", "invalid_line"),
             (None, "invalid_line"),
         ]
         assert len(gateway.worker.requests) == 1
+
+
+@pytest.mark.parametrize("encode", [lambda text: b"\xef\xbb\xbf" + text, lambda text: text.replace(b"\n", b"\r\n")])
+def test_files_of_other_editors(encode: Callable[[bytes], bytes], opening: Open) -> None:
+    content = encode(b"\n\n".join(json.dumps(chat(name)).encode() for name in "ab"))
+    with opening() as gateway, gateway.client(api_key="one") as client:
+        file = client.files.create(file=("requests.jsonl", content), purpose="batch").id
+        batch = ended(client, client.batches.create(input_file_id=file, endpoint=CHATS, completion_window="24h").id)
+        assert counts(batch) == (2, 2, 0)
+
+
+def test_model_and_usage_are_those_of_the_requests(opening: Open) -> None:
+    with opening() as gateway, gateway.client(api_key="one") as client:
+        batch = ended(client, create(client, [chat("a"), chat("b")]).id)
+        assert batch.output_file_id is not None
+        answers = content(client, batch.output_file_id).values()
+        usages = [openai.types.CompletionUsage(**one["response"]["body"]["usage"]) for one in answers]
+        assert batch.usage is not None
+        assert batch.usage.input_tokens == sum(usage.prompt_tokens for usage in usages) > 0
+        assert batch.usage.output_tokens == sum(usage.completion_tokens for usage in usages) > 0
+        assert batch.usage.total_tokens == sum(usage.total_tokens for usage in usages)
+        cached = [usage.prompt_tokens_details for usage in usages]
+        assert batch.usage.input_tokens_details.cached_tokens == sum(one.cached_tokens or 0 for one in cached if one)
+        assert batch.model == "tiny"
+        assert ended(client, create(client, [chat("a"), chat("b", model="none")]).id).model is None
+
+
+def test_a_field_without_effect_is_named_in_the_output(opening: Open) -> None:
+    with opening() as gateway, gateway.client(api_key="one") as client:
+        batch = ended(client, create(client, [chat("a", invented=1), chat("b")]).id)
+        answers = content(client, batch.output_file_id)
+        assert "invented" in answers["a"]["response"]["warning"]
+        assert "warning" not in answers["b"]["response"]
+
+
+def test_output_files_expire_as_asked(opening: Open) -> None:
+    with opening() as gateway, gateway.client(api_key="one") as client:
+        batch = ended(
+            client, create(client, [chat("a")], output_expires_after={"anchor": "created_at", "seconds": 4000}).id
+        )
+        assert batch.output_file_id is not None
+        file = client.files.retrieve(batch.output_file_id)
+        assert (file.expires_at or 0) - file.created_at == 4000
+        for expiry in ({"anchor": "created_at", "seconds": 0}, {"anchor": "last_used_at", "seconds": 1}):
+            with pytest.raises(openai.BadRequestError, match="output_expires_after"):
+                create(client, [chat("a")], output_expires_after=expiry)
 
 
 @pytest.mark.parametrize(
@@ -187,12 +192,15 @@ def test_a_cancelled_batch_begins_no_further_request(opening: Open) -> None:
         gateway.worker.script.insert(0, may_answer)
         batch = create(client, [chat(str(number)) for number in range(20)])
         wait_until(lambda: len(gateway.worker.requests) == 2)  # --batch-concurrency
-        assert client.batches.cancel(batch.id).status == "cancelling"
-        wait_until(lambda: client.batches.retrieve(batch.id).cancelling_at)
-        threading.Event().wait(0.3)
+        cancelled = client.batches.cancel(batch.id)
+        assert cancelled.status == "cancelling"
+        # In the next second, the time of the cancellation is the same.
+        threading.Event().wait(1.1)
+        assert client.batches.retrieve(batch.id).cancelling_at == cancelled.cancelling_at
         may_answer.set()
         batch = ended(client, batch.id)
-        assert batch.status == "cancelled"
+        assert (batch.status, batch.cancelling_at) == ("cancelled", cancelled.cancelling_at)
+        assert (batch.cancelled_at or 0) > (batch.cancelling_at or 0)
         assert len(content(client, batch.output_file_id)) == 2
         assert len(gateway.worker.requests) == 2
         assert client.batches.cancel(batch.id).status == "cancelled"

@@ -76,7 +76,7 @@ class Gateway:
 
 async def test_a_limit_of_600_over_three_gateways_lets_600_of_1800_through(
     server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:  # F11
+) -> None:  # F11, F21
     """And over 60 s at most 1,200."""
     monkeypatch.setattr(shared_limits, "DRAW_SECONDS", 600.0)  # the machine may be slow
     clock, databases = Clock(), [Database(server) for _ in range(3)]

@@ -132,7 +132,9 @@ def test_a_file_over_the_quota_is_refused(fields: dict[str, int], opening: Open)
         assert list(client.files.list()) == []
 
 
-def test_a_limit_holds_over_gateways(opening: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # F11
+def test_a_limit_holds_over_gateways(
+    opening: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # F11, F21
     monkeypatch.setattr(shared_limits, "DRAW_SECONDS", 600.0)  # the machine may be slow
     digest = hashlib.sha256(b"acme's").hexdigest()
     keys = tmp_path / "keys.toml"

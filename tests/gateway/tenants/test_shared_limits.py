@@ -69,7 +69,7 @@ async def num_let_through(gateways: Sequence[Account], number: int) -> int:
     return sum(await asyncio.gather(*(ask(gateways[n % len(gateways)]) for n in range(number))))
 
 
-async def test_a_limit_holds_over_three_gateways() -> None:  # F11
+async def test_a_limit_holds_over_three_gateways() -> None:  # F11, F21
     clock = Seconds()
     store = Store(clock)
     gateways = accounts(store, 3, requests=600)

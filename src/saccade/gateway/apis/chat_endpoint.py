@@ -159,10 +159,11 @@ class ChatEndpoint:
             with while_connected(scope):
                 await self._answer(reading, request, scope, send)
 
-    async def answer(self, read_api: ReadApi, body: bytes, account: Account, send: Send) -> None:
+    async def answer(self, read_api: ReadApi, body: bytes, account: Account, send: Send) -> str:
         """Answer *body* for *account* as a whole, for no client that waits. *send* gets the response.
 
-        It begins when no other request waits for a worker. Raises SaccadeError.
+        Return a warning about fields that have no effect, or "". The request begins when no other one waits for a
+        worker. Raises SaccadeError.
         """
         await account.prepare()
         client = Background(account.tenant.id)
@@ -171,6 +172,8 @@ class ChatEndpoint:
             parts = await self._read(read_api, scope, body, request)
             with request.reservation() as unread:
                 await self._generate(parts, request, WholeResponse(send, unread))
+        warning: str = scope[WARNINGS]
+        return warning
 
     async def preview(self, read_api: ReadApi, scope: Scope, receive: Receive, account: Account) -> Preview:
         """Return where the request in *scope* would go if the tenant of *account* sent it now. Nothing is sent.

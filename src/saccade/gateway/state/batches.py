@@ -11,6 +11,9 @@ BATCH: Final = 3
 OPEN, CANCELLED, ENDED = 0, 1, 2
 """States. A cancelled batch is open until its gateway has ended it."""
 
+MAX_ENDED: Final = 1000
+"""A tenant's batches that have ended; their heads do not count against its quota."""
+
 
 class BatchRow(NamedTuple):
     """A batch: its state, who works on it until *lease* (in seconds since 1970), and its head, which is sealed."""
@@ -47,19 +50,27 @@ def find_batch(connection: Connection, place: Place) -> BatchRow | None:
     return rows[0] if rows else None
 
 
-def list_batches(connection: Connection, tenant: bytes) -> list[tuple[bytes, bytes, int]]:
-    """Return name, head and state of all batches of *tenant*, the newest first."""
+def count_open(connection: Connection, tenant: bytes) -> int:
+    """Return how many batches of *tenant* have not ended."""
+    [(number,)] = connection.rows(
+        tuple[int], "select count(*) from batch where tenant = ? and state < ?", tenant, ENDED
+    )
+    return number
+
+
+def list_batches(connection: Connection, tenant: bytes) -> list[tuple[bytes, bytes]]:
+    """Return name and head of all batches of *tenant*, the newest first."""
     return connection.rows(
-        tuple[bytes, bytes, int], "select id, head, state from batch where tenant = ? order by created desc, id", tenant
+        tuple[bytes, bytes], "select id, head from batch where tenant = ? order by created desc, id", tenant
     )
 
 
-def free_batches(connection: Connection, now: int, most: int) -> list[tuple[bytes, bytes]]:
-    """Return the tenant and the name of at most *most* batches that nobody works on, the oldest first."""
+def free_batches(connection: Connection, now: int) -> list[tuple[bytes, bytes]]:
+    """Return the tenant and the name of the batches that nobody works on, the oldest first."""
     return connection.rows(
         tuple[bytes, bytes],
-        "select tenant, id from batch where state < ? and lease < ? order by created, id limit ?",
-        *(ENDED, now, most),
+        "select tenant, id from batch where state < ? and lease < ? order by created, id",
+        *(ENDED, now),
     )
 
 
@@ -82,24 +93,27 @@ def batch_source(connection: Connection, place: Place) -> bytes:
     return rows[0][0] if rows else b""
 
 
-def set_head(connection: Connection, place: Place, owner: bytes, head: bytes) -> None:
-    """Change the head of a batch, if *owner* works on it."""
+def set_head(connection: Connection, place: Place, owner: bytes, state: int, head: bytes) -> None:
+    """Change the head of a batch, if *owner* works on it, and it is in *state*."""
     connection.execute(
-        "update batch set head = ? where tenant = ? and id = ? and owner = ? and state < ?",
-        *(head, place.tenant, place.name, owner, ENDED),
+        "update batch set head = ? where tenant = ? and id = ? and owner = ? and state = ?",
+        *(head, place.tenant, place.name, owner, state),
     )
 
 
-def cancel_batch(connection: Connection, place: Place) -> None:
-    """Mark a batch as cancelled, if it has not ended."""
+def cancel_batch(connection: Connection, place: Place, head: bytes) -> None:
+    """Mark a batch as cancelled, if it has not ended. *head* is its new head."""
     connection.execute(
-        "update batch set state = ? where tenant = ? and id = ? and state = ?",
-        *(CANCELLED, place.tenant, place.name, OPEN),
+        "update batch set state = ?, head = ? where tenant = ? and id = ? and state = ?",
+        *(CANCELLED, head, place.tenant, place.name, OPEN),
     )
 
 
 def end_batch(connection: Connection, place: Place, owner: bytes, head: bytes) -> None:
-    """Set the last head of a batch, and delete its requests and answers, if *owner* works on it."""
+    """Set the last head of a batch, if *owner* works on it, and delete its requests and answers.
+
+    Of the tenant's batches that have ended, the newest MAX_ENDED stay.
+    """
     rows = connection.rows(
         tuple[int],
         "update batch set head = ?, state = ? where tenant = ? and id = ? and owner = ? and state < ? returning bytes",
@@ -112,6 +126,11 @@ def end_batch(connection: Connection, place: Place, owner: bytes, head: bytes) -
         "update batch set source = ?, bytes = 0 where tenant = ? and id = ?", b"", place.tenant, place.name
     )
     count_items(connection, place, -1, -rows[0][0])
+    connection.execute(
+        "delete from batch where tenant = ? and state = ? and created < ("
+        "select created from batch where tenant = ? and state = ? order by created desc limit 1 offset ?)",
+        *(place.tenant, ENDED, place.tenant, ENDED, MAX_ENDED - 1),
+    )
 
 
 def put_answer(connection: Connection, place: Place, line: int, is_error: bool, body: bytes) -> None:
@@ -147,5 +166,15 @@ def answers_of(connection: Connection, place: Place, is_error: bool) -> list[tup
 
 
 def delete_old_batches(connection: Connection, before: int) -> None:
-    """Delete batches that have ended and were created before *before*, in microseconds."""
-    connection.execute("delete from batch where state = ? and created < ?", ENDED, before)
+    """Delete batches that were created before *before*, in microseconds.
+
+    One that has not ended belongs to a tenant whose key no gateway has any longer.
+    """
+    for tenant, name, state, num_bytes in connection.rows(
+        tuple[bytes, bytes, int, int],
+        "delete from batch where created < ? returning tenant, id, state, bytes",
+        before,
+    ):
+        if state != ENDED:
+            connection.execute("delete from answer where tenant = ? and batch = ?", tenant, name)
+            count_items(connection, Place(tenant, BATCH, name), -1, -num_bytes)

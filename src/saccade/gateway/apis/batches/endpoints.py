@@ -8,11 +8,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from saccade.errors import InvalidValue, QueueFull, UnsupportedParameter
+from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.apis.batches.store import BatchStore
 from saccade.gateway.apis.batches.wire import (
     ENDPOINTS,
-    OPEN_STATUSES,
     WINDOW,
     WINDOW_SECONDS,
     Batch,
@@ -26,9 +25,6 @@ from saccade.gateway.tenants.account import ACCOUNT
 from saccade.whole_numbers import read_whole_number
 
 MAX_LISTED: Final = 100
-MAX_OPEN: Final = 100
-"""Batches of a tenant that have not ended."""
-
 MAX_BODY_BYTES: Final = 64 << 10
 _REQUEST: Final = ParameterReader(BatchRequest)
 
@@ -49,13 +45,16 @@ class Batches:
             batch_request, _ = _REQUEST.read_parameters(body, True)
             if batch_request.endpoint not in ENDPOINTS:
                 raise InvalidValue(f"`endpoint` must be one of {', '.join(ENDPOINTS)}.", "endpoint")
+            if (expiry := batch_request.output_expires_after) is not None:
+                most = self.files.keep_seconds
+                if not 0 < expiry.seconds <= most:
+                    name = "output_expires_after.seconds"
+                    raise InvalidValue(f"`{name}` must be a whole number from 1 to {most}.", name)
             if batch_request.completion_window != WINDOW:
                 raise InvalidValue(f"`completion_window` must be {WINDOW}.", "completion_window")
             file = await self.files.get(tenant, batch_request.input_file_id, "input_file_id")
             if file.about.purpose != "batch":
                 raise InvalidValue("`input_file_id`: the purpose of this file is not batch.", "input_file_id")
-            if sum(batch.status in OPEN_STATUSES for batch in await store.list_all(tenant)) >= MAX_OPEN:
-                raise QueueFull(f"{MAX_OPEN} of your batches have not ended; wait for one, or cancel it.")
             now = store.now()
             batch = Batch(
                 id=f"batch_{secrets.token_hex(16)}",
@@ -64,6 +63,7 @@ class Batches:
                 created_at=now,
                 expires_at=now + WINDOW_SECONDS,
                 metadata=batch_request.metadata,
+                output_expires_after=expiry,
             )
             await store.create(tenant, batch, file.content)
         return _json(batch)

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from saccade.errors import BatchNotFound, InvalidValue
+from saccade.errors import BatchNotFound, InvalidValue, QueueFull
 from saccade.gateway.apis.batches.wire import Batch
 from saccade.gateway.state import batches as table
 from saccade.gateway.state.connection import Connection
@@ -19,6 +19,9 @@ from saccade.gateway.tenants.account import Account
 LEASE_SECONDS: Final = 30
 """A batch whose gateway has not renewed its lease for so long goes on at another one."""
 
+
+MAX_OPEN: Final = 100
+"""Batches of a tenant that have not ended."""
 
 BATCH_PART: Final = 2
 """The batches of a tenant that have not ended may take this fraction of its quota."""
@@ -51,11 +54,13 @@ class BatchStore:
         return self._items.now()
 
     async def create(self, tenant: bytes, batch: Batch, content: bytes) -> None:
-        """Store a new *batch* for the requests in *content*. Raises InvalidValue if there is no room for it."""
+        """Store a new *batch* for the requests in *content*. Raises InvalidValue if there is no room, and QueueFull."""
         place = self._place(tenant, batch.id)
         created = self._items.clock() // 1000
 
         def create(connection: Connection) -> bool:
+            if table.count_open(connection, place.tenant) >= MAX_OPEN:
+                raise QueueFull(f"{MAX_OPEN} of your batches have not ended; wait for one, or cancel it.")
             source = self._items.contents.seal(tenant, place.name + BODY, content)
             table.insert_batch(connection, place, created, self._sealed(tenant, place, batch), source)
             if table.batch_bytes(connection, place.tenant) > self._items.quotas.largest_item // BATCH_PART:
@@ -76,24 +81,32 @@ class BatchStore:
         row = await self._database.read(lambda connection: table.find_batch(connection, place))
         if row is None:
             raise BatchNotFound("`batch_id`: there is no such batch, or it is not kept any longer.", "batch_id")
-        return self._opened(tenant, place, row.head, row.state)
+        return self._opened(tenant, place, row.head)
 
     async def list_all(self, tenant: bytes) -> list[Batch]:
         """Return all batches of *tenant*, the newest first."""
         owner = self._items.keys.tenant(tenant)
         rows = await self._database.read(lambda connection: table.list_batches(connection, owner))
-        return [self._opened(tenant, Place(owner, table.BATCH, name), head, state) for name, head, state in rows]
+        return [self._opened(tenant, Place(owner, table.BATCH, name), head) for name, head in rows]
 
     async def cancel(self, tenant: bytes, batch_id: str) -> Batch:
         """Cancel a batch of *tenant*, if it has not ended. Raises BatchNotFound."""
         place = self._place(tenant, batch_id)
-        await self._database.write(lambda connection: table.cancel_batch(connection, place))
+
+        def cancel(connection: Connection) -> None:
+            row = table.find_batch(connection, place)
+            if row is not None and row.state == table.OPEN:
+                batch = self._opened(tenant, place, row.head)
+                batch = msgspec.structs.replace(batch, status="cancelling", cancelling_at=self.now())
+                table.cancel_batch(connection, place, self._sealed(tenant, place, batch))
+
+        await self._database.write(cancel)
         return await self.get(tenant, batch_id)
 
-    async def free(self, accounts: Mapping[bytes, Account], most: int) -> list[tuple[Place, Account]]:
-        """Return at most *most* batches that no gateway works on. *accounts* are by the tenant's id."""
+    async def free(self, accounts: Mapping[bytes, Account]) -> list[tuple[Place, Account]]:
+        """Return the batches of *accounts*, by the tenant's id, that no gateway works on, the oldest first."""
         owners = {self._items.keys.tenant(tenant): account for tenant, account in accounts.items()}
-        rows = await self._database.read(lambda connection: table.free_batches(connection, self.now(), most))
+        rows = await self._database.read(lambda connection: table.free_batches(connection, self.now()))
         return [(Place(tenant, table.BATCH, name), owners[tenant]) for tenant, name in rows if tenant in owners]
 
     async def take(self, place: Place, account: Account) -> Lease | None:
@@ -104,7 +117,7 @@ class BatchStore:
         )
         if row is None:
             return None
-        batch = self._opened(account.tenant.id, place, row.head, table.OPEN)
+        batch = self._opened(account.tenant.id, place, row.head)
         return Lease(place, account, batch, row.state == table.CANCELLED)
 
     async def give_back(self, lease: Lease) -> None:
@@ -120,9 +133,10 @@ class BatchStore:
         return self._items.contents.open(lease.account.tenant.id, lease.place.name + BODY, sealed)
 
     async def set_batch(self, lease: Lease, batch: Batch) -> None:
-        """Store the progress of *batch*."""
+        """Store the progress of *batch*, unless its state is no longer that of *lease*."""
         head = self._sealed(lease.account.tenant.id, lease.place, batch)
-        await self._database.write(lambda connection: table.set_head(connection, lease.place, self._owner, head))
+        state = table.CANCELLED if lease.is_cancelled else table.OPEN
+        await self._database.write(lambda connection: table.set_head(connection, lease.place, self._owner, state, head))
 
     async def end(self, lease: Lease, batch: Batch) -> None:
         """Store the end of *batch*, and delete its requests and answers."""
@@ -151,8 +165,5 @@ class BatchStore:
     def _sealed(self, tenant: bytes, place: Place, batch: Batch) -> bytes:
         return self._items.contents.seal(tenant, place.name + HEAD, msgspec.json.encode(batch))
 
-    def _opened(self, tenant: bytes, place: Place, head: bytes, state: int) -> Batch:
-        batch = msgspec.json.decode(self._items.contents.open(tenant, place.name + HEAD, head), type=Batch)
-        if state != table.CANCELLED:
-            return batch
-        return msgspec.structs.replace(batch, status="cancelling", cancelling_at=batch.cancelling_at or self.now())
+    def _opened(self, tenant: bytes, place: Place, head: bytes) -> Batch:
+        return msgspec.json.decode(self._items.contents.open(tenant, place.name + HEAD, head), type=Batch)

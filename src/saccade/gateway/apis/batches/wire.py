@@ -14,12 +14,16 @@ ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 
-
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=MAX_METADATA)
 ]
 
-OPEN_STATUSES: Final = ("validating", "in_progress", "finalizing", "cancelling")
+
+class OutputExpiry(Struct, frozen=True, forbid_unknown_fields=True):
+    """How many *seconds* the output and the error file are kept after they were made."""
+
+    seconds: int
+    anchor: Literal["created_at"]
 
 
 class BatchRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,6 +33,7 @@ class BatchRequest(Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: Annotated[str, Meta(max_length=64)]
     completion_window: str
     metadata: Metadata | None = None
+    output_expires_after: OutputExpiry | None = None
 
 
 class RequestCounts(Struct, frozen=True):
@@ -55,8 +60,30 @@ class BatchFaults(Struct, frozen=True):
     object: Literal["list"] = "list"
 
 
+class InputDetails(Struct, frozen=True):
+    """How many prompt tokens were cached."""
+
+    cached_tokens: int = 0
+
+
+class OutputDetails(Struct, frozen=True):
+    """How many answer tokens were reasoning."""
+
+    reasoning_tokens: int = 0
+
+
+class BatchUsage(Struct, frozen=True):
+    """The tokens of all answers of a batch."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens_details: OutputDetails
+
+
 class Batch(Struct, frozen=True, kw_only=True):
-    """A batch; times are seconds since 1970."""
+    """A batch; times are seconds since 1970. *model* is None if its requests name several."""
 
     id: str
     endpoint: str
@@ -76,6 +103,9 @@ class Batch(Struct, frozen=True, kw_only=True):
     cancelled_at: int | None = None
     request_counts: RequestCounts = RequestCounts()
     metadata: dict[str, str] | None = None
+    model: str | None = None
+    usage: BatchUsage | None = None
+    output_expires_after: OutputExpiry | None = None
     completion_window: str = WINDOW
     object: Literal["batch"] = "batch"
 
@@ -94,17 +124,25 @@ class Line(Struct, frozen=True):
     """A line of the input file."""
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
-    method: Literal["POST"]
+    method: str
     url: str
     body: msgspec.Raw
 
 
-class LineAnswer(Struct, frozen=True):
-    """The response to a request of a batch."""
+class LineBody(Struct, frozen=True):
+    """What a batch reads of the body of a request. The API reads the rest."""
+
+    model: Any = None
+    stream: Any = None
+
+
+class LineAnswer(Struct, frozen=True, omit_defaults=True):
+    """The response to a request of a batch. *warning* is what `x-saccade-warning` would be."""
 
     status_code: int
     request_id: str
     body: msgspec.Raw
+    warning: str = ""
 
 
 class LineError(Struct, frozen=True):
@@ -128,12 +166,7 @@ def error_line(line_id: str, custom_id: str | None, code: str, message: str) -> 
     return msgspec.json.encode(OutputLine(line_id, custom_id, None, LineError(code, message)))
 
 
-def answer_line(line_id: str, custom_id: str, status: int, body: bytes) -> bytes:
+def answer_line(line_id: str, custom_id: str | None, status: int, body: bytes, warning: str) -> bytes:
     """Return a line of the output or the error file for a request that was answered."""
-    answer = LineAnswer(status, line_id, msgspec.Raw(body))
+    answer = LineAnswer(status, line_id, msgspec.Raw(body), warning)
     return msgspec.json.encode(OutputLine(line_id, custom_id, answer, None))
-
-
-def is_streamed(body: Any) -> bool:
-    """Return whether a request's *body* asks for a stream."""
-    return isinstance(body, dict) and bool(body.get("stream"))
