@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 from types import SimpleNamespace
 
+import engines
 import pytest
 import shadow
 from conformance_sample import Seeds
@@ -43,7 +44,7 @@ class Clients:
         # From a second source, so that a seed means the same clients with speculation and without.
         right = (0.0, 0.5, 0.9, 1.0)[seed % 4]
         scripted = shadow.ScriptedProposer(random.Random(seed), right, self.pixels)
-        proposer = OwnDrafts() if seed % 3 == 0 else scripted
+        speculation = Speculation(OwnDrafts() if seed % 3 == 0 else scripted, 1 + seed % 5, seed % 3)
         scheduler = shadow.scheduler(
             rng,
             is_recurrent,
@@ -53,7 +54,7 @@ class Clients:
             num_patches=rng.choice((4, 16, 64)),
             max_num_waiting=rng.choice((3, 50)),
             encoder_cache_bytes=rng.choice((0, 500, 10**6)),
-            speculation=Speculation(proposer, 1 + seed % 5, seed % 3) if speculates else None,
+            speculation=speculation if speculates else None,
             window=rng.choice((1, 2, 5, 8, 9, 21)) if has_window else None,
             whole_images=has_window and rng.random() < 0.5,
         )
@@ -71,6 +72,8 @@ class Clients:
             # Steps take any time, so that prompts and images have any part of them.
             scheduler.budgets, times = replace(scheduler.budgets, step_seconds=1.0), random.Random(seed)
             self.engine.clock = accumulate(iter(times.random, None)).__next__  # type: ignore[assignment]
+        else:
+            engines.untimed(speculation)
         self.requests: dict[Request, EngineRequest] = {}
         self.answers: defaultdict[Sample, list[int]] = defaultdict(list)
         self.ends: dict[Sample, FinishReason] = {}

@@ -1,6 +1,8 @@
 """Tokens that are proposed and verified together: no answer depends on them, whatever a request asks for. F17"""
 
+import random
 from collections.abc import Callable, Mapping
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from tables import table
 from test_step_ahead import asked
 
 from saccade.engine.core.sequence import Sequence
-from saccade.engine.core.speculation import CREDIT, PAUSE_TOKENS, PromptLookup, Speculation
+from saccade.engine.core.speculation import SHARE, PromptLookup, Speculation
 from saccade.engine.loop import Engine
 from saccade.engine.speculative_config import SpeculativeConfig
 from saccade.errors import StartupError
@@ -72,6 +74,15 @@ def test_prompt_lookup_changes_no_answer(tiny_qwen3_vl: Path, plain: dict[str, e
     [alone] = engines.drain(engines.engine(tiny_qwen3_vl), repeating).answers.values()
     assert comparable(found) == comparable({**plain, "repeating": alone})
     assert subject.load().accepted_tokens_total > 0
+
+
+def test_the_engine_times_steps_that_only_decode(tiny_qwen3_vl: Path) -> None:
+    """A step takes a second here, whatever it computes, and only those of one token were measured."""
+    subject, ticks = engines.engine(tiny_qwen3_vl), count()
+    subject.scheduler.speculation = speculation = Speculation(PromptLookup(), 4)
+    subject.clock = lambda: float(next(ticks))  # type: ignore[assignment]
+    engines.drain(subject, engines.request(tiny_qwen3_vl, [40], "a", max_tokens=5))
+    assert [speculation.times.of(num_tokens) for num_tokens in (1, 40)] == [1, 40]
 
 
 def test_answers_end_within_accepted_tokens(tiny_qwen3_vl: Path, plain: dict[str, engines.Answer]) -> None:
@@ -145,30 +156,64 @@ def test_recorded_proposals_are_replayed_equal(
 
 
 def sequence(*token_ids: int) -> Sequence:
-    request = EngineRequest(request_id="a", token_ids=list(token_ids), sampling=SamplingParams(max_tokens=200))
+    request = EngineRequest(request_id="a", token_ids=list(token_ids), sampling=SamplingParams(max_tokens=10**6))
     subject = Sequence(0, request, 1, 0, b"", MultimodalPositions([]))
     subject.token_ids.append(0)
     return subject
 
 
-def test_a_sequence_whose_proposals_are_wrong_pauses() -> None:
-    class Always:
-        def propose(self, sequence: Sequence, most: int) -> list[int]:
-            return [1] * most
+class Always:
+    """Proposes the same token again and again."""
 
-    subject, one = Speculation(Always(), 3), sequence(1, 2)
-    num_tried = 0
-    for _ in range(CREDIT + PAUSE_TOKENS + 1):
-        proposal = subject.proposal(one, room=9)
-        one.token_ids.append(0)
-        if proposal is not None:
-            num_tried += 1
-            subject.note(one, 0)
-    assert num_tried == CREDIT + 1
-    assert one.speculates
-    for _ in range(100):
-        assert subject.proposal(one, room=2) == ((1, 1), ())
-        subject.note(one, 1)
+    def propose(self, sequence: Sequence, most: int) -> list[int]:
+        return [1] * most
+
+
+def relative_time(rights: list[float], added: float) -> float:
+    """The time for a token of one of several rows, as a multiple of that without proposals.
+
+    Row i accepts a proposal with the probability rights[i]. A proposal lengthens a step by the part *added*.
+    """
+    subject, rng = Speculation(Always(), 4), random.Random(0)
+    rows = [(sequence(1, 2), right) for right in rights]
+    seconds, num_drawn = 0.0, 0
+    while num_drawn < 2000 * len(rows):
+        num_proposed: list[int] = []
+        for one, _ in rows:
+            prices = subject.times.prices(len(rows), len(rows) + sum(num_proposed))
+            proposal = subject.proposal(one, 99, prices)
+            num_proposed.append(0 if proposal is None else len(proposal.token_ids))
+        of_step = 1 + added * sum(num_proposed)
+        subject.times.add(len(rows) + sum(num_proposed), of_step)
+        seconds += of_step
+        for (one, right), most in zip(rows, num_proposed, strict=True):
+            tries = (rng.random() for _ in range(most))
+            num_accepted = sum(1 for _ in takewhile(right.__gt__, tries))
+            if most:
+                subject.note(one, num_accepted)
+            one.token_ids.extend([0] * (1 + num_accepted))
+            num_drawn += 1 + num_accepted
+    return seconds * len(rows) / num_drawn
+
+
+@table("added", [0.0, 0.05, 0.3, 1.0])
+@table("rights", [[0.0], [0.3], [0.8], [0.0] * 4, [0.5] * 4, [0.0, 0.0, 0.0, 1.0]])
+def test_wrong_proposals_cost_a_small_part_of_the_time(rights: list[float], added: float) -> None:
+    assert relative_time(rights, added) < 1.001 + SHARE
+
+
+@table(
+    ("rights", "added", "most"),
+    [
+        ([1.0], 0.05, 0.27),  # five tokens in 1.2 times the time of one
+        ([1.0], 0.3, 0.48),
+        ([0.6], 0.05, 0.57),
+        ([1.0] * 4, 0.05, 0.4),
+        ([0.0, 0.0, 0.0, 1.0], 0.01, 0.6),
+    ],
+)
+def test_proposals_that_are_right_save_time(rights: list[float], added: float, most: float) -> None:
+    assert relative_time(rights, added) <= most
 
 
 @table(

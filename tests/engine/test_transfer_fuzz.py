@@ -9,6 +9,7 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
+import engines
 import msgspec
 import pytest
 import shadow
@@ -213,7 +214,7 @@ class Pair:
         state_bytes, window_bytes = DIGEST_BYTES * self.is_recurrent, BLOCK_BYTES * (self.window is not None)
         form = KvForm(b"f", "a", "a", BLOCK_SIZE, BLOCK_BYTES, state_bytes, window_nbytes=window_bytes)
         proposer = shadow.ScriptedProposer(random.Random(rows), 0.7, self.pixels)
-        speculation = Speculation(proposer, 3) if self.speculates else None
+        speculation = engines.untimed(Speculation(proposer, 3)) if self.speculates else None
         connector = kv_sender.KvSender if role == "prefill" else kv_receiver.KvReceiver
         scheduler = shadow.scheduler(
             self.rng,

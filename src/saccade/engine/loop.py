@@ -147,6 +147,8 @@ class Engine:
             # A step that was launched ahead begins when the one before it ends.
             seconds = now - max(began, self._collected_at)
             self._costs, self._collected_at = self._costs.after(schedule.work, seconds, output.encode_seconds), now
+            if self.scheduler.speculation is not None and schedule.work.only_decodes:
+                self.scheduler.speculation.times.add(sum(schedule.chunks.values()), seconds)
             with self.counters.timed("postprocess_seconds_total"):
                 if output.failed_encodings:
                     self.executor.check_device()

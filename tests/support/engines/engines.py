@@ -15,6 +15,7 @@ import torch
 
 from saccade import models
 from saccade.engine.config import EngineConfig
+from saccade.engine.core.proposal_prices import Prices, StepTimes
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.speculation import Speculation
 from saccade.engine.core.step import SamplingInput, StepInput
@@ -34,7 +35,23 @@ Grid = tuple[int, int, int]
 def engine(folder: Path, **settings: Any) -> Engine:
     """A warm engine on the CPU; float32, small pools and steps that no clock changes, unless told otherwise."""
     defaults = {"device": "cpu", "dtype": "float32", "num_blocks": 256, "max_num_seqs": 8, "max_inter_token_latency": 0}
-    return start(EngineConfig(str(folder), "tiny", **{**defaults, **settings}), lambda *_: None)
+    subject = start(EngineConfig(str(folder), "tiny", **{**defaults, **settings}), lambda *_: None)
+    if subject.scheduler.speculation is not None:
+        untimed(subject.scheduler.speculation)
+    return subject
+
+
+def untimed(speculation: Speculation) -> Speculation:
+    """*speculation*, whose proposals cost nothing, whatever time steps take."""
+    speculation.times = Free()
+    return speculation
+
+
+class Free(StepTimes):
+    """Makes every proposal free."""
+
+    def prices(self, num_rows: int, num_tokens: int) -> Prices:
+        return Prices(self, num_rows, num_tokens, 0.0, 0.0, 0.0)
 
 
 @contextmanager
@@ -243,7 +260,7 @@ class Scripted:
 
 def speculating(subject: Engine, known: Mapping[str, Answer], wrong: int = 0) -> Engine:
     """The engine, with proposals of at most four tokens from a script."""
-    subject.scheduler.speculation = Speculation(Scripted(known, wrong), 4)
+    subject.scheduler.speculation = untimed(Speculation(Scripted(known, wrong), 4))
     return subject
 
 

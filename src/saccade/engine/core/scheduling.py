@@ -229,8 +229,9 @@ class _StepScheduler:
         scheduler, builder = self._scheduler, self._builder
         most_draws = max(scheduler.budgets.max_num_seqs, LEAST_DRAWS)
         room = min(builder.tokens, most_draws - len(scheduler.running) - len(scheduler.waiting))
+        prices = speculation.times.prices(len(decodes), len(decodes))
         for sequence in decodes:
-            proposal = speculation.proposal(sequence, room)
+            proposal = speculation.proposal(sequence, room, prices)
             num_proposed = 0 if proposal is None else len(proposal.token_ids)
             if proposal is None or scheduler.block_manager.awaits_tokens(sequence, 1 + num_proposed):
                 continue  # A state that is kept for others must not contain proposals.
@@ -240,6 +241,7 @@ class _StepScheduler:
                 builder.chunks[sequence] += num_proposed
                 builder.tokens -= num_proposed
                 room -= num_proposed
+                prices = speculation.times.prices(len(decodes), prices.num_tokens + num_proposed)
 
     def _is_before_shorter(self, sequence: Sequence, later: Iterable[Sequence]) -> bool:
         """Whether one of the next prompts after *sequence* needs at most half as many tokens."""

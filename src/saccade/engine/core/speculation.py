@@ -10,11 +10,12 @@ from itertools import cycle, islice
 from typing import NamedTuple, Protocol, Self
 from weakref import WeakKeyDictionary
 
+from saccade.engine.core.proposal_prices import Prices, StepTimes
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.speculative_config import RUN_LENGTH, SpeculativeConfig
 
-CREDIT, PAUSE_TOKENS = 8, 64
-"""A step with proposals costs a sequence 1 of its credit, and an accepted token earns 2. Without credit it pauses."""
+SHARE, MOST_CREDIT = 0.02, 4.0
+"""A token of an answer pays for this part of a step with wrong proposals, and many tokens for this many steps."""
 
 
 class Proposal(NamedTuple):
@@ -36,22 +37,27 @@ class Proposer(Protocol):
 
 @dataclass(slots=True)
 class _Account:
-    """A sequence's *credit* for proposals. Without credit it gets no proposals until it has *resumes_at* tokens."""
+    """A sequence's *credit* for proposals, in steps, when it has *num_tokens*. The last proposal costs *price*."""
 
-    credit: int = CREDIT
-    resumes_at: int = 0
+    num_tokens: int
+    credit: float = 0.0
+    price: float = 0.0
 
 
 class Speculation:
     """Takes up to *num_tokens* tokens from *proposer* for each step of a sequence, as long as proposals pay off.
 
-    They pay off if at least one token is accepted for every two steps with proposals. A draft layer writes keys and
-    values for *num_drafted* tokens after the step's own tokens.
+    Each sequence has a credit. A token of its answer adds SHARE to it, an accepted one 1 more: the step that it saves.
+    Proposals cost what they add to their step's time. They are as many as the credit covers. So wrong proposals
+    lengthen answers by SHARE at most, and if verification costs more than it saves, there are fewer proposals.
+
+    A draft layer writes keys and values for *num_drafted* tokens after the step's own tokens.
     """
 
     def __init__(self, proposer: Proposer, num_tokens: int, num_drafted: int = 0) -> None:
         self._proposer = proposer
         self.num_tokens, self.num_drafted = num_tokens, num_drafted
+        self.times = StepTimes()
         self._accounts: WeakKeyDictionary[Sequence, _Account] = WeakKeyDictionary()
 
     @classmethod
@@ -61,27 +67,31 @@ class Speculation:
             return cls(OwnDrafts(), config.num_tokens, config.num_tokens - 1)
         return cls(PromptLookup(config.shortest, config.longest), config.num_tokens)
 
-    def proposal(self, sequence: Sequence, room: int) -> Proposal | None:
-        """Return at most *room* tokens for a decoding sequence's next step; None if there are none."""
-        account = self._accounts.setdefault(sequence, _Account())
-        if account.credit <= 0 and sequence.num_tokens >= account.resumes_at:
-            account.credit = CREDIT
-        sequence.speculates = account.credit > 0 and room > 0
+    def proposal(self, sequence: Sequence, room: int, prices: Prices) -> Proposal | None:
+        """Return at most *room* tokens for a decoding sequence's next step; None if there are none.
+
+        *prices* are those of the step, which has the proposals of other sequences already.
+        """
+        account = self._accounts.setdefault(sequence, _Account(sequence.num_tokens))
+        gained = SHARE * (sequence.num_tokens - account.num_tokens)
+        account.num_tokens, account.credit = sequence.num_tokens, min(MOST_CREDIT, account.credit + gained)
+        sequence.speculates = room > 0 and prices.of_one <= account.credit
         most = min(self.num_tokens, room, sequence.num_tokens_to_propose)
         if most < 1 or not sequence.speculates or sequence.num_steps_in_flight:
             return None
         token_ids = tuple(self._proposer.propose(sequence, most))
-        if sequence.matcher is None:
-            return Proposal(token_ids) if token_ids else None
-        masks = tuple(sequence.matcher.masks_after(token_ids))
-        return Proposal(token_ids[: len(masks)], masks) if masks else None
+        token_ids = token_ids[: prices.num_covered(account.credit, len(token_ids))]
+        masks: tuple[bytes, ...] = ()
+        if sequence.matcher is not None:
+            masks = tuple(sequence.matcher.masks_after(token_ids))
+            token_ids = token_ids[: len(masks)]
+        account.price = prices.of(len(token_ids))
+        return Proposal(token_ids, masks) if token_ids else None
 
     def note(self, sequence: Sequence, num_accepted: int) -> None:
         """Account for a step with proposals for *sequence*."""
         account = self._accounts[sequence]
-        account.credit = min(CREDIT, account.credit + 2 * num_accepted - 1)
-        if account.credit <= 0:
-            sequence.speculates, account.resumes_at = False, sequence.num_tokens + PAUSE_TOKENS
+        account.credit = min(MOST_CREDIT, account.credit + num_accepted - account.price)
 
 
 @dataclass(slots=True)

@@ -22,6 +22,11 @@ class StepWork(NamedTuple):
     patch_layers: int
     projects: bool = False
 
+    @property
+    def only_decodes(self) -> bool:
+        """Whether sequences decode, and the step has nothing else to do."""
+        return self.decodes and not (self.tokens or self.patch_layers)
+
 
 NO_WORK = StepWork(False, 0, 0)
 
