@@ -58,7 +58,7 @@ JUDGED = {
     "gateway/server/middleware.py": {"method"},
     "gateway/tenants/account.py": {"bucket.per_minute", "self.tenant.name", "wait_seconds", "what"},
     "gateway/tenants/api_keys.py": {"self._kind"},
-    "fleet/dispatch.py": {"serving.model.name"},
+    "fleet/prompt_lookup.py": {"serving.model.name"},
     "fleet/pool.py": {"name", "served"},
     "fleet/prompt.py": {"description.max_model_len", "prompt.sampling.max_tokens"},
     "fleet/legs.py": {"error.message"},
