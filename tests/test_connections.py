@@ -74,6 +74,8 @@ ALLOWED = {
     "cli/demo.py": {"openai"},  # its own server or gateway, on loopback
     "cli/served_model.py": {"openai"},  # the server that the user names
     "cli/client.py": {"openai"},  # names of types
+    "cli/batch.py": {"openai"},  # the server that the user names
+    "eval/server_batch.py": {"openai"},  # errors and types
     "transport/unreachable.py": {"urllib.request"},  # the proxies of the environment: it opens no connection
     "llm/serving.py": {"http.client"},  # its own child, on loopback
 }

@@ -179,6 +179,10 @@ class Server:
         """Return the text of /metrics, or "" if the server does not show it."""
         return await self._get("/metrics", self.metrics_key or self.key)
 
+    async def has_batches(self) -> bool:
+        """Return whether the server has /v1/batches."""
+        return re.search(r'"object"\s*:\s*"list"', await self._get("/v1/batches?limit=1", self.key)) is not None
+
     async def _get(self, path: str, key: str) -> str:
         try:
             async with self.session.get(f"{self.root}{path}", headers=_headers(key)) as response:
@@ -220,6 +224,11 @@ class Server:
         if first.error not in (None, NO_TEXT):
             raise StartupError(f"The first request to {self.root} failed: {first.error}. {first.example}")
         return server
+
+
+def root_of(url: str) -> str:
+    """Return the *url* of a server, which may end with /v1, without it and with a scheme."""
+    return (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
 
 
 def _headers(key: str) -> dict[str, str]:

@@ -1,10 +1,13 @@
-"""The files and tables that `saccade bench`, `saccade eval` and `saccade batch` write."""
+"""The files, tables and bars of commands that ask many things."""
 
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from saccade.consoles import new_console
 from saccade.errors import StartupError
 from saccade.eval.runner import Journal
 
@@ -33,6 +36,13 @@ def resumable(journal: Journal) -> Iterator[None]:
         raise
     finally:
         journal.close()
+
+
+def new_bar(what: str) -> Progress:
+    """Return a bar that counts *what* on a terminal; a pipe gets none."""
+    console = new_console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def aligned(lines: Iterable[Sequence[str]], num_numbers: int) -> list[str]:

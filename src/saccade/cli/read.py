@@ -10,12 +10,11 @@ from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 
 from saccade.cli import exit_codes
-from saccade.cli.output import resumable
+from saccade.cli.output import new_bar, resumable
 from saccade.cli.served_model import printable, served_model
-from saccade.consoles import new_console
 from saccade.documents.page_text import PageText
 from saccade.documents.reader import new_journal
 from saccade.documents.reading import Address, Documents, iterate, read_documents
@@ -62,8 +61,8 @@ def read(
         raise StartupError("--serve starts a server of its own: leave out --url and --model.")
     documents = Documents.find(files, settings)
     journal = new_journal(settings.answers or Path(f"read-{documents.files[0].name}.jsonl"))
-    num_faults, progress = 0, _new_progress()
-    task = progress.add_task("pages", total=None)
+    num_faults, progress = 0, new_bar("pages")
+    task = progress.add_task("", total=None)
     with resumable(journal), _address(url, model, serve_model, api_key) as (address, note), progress:
         tell = functools.partial(_set_total, progress, task)
         texts = iterate(lambda: read_documents(documents, address, journal, tell))
@@ -100,13 +99,6 @@ def _address(
     else:
         with served_model(url, model, api_key) as (client, name, note):
             yield Address(str(client.base_url), api_key or "", name), note
-
-
-def _new_progress() -> Progress:
-    """Return a bar for a terminal; a pipe gets none."""
-    console = new_console(stderr=True)
-    columns = (TextColumn("pages"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _set_total(progress: Progress, task: TaskID, num_pages: int) -> None:

@@ -52,7 +52,7 @@ def served_model(url: str | None, model: str | None, api_key: str | None) -> Ite
                 name, note = _served(client, api)
             yield Served(client, name, note)
         except openai.APIError as error:
-            raise StartupError(_sentence(error, api)) from error
+            raise StartupError(error_sentence(error, api)) from error
 
 
 def _api(url: str) -> str:
@@ -104,7 +104,7 @@ def _served(client: "openai.OpenAI", api: str, name: str | None = None) -> tuple
     return name, ""
 
 
-def _sentence(error: "openai.APIError", api: str) -> str:
+def error_sentence(error: "openai.APIError", api: str) -> str:
     """Return what the server says about *error*, or else a sentence that explains it."""
     import openai
 

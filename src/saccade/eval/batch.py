@@ -19,7 +19,7 @@ TRANSIENT = (0, 429, 502, 503, 504)
 class Request(msgspec.Struct, frozen=True):
     """A line of the input."""
 
-    custom_id: str
+    custom_id: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
     url: Annotated[str, msgspec.Meta(pattern=r"^/v1/[a-z_/]+$")]
     body: dict[str, Any]
     method: Literal["POST"]
