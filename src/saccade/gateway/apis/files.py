@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
+from saccade.gateway.apis.paging import page_of
 from saccade.gateway.images.collect import THREAD_FROM_BYTES
 from saccade.gateway.images.file_store import FileObject, FileStore, StoredFile, file_id
 from saccade.gateway.server.body import BodyReader
@@ -79,21 +80,13 @@ class Files:
         self.store.check("files")
         query = request.query_params
         _check_one_of("order", order := query.get("order", "desc"), ("asc", "desc"))
-        limit = _whole_number("limit", query.get("limit", str(MAX_LISTED)), MAX_LISTED)
         with self.bodies.begin_request(request.scope):
             files = await self.store.files_of(_tenant(request))
         if (purpose := query.get("purpose")) is not None:
             files = [about for about in files if about.purpose == purpose]
         if order == "desc":
             files.reverse()
-        if (after := query.get("after")) is not None:
-            ids = [about.id for about in files]
-            if after not in ids:
-                raise InvalidValue("`after` is not the id of a stored file; leave it out to begin again.", "after")
-            files = files[ids.index(after) + 1 :]
-        page = files[:limit]
-        first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
-        return _json(FileList(page, first_id, last_id, len(files) > len(page)))
+        return _json(FileList(*page_of(files, query, default=MAX_LISTED, most=MAX_LISTED)))
 
     async def get(self, request: Request) -> Response:
         """GET /v1/files/{file_id}: return a file's description."""

@@ -18,12 +18,13 @@ from saccade.gateway.apis.batches.wire import (
     BatchList,
     BatchRequest,
 )
+from saccade.gateway.apis.paging import page_of
 from saccade.gateway.images.file_store import FileStore
 from saccade.gateway.parameters import ParameterReader
 from saccade.gateway.server.body import BodyReader
 from saccade.gateway.tenants.account import ACCOUNT
-from saccade.whole_numbers import read_whole_number
 
+DEFAULT_LISTED: Final = 20
 MAX_LISTED: Final = 100
 MAX_BODY_BYTES: Final = 64 << 10
 _REQUEST: Final = ParameterReader(BatchRequest)
@@ -82,20 +83,10 @@ class Batches:
 
     async def list_all(self, request: Request) -> Response:
         """GET /v1/batches: list this tenant's batches, the newest first."""
-        store, query = self._required(), request.query_params
-        limit = read_whole_number(query.get("limit", "20"), MAX_LISTED)
-        if not limit:
-            raise InvalidValue(f"`limit` must be a whole number from 1 to {MAX_LISTED}.", "limit")
+        store = self._required()
         with self.bodies.begin_request(request.scope):
             batches = await store.list_all(_tenant(request))
-        if (after := query.get("after")) is not None:
-            ids = [batch.id for batch in batches]
-            if after not in ids:
-                raise InvalidValue("`after` is not the id of a batch; leave it out to begin again.", "after")
-            batches = batches[ids.index(after) + 1 :]
-        page = batches[:limit]
-        first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
-        return _json(BatchList(page, first_id, last_id, len(batches) > len(page)))
+        return _json(BatchList(*page_of(batches, request.query_params, default=DEFAULT_LISTED, most=MAX_LISTED)))
 
     def _required(self) -> BatchStore:
         if self.store is None:
