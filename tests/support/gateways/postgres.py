@@ -26,21 +26,32 @@ def program(name: str) -> str | None:
 IS_INSTALLED = program("initdb") is not None and program("postgres") is not None
 
 
+@dataclass(frozen=True)
+class Tls:
+    """A port on which a server takes connections over TLS, and the files of its certificate."""
+
+    port: int
+    certificate: Path
+    key: Path
+
+
 @dataclass
 class Postgres:
     """A server whose data and socket are in *folder*. It can be stopped, killed and started again."""
 
     folder: Path
+    tls: Tls | None = None
     process: subprocess.Popen[bytes] | None = field(default=None)
 
     def start(self) -> None:
         """Start the server, and wait until it answers."""
         # Without fsync, only a crash of the machine could lose anything.
-        options = ("-c", "listen_addresses=", "-c", "fsync=off", "-k", str(self.folder))
-        command = [str(program("postgres")), "-D", str(self.folder / "data"), *options]
+        settings = {"listen_addresses": "", "fsync": "off", **self._settings_of_tls()}
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        command = [str(program("postgres")), "-D", str(self.folder / "data"), *options, "-k", str(self.folder)]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, **_owner(), stdout=subprocess.DEVNULL, stderr=log)
-        wait_until(lambda: (self.folder / ".s.PGSQL.5432").exists() and self._answers())
+        wait_until(lambda: (self.folder / f".s.PGSQL.{self._port}").exists() and self._answers())
 
     def stop(self, how: int = signal.SIGINT) -> None:
         """Stop the server: its clients are cut off."""
@@ -52,7 +63,7 @@ class Postgres:
     @property
     def url(self) -> str:
         """The URL of the only database."""
-        return f"postgresql://{USER}@/postgres?host={self.folder}"
+        return f"postgresql://{USER}@/postgres?host={self.folder}&port={self._port}"
 
     def new_schema(self) -> str:
         """A URL with tables of its own; to make a database would take seconds."""
@@ -62,6 +73,23 @@ class Postgres:
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(f"create schema {name}".encode())
         return f"{self.url}&options=-csearch_path%3D{name}"
+
+    @property
+    def _port(self) -> int:
+        return 5432 if self.tls is None else self.tls.port
+
+    def _settings_of_tls(self) -> dict[str, str]:
+        """The settings for connections over TLS, if there are any; the server has copies of the files."""
+        if self.tls is None:
+            return {}
+        data = self.folder / "data"
+        for name, file in (("server.crt", self.tls.certificate), ("server.key", self.tls.key)):
+            shutil.copyfile(file, data / name)
+            (data / name).chmod(0o600)
+            if os.geteuid() == 0:
+                shutil.chown(data / name, "nobody")
+        (data / "pg_hba.conf").write_text("local all all trust\nhostssl all all 127.0.0.1/32 trust\n")
+        return {"listen_addresses": "127.0.0.1", "port": str(self.tls.port), "ssl": "on"}
 
     def _answers(self) -> bool:
         import psycopg
@@ -79,7 +107,7 @@ def _owner() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Postgres]:
+def running(tls: Tls | None = None) -> Iterator[Postgres]:
     """A server, for the block."""
     with tempfile.TemporaryDirectory(prefix="saccade-pg-") as name:
         folder = Path(name)
@@ -92,7 +120,7 @@ def running() -> Iterator[Postgres]:
             cwd=folder,
             stdout=subprocess.DEVNULL,
         )
-        server = Postgres(folder)
+        server = Postgres(folder, tls)
         server.start()
         try:
             yield server

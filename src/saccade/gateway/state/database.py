@@ -66,7 +66,8 @@ class Database:
         try:
             await self._writers.run(work)
         except StoreUnavailable as error:
-            raise DatabaseFailed from error.__cause__
+            failure = error.__cause__
+            raise DatabaseFailed from (failure and failure.__cause__)
 
     def close(self) -> None:
         """Finish the work that has begun, and close all connections. Blocks."""

@@ -1,7 +1,10 @@
 """A database on a PostgreSQL server, with psycopg."""
 
 import contextlib
-from collections.abc import Iterator
+import ipaddress
+import logging
+import os
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -26,9 +29,18 @@ DEFAULTS: Final = {
 }
 """Settings of connections that the URL does not have: a server that is away is noticed within seconds."""
 
+VERIFYING: Final = ("verify-ca", "verify-full")
+"""Values of sslmode with which nobody on the network can read or change what is sent."""
+
+logger = logging.getLogger(__name__)
+
 
 class PostgresServer(Server):
-    """The database that *url* names. Raises NotInstalled and, for a malformed URL, StartupError."""
+    """The database that *url* names. Raises NotInstalled and, for a malformed URL, StartupError.
+
+    A server on another host must have a certificate for its name, unless the URL has another `sslmode`: by default,
+    libpq would send everything in the clear if the server, or somebody in between, does not offer TLS.
+    """
 
     num_writers = 4
 
@@ -39,13 +51,21 @@ class PostgresServer(Server):
         from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
         try:
-            of_url = conninfo_to_dict(url)
+            of_url = {name: str(value) for name, value in conninfo_to_dict(url).items()}
         except ProgrammingError as error:
             # The library's sentence may repeat the password.
             raise StartupError(
                 "--state: this is no URL of PostgreSQL; write postgresql://USER:PASSWORD@HOST/DATABASE?sslmode=verify-full."
             ) from error
-        self._settings = make_conninfo("", **{**DEFAULTS, **{name: str(value) for name, value in of_url.items()}})
+        if not is_local(of_url):
+            mode = of_url.setdefault("sslmode", os.environ.get("PGSSLMODE", "verify-full"))
+            if mode not in VERIFYING:
+                logger.warning(
+                    "--state: somebody on the network may read and change all that is stored, because of sslmode=%s; "
+                    "sslmode=verify-full prevents it",
+                    mode,
+                )
+        self._settings = make_conninfo("", **{**DEFAULTS, **of_url})
 
     def open(self) -> Connection:
         import psycopg
@@ -84,6 +104,22 @@ class PostgresConnection(Connection):
 
     def close(self) -> None:
         self._connection.close()
+
+
+def is_local(settings: Mapping[str, str]) -> bool:
+    """Return whether connections with *settings* do not leave this machine."""
+    hosts = settings.get("hostaddr") or settings.get("host") or os.environ.get("PGHOST", "")
+    return all(_is_local_host(host) for host in hosts.split(","))
+
+
+def _is_local_host(host: str) -> bool:
+    # Unix sockets are named by folders, or begin with an @.
+    if not host or host.startswith(("/", "@")) or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @contextlib.contextmanager
