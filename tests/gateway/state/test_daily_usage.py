@@ -3,10 +3,6 @@
 import asyncio
 import datetime
 import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +10,7 @@ from typing import Any
 
 import pytest
 from databases import START, Clock
+from killed_processes import lines_until_killed
 
 from saccade.errors import StoreUnavailable
 from saccade.gateway.state import database as database_module
@@ -145,15 +142,9 @@ async def test_old_usage_is_deleted(opening: Callable[..., Any]) -> None:
 
 def count_until_killed(location: str, key_file: Path, seconds: float) -> tuple[int, int]:
     """Kill a process that counts; return how many requests it had counted, and how many of them it had written."""
-    process = subprocess.Popen([sys.executable, PROGRAM, location, str(key_file)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    first = process.stdout.readline()
-    time.sleep(seconds)
-    process.send_signal(signal.SIGKILL)
-    *lines, _ = (first + process.stdout.read()).decode().split("\n")
-    process.stdout.close()
-    process.wait()
-    return int(lines[-1].split()[0]), int(lines[-1].split()[1])
+    *_, last = lines_until_killed(PROGRAM, location, str(key_file), seconds=seconds)
+    counted, written = last.split()
+    return int(counted), int(written)
 
 
 def test_a_killed_gateway_loses_what_came_after_its_last_beat(

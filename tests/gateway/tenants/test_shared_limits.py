@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from let_through import is_let_through
 
 from saccade.errors import RateLimitExceeded, StoreUnavailable
 from saccade.gateway.tenants import shared_limits
@@ -56,17 +57,8 @@ def accounts(store: Store, number: int, **limits: int) -> list[Account]:
     return [Account(tenant, clock=store.clock, ledger=Ledger(UsageLog(), one)) for one in store.limits]
 
 
-async def ask(account: Account) -> bool:
-    await account.prepare()
-    try:
-        with account.request():
-            return True
-    except RateLimitExceeded:
-        return False
-
-
 async def num_let_through(gateways: Sequence[Account], number: int) -> int:
-    return sum(await asyncio.gather(*(ask(gateways[n % len(gateways)]) for n in range(number))))
+    return sum(await asyncio.gather(*(is_let_through(gateways[n % len(gateways)]) for n in range(number))))
 
 
 async def test_a_limit_holds_over_three_gateways() -> None:  # F11, F21
@@ -89,7 +81,7 @@ async def test_a_limit_holds_over_three_gateways() -> None:  # F11, F21
 async def test_one_busy_gateway_gets_the_whole_limit() -> None:
     store = Store(Seconds())
     busy, idle, _ = accounts(store, 3, requests=600)
-    assert await ask(idle)
+    assert await is_let_through(idle)
     await idle.give_back()  # what was spent lately stays
     await idle.give_back()
     assert await num_let_through([busy], 1800) == 599
@@ -115,21 +107,21 @@ async def test_debts_are_paid_by_all_gateways() -> None:
     clock = Seconds()
     store = Store(clock, num_gateways=2)
     one, two = accounts(store, 2, tokens=600)
-    assert await ask(one)
+    assert await is_let_through(one)
     one.use_prompt(900)
-    assert await ask(one) is False
+    assert await is_let_through(one) is False
     # The debt is in the database now: the other gateway knows of it.
-    assert await ask(two) is False
+    assert await is_let_through(two) is False
     clock.now += 29
-    assert await ask(two) is False
+    assert await is_let_through(two) is False
     clock.now += 2
-    assert await ask(two)
+    assert await is_let_through(two)
 
 
 async def test_a_prompt_may_owe_what_the_database_has_left() -> None:
     store = Store(Seconds(), num_gateways=2)
     [one] = accounts(store, 1, tokens=600)
-    assert await ask(one)
+    assert await is_let_through(one)
     one.use_prompt(400)  # more than this gateway has drawn
     one.use_prompt(100)
     one.use_prompt(100)
@@ -152,7 +144,7 @@ async def test_while_the_store_is_away_a_gateway_has_its_part(monkeypatch: pytes
     assert 190 <= total <= 200
     assert limits.num_local > 600
     store.is_away = False
-    await ask(account)
+    await is_let_through(account)
     await asyncio.sleep(0.01)
     assert not limits.is_local
     assert await num_let_through([account], 1800) > 550
@@ -167,7 +159,7 @@ async def test_while_the_store_is_away_a_gateway_has_its_part(monkeypatch: pytes
 async def test_headers_say_what_is_left_of_the_whole_limit() -> None:
     store = Store(Seconds())
     [account] = accounts(store, 1, requests=600)
-    assert await ask(account)
+    assert await is_let_through(account)
     headers = {name.decode(): value.decode() for name, value in account.headers()}
     assert headers == {
         "x-ratelimit-limit-requests": "600",
@@ -179,7 +171,7 @@ async def test_headers_say_what_is_left_of_the_whole_limit() -> None:
 async def test_changed_limits_hold_at_once() -> None:
     store = Store(Seconds())
     [account] = accounts(store, 1, requests=600)
-    assert await ask(account)
+    assert await is_let_through(account)
     account.change(Tenant(b"t" * 16, name="acme", limits=Limits(requests=6)))
     assert await num_let_through([account], 100) == 6
     account.change(Tenant(b"t" * 16, name="acme"))
