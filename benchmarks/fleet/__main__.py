@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.fleet import gate, report
 from benchmarks.fleet.load import chats, photos
 from benchmarks.fleet.plan import Plan
-from benchmarks.fleet.running import Gateway, NotMeasured, gateway, workers
+from benchmarks.fleet.running import BROKEN, SACCADE, Gateway, NotMeasured, gateway, workers
 from benchmarks.measured import ROOT, commit, end_with_what_was_started, machine
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen2_vl", "phi3_v", "kimi_k25", "qwen3_5")
@@ -69,7 +69,7 @@ class Run:
     @contextlib.contextmanager
     def _gateway(self, part: str) -> Iterator[Gateway]:
         log = self.work / f"{part}.log"
-        with gateway(self.urls, PARTS[part], log, broken=part == "broken") as running:
+        with gateway(self.urls, PARTS[part], log, program=BROKEN if part == "broken" else SACCADE) as running:
             running.reset()
             yield running
 

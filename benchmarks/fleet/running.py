@@ -25,6 +25,7 @@ ADMIN_KEY = "operator"
 HIT_RATE = "saccade_router_kv_hit_rate"
 SACCADE = (sys.executable, "-m", "saccade.cli.main")
 BROKEN = (sys.executable, "-m", "benchmarks.fleet.broken_gateway")
+"""A gateway that computes other keys for the same prompts than the workers do."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -131,15 +132,15 @@ def workers(folder: Path, count: int, logs: Path, flags: Sequence[str] = ()) -> 
 
 @contextlib.contextmanager
 def gateway(
-    urls: Sequence[str], policy: str, log: Path, more: Sequence[str] = (), *, broken: bool = False
+    urls: Sequence[str], policy: str, log: Path, more: Sequence[str] = (), *, program: Sequence[str] = SACCADE
 ) -> Iterator[Gateway]:
     """Run a gateway over *urls*, with *more* flags, until the block ends; it is ready and knows every worker.
 
-    A *broken* one computes other keys for the same prompts than the workers do. Raises NotMeasured.
+    *program* takes the arguments of `saccade`. Raises NotMeasured.
     """
     port, admin_port = free_ports(2)
     flags = ["--port", str(port), "--admin-port", str(admin_port), "--admin-key", ADMIN_KEY, "--decode-processes", "1"]
-    command = [*(BROKEN if broken else SACCADE), "gateway", *flags, "--routing-policy", policy]
+    command = [*program, "gateway", *flags, "--routing-policy", policy]
     named = [word for url in urls for word in ("--worker-url", url)]
     with log.open("wb") as file, process([*command, *named, *more], file.fileno(), ENVIRONMENT) as started:
         running = Gateway(port, admin_port, log, started.pid)
@@ -148,7 +149,9 @@ def gateway(
             if started.poll() is not None or time.monotonic() > deadline:
                 raise NotMeasured(f"the gateway did not become ready; {log} tells more")
             time.sleep(0.1)
-        running.wait_until_exact()
+        # A lone worker is not asked what it holds.
+        if len(urls) > 1:
+            running.wait_until_exact()
         yield running
 
 

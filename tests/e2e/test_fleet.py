@@ -14,7 +14,7 @@ import pytest
 from benchmarks.fleet import gate
 from benchmarks.fleet.load import ask_all
 from benchmarks.fleet.plan import Plan, repeats_found
-from benchmarks.fleet.running import ADMIN_KEY, Gateway, gateway
+from benchmarks.fleet.running import ADMIN_KEY, BROKEN, Gateway, gateway
 from saccade.cli.main import run
 
 pytestmark = pytest.mark.ci
@@ -67,7 +67,7 @@ def test_round_robin_hit_rate_follows_its_turns(
 def test_keys_that_are_not_the_workers_fail_the_gate(
     fleet_workers: list[str], fleet_folder: Path, fleet_plan: Plan, fleet_chats: list[dict[str, Any]]
 ) -> None:  # E6
-    with gateway(fleet_workers, "auto", fleet_folder / "broken.log", broken=True) as running:
+    with gateway(fleet_workers, "auto", fleet_folder / "broken.log", program=BROKEN) as running:
         running.reset()
         outcome = gate.measure(running, fleet_plan, fleet_chats)
     assert outcome.rate == 0

@@ -1,0 +1,34 @@
+"""`saccade gateway` that notes each request of a batch before it asks for it.
+
+`python -m benchmarks.reliability.noting_gateway FILE SECONDS gateway ...`: a line of FILE is the hash of a request's
+body. The lease of a batch lasts SECONDS.
+"""
+
+import os
+import sys
+from typing import Any
+
+from blake3 import blake3
+
+from saccade.cli.main import main
+from saccade.gateway.apis.batches import store
+from saccade.gateway.apis.batches.runner import BatchRunner
+
+
+def note_requests(file: str) -> None:
+    """Have all batches of this process noted in *file*."""
+    notes, ask = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), BatchRunner._ask
+
+    async def noted(self: BatchRunner, endpoint: str, body: bytes, account: Any) -> tuple[int, bytes]:
+        os.write(notes, blake3(body).hexdigest(8).encode() + b"\n")
+        return await ask(self, endpoint, body, account)
+
+    BatchRunner._ask = noted  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    file, seconds, *arguments = sys.argv[1:]
+    note_requests(file)
+    store.LEASE_SECONDS = int(seconds)  # type: ignore[misc]
+    sys.argv[1:] = arguments
+    sys.exit(main())
