@@ -282,7 +282,9 @@ def test_interactive_requests_go_first(opening: Open) -> None:  # F11
         gateway.worker.script.insert(0, may_answer)
         batch = create(client, [chat(str(number)) for number in range(40)])
         dispatcher = gateway.application.pipeline.dispatcher
-        wait_until(lambda: dispatcher.num_waiting > 0)
+        # All that may be in flight have reached the worker, or wait.
+        wait_until(lambda: dispatcher.num_waiting + len(gateway.worker.requests) == 16)
+        assert dispatcher.num_waiting
         asking = threading.Thread(target=lambda: gateway.chat_as("two"))
         num_before = len(gateway.worker.requests)
         num_waiting = dispatcher.num_waiting

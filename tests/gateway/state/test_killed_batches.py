@@ -12,7 +12,7 @@ from saccade.cli.bundled import bundled
 
 pytestmark = pytest.mark.ci
 NUM_LINES = 60
-LEASE_SECONDS = 3
+LEASE_SECONDS = 10
 
 
 def test_a_batch_outlives_kills_of_its_gateways(

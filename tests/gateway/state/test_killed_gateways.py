@@ -71,7 +71,7 @@ async def check_batches(batches: BatchStore, acknowledged: Said) -> None:
         elif what == "ended":
             assert not (answers.pop((tenant.encode(), name)) - {0, 1, 2})
     leases: list[Lease] = []
-    for place, account in await batches.free({tenant: Account(Tenant(tenant)) for tenant in TENANTS}, 10_000):
+    for place, account in await batches.free({tenant: Account(Tenant(tenant)) for tenant in TENANTS}):
         lease = await batches.take(place, account)
         assert lease is not None
         leases.append(lease)

@@ -86,7 +86,7 @@ class Files:
             files = [about for about in files if about.purpose == purpose]
         if order == "desc":
             files.reverse()
-        return _json(FileList(*page_of(files, query, default=MAX_LISTED, most=MAX_LISTED)))
+        return _json(FileList(*page_of({file.id: file for file in files}, query, default=MAX_LISTED, most=MAX_LISTED)))
 
     async def get(self, request: Request) -> Response:
         """GET /v1/files/{file_id}: return a file's description."""

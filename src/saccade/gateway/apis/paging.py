@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from saccade.errors import InvalidValue
-from saccade.gateway.apis.batches.wire import Batch
-from saccade.gateway.images.file_store import FileObject
 from saccade.whole_numbers import read_whole_number
 
-T = TypeVar("T", FileObject, Batch)
+T = TypeVar("T")
 
 
 class Page(NamedTuple, Generic[T]):
@@ -20,19 +18,19 @@ class Page(NamedTuple, Generic[T]):
     has_more: bool
 
 
-def page_of(items: list[T], query: Mapping[str, str], *, default: int, most: int) -> Page[T]:
-    """Return the page of *items* that `after` and `limit` of a request's *query* ask for.
+def page_of(items: Mapping[str, T], query: Mapping[str, str], *, default: int, most: int) -> Page[T]:
+    """Return the page of *items*, by their ids, that `after` and `limit` of a request's *query* ask for.
 
     A page has *default* items if the query does not say how many, and never more than *most*. Raises InvalidValue.
     """
     limit = read_whole_number(query.get("limit", str(default)), most)
     if not limit:
         raise InvalidValue(f"`limit` must be a whole number from 1 to {most}.", "limit")
+    ids = list(items)
     if (after := query.get("after")) is not None:
-        ids = [item.id for item in items]
-        if after not in ids:
+        if after not in items:
             raise InvalidValue("`after` is not the id of something in this list; leave it out to begin again.", "after")
-        items = items[ids.index(after) + 1 :]
-    page = items[:limit]
-    first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
-    return Page(page, first_id, last_id, len(items) > len(page))
+        ids = ids[ids.index(after) + 1 :]
+    page = ids[:limit]
+    first_id, last_id = (page[0], page[-1]) if page else (None, None)
+    return Page([items[one] for one in page], first_id, last_id, len(ids) > len(page))

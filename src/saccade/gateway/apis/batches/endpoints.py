@@ -85,8 +85,8 @@ class Batches:
         """GET /v1/batches: list this tenant's batches, the newest first."""
         store = self._required()
         with self.bodies.begin_request(request.scope):
-            batches = await store.list_all(_tenant(request))
-        return _json(BatchList(*page_of(batches, request.query_params, default=DEFAULT_LISTED, most=MAX_LISTED)))
+            by_id = {batch.id: batch for batch in await store.list_all(_tenant(request))}
+        return _json(BatchList(*page_of(by_id, request.query_params, default=DEFAULT_LISTED, most=MAX_LISTED)))
 
     def _required(self) -> BatchStore:
         if self.store is None:
