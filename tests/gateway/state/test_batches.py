@@ -207,13 +207,13 @@ def test_a_cancelled_batch_begins_no_further_request(opening: Open) -> None:
 
 
 def test_an_expired_batch_says_what_was_not_answered(opening: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("saccade.gateway.apis.batches.endpoints.WINDOW_SECONDS", 1)
     with opening() as gateway, gateway.client(api_key="one") as client:
         may_answer = threading.Event()
         gateway.worker.script.insert(0, may_answer)
         batch = create(client, [chat(str(number)) for number in range(5)])
         wait_until(lambda: len(gateway.worker.requests) == 2)
-        threading.Event().wait(1.1)
+        assert batch.expires_at is not None
+        monkeypatch.setattr(store.BatchStore, "now", lambda _, later=batch.expires_at: later)
         may_answer.set()
         batch = ended(client, batch.id)
         assert (batch.status, counts(batch)) == ("expired", (5, 2, 3))
@@ -282,8 +282,8 @@ def test_interactive_requests_go_first(opening: Open) -> None:  # F11
         gateway.worker.script.insert(0, may_answer)
         batch = create(client, [chat(str(number)) for number in range(40)])
         dispatcher = gateway.application.pipeline.dispatcher
-        # All that may be in flight have reached the worker, or wait.
-        wait_until(lambda: dispatcher.num_waiting + len(gateway.worker.requests) == 16)
+        # Every request of the batch that is in flight is at the worker, or waits.
+        wait_until(lambda: len(gateway.worker.requests) + dispatcher.num_waiting == 16)
         assert dispatcher.num_waiting
         asking = threading.Thread(target=lambda: gateway.chat_as("two"))
         num_before = len(gateway.worker.requests)

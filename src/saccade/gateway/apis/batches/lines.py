@@ -44,7 +44,9 @@ def _read_line(number: int, line: bytes, endpoint: str, names: set[str]) -> Batc
     try:
         request = msgspec.json.decode(line, type=Line)
     except INVALID:
-        return refuse("invalid_line", " must be JSON with the texts `custom_id`, `method` and `url`, and with `body`.")
+        return refuse(
+            "invalid_line", " must be JSON with `custom_id` of at most 512 characters, `method`, `url` and `body`."
+        )
     custom_id = request.custom_id
     if custom_id in names:
         return refuse("duplicate_custom_id", ": an earlier line has the same `custom_id`.")
