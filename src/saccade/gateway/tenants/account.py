@@ -182,9 +182,8 @@ class Account:
             raise
         finally:
             if is_charged:
-                self.usage.requests += 1
-                if self._log is not None:
-                    self._log.row(self.tenant.id, charge.model).requests += 1
+                for usage in self._usages(charge.model):
+                    usage.requests += 1
             else:
                 self._requests.spend(-1)
 
@@ -198,30 +197,26 @@ class Account:
         if num_bytes:
             self._check(self._image_bytes, "bytes of images", self._image_bytes.debt_seconds)
             self._image_bytes.spend(num_bytes)
-            self.usage.image_bytes += num_bytes
-            if self._log is not None:
-                self._log.row(self.tenant.id, model).image_bytes += num_bytes
+            for usage in self._usages(model):
+                usage.image_bytes += num_bytes
 
     def use_prompt(self, num_tokens: int, model: str = "") -> None:
         """Count a prompt. Raises RateLimitExceeded if nothing is left."""
         self._check(self._tokens, "tokens", self._tokens.debt_seconds)
         self._tokens.spend(num_tokens)
-        self.usage.prompt_tokens += num_tokens
-        if self._log is not None:
-            self._log.row(self.tenant.id, model).prompt_tokens += num_tokens
+        for usage in self._usages(model):
+            usage.prompt_tokens += num_tokens
 
     def use_answer(self, num_tokens: int, model: str = "") -> None:
         """Count generated tokens; no limit stops them."""
         self._tokens.spend(num_tokens)
-        self.usage.completion_tokens += num_tokens
-        if self._log is not None:
-            self._log.row(self.tenant.id, model).completion_tokens += num_tokens
+        for usage in self._usages(model):
+            usage.completion_tokens += num_tokens
 
     def use_cached(self, num_tokens: int, model: str = "") -> None:
         """Count prompt tokens that a worker had in its cache."""
-        self.usage.cached_tokens += num_tokens
-        if self._log is not None:
-            self._log.row(self.tenant.id, model).cached_tokens += num_tokens
+        for usage in self._usages(model):
+            usage.cached_tokens += num_tokens
 
     def headers(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield OpenAI's rate limit headers for requests and tokens, if there are such limits."""
@@ -232,12 +227,17 @@ class Account:
                 yield f"x-ratelimit-remaining-{name}".encode(), str(remaining).encode()
                 yield f"x-ratelimit-reset-{name}".encode(), duration(bucket.reset_seconds).encode()
 
+    def _usages(self, model: str) -> tuple[TenantUsage, ...]:
+        """Return the counts of a request for *model*: those of this process, and with a ledger those of today."""
+        if self._log is None:
+            return (self.usage,)
+        return self.usage, self._log.row(self.tenant.id, model)
+
     def _check(self, bucket: Bucket, what: str, seconds: float) -> None:
         wait_seconds = math.ceil(seconds)
         if wait_seconds:
-            self.usage.refused += 1
-            if self._log is not None:
-                self._log.row(self.tenant.id, "").refused += 1
+            for usage in self._usages(""):
+                usage.refused += 1
             raise RateLimitExceeded(
                 f"The limit of {bucket.per_minute} {what} a minute of the tenant {self.tenant.name!r} is used up; try "
                 f"again in {wait_seconds} s.",
