@@ -66,7 +66,8 @@ def test_the_heads_gateway_follows_the_fleet() -> None:
     assert given["server"].port == gateway["ports"][0]["containerPort"] == 8000
     assert f"{given['sources'].file}" in words
     assert arguments_of(watch["command"][1:])["workers_file"] == given["sources"].file
-    # A driver finds its node by these folders.
+    # A driver finds its node by these folders, and its processes by their ids.
+    assert template["spec"]["shareProcessNamespace"]
     mounts = [{mount["mountPath"]: mount["name"] for mount in one["volumeMounts"]} for one in (head, watch)]
     assert all(mounts[0][path] == mounts[1][path] for path in ("/tmp/ray", "/dev/shm"))
     assert GATEWAYS["spec"]["selector"] == template["metadata"]["labels"]

@@ -109,3 +109,18 @@ def test_a_tenant_has_a_bounded_number_of_batches(opening: Open, monkeypatch: py
             ended(client, batch_id)
         made.append(ended(client, create(client, [chat("a")]).id).id)
         assert [batch.id for batch in client.batches.list()] == made[:0:-1]
+
+
+def test_answers_that_cannot_be_kept_fail_the_batch(opening: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("they would fill the memory")
+
+    with opening() as gateway, gateway.client(api_key="one") as client:
+        monkeypatch.setattr(batches, "answer_bytes", lambda *_: 1 << 40)
+        monkeypatch.setattr(batches, "answers_of", read)
+        batch = ended(client, create(client, [chat("a")]).id)
+        assert batch.status == "failed"
+        assert batch.errors is not None
+        assert batch.errors.data is not None
+        assert batch.errors.data[0].code == "output_too_large"
+        assert "--state-tenant-bytes" in (batch.errors.data[0].message or "")

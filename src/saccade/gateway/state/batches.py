@@ -156,6 +156,17 @@ def lines_with_answers(connection: Connection, place: Place) -> dict[int, bool]:
     return {line: bool(is_error) for line, is_error in rows}
 
 
+def answer_bytes(connection: Connection, place: Place, is_error: bool) -> int:
+    """Return how many bytes the answers of a batch take that are errors or not."""
+    [(number,)] = connection.rows(
+        tuple[int],
+        "select cast(coalesce(sum(length(body)), 0) as bigint) from answer "
+        "where tenant = ? and batch = ? and is_error = ?",
+        *(place.tenant, place.name, int(is_error)),
+    )
+    return number
+
+
 def answers_of(connection: Connection, place: Place, is_error: bool) -> list[tuple[int, bytes]]:
     """Return the answers of a batch that are errors or not, in the order of its lines."""
     return connection.rows(

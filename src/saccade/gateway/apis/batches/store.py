@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from saccade.errors import BatchNotFound, InvalidValue, QueueFull
+from saccade.errors import BatchNotFound, ImageTooLarge, InvalidValue, QueueFull
 from saccade.gateway.apis.batches.wire import Batch
 from saccade.gateway.state import batches as table
 from saccade.gateway.state.connection import Connection
@@ -153,8 +153,17 @@ class BatchStore:
         return await self._database.read(lambda connection: table.lines_with_answers(connection, lease.place))
 
     async def answers(self, lease: Lease, is_error: bool) -> bytes:
-        """Return the answers that are errors or not, one per line, in the order of the requests."""
-        rows = await self._database.read(lambda connection: table.answers_of(connection, lease.place, is_error))
+        """Return the answers that are errors or not, one per line, in the order of the requests.
+
+        Raises ImageTooLarge if they cannot be kept as a file; they are not read then.
+        """
+
+        def read(connection: Connection) -> list[tuple[int, bytes]]:
+            if table.answer_bytes(connection, lease.place, is_error) > self._items.quotas.largest_item:
+                raise ImageTooLarge("The answers are larger than --state-tenant-bytes allows.")
+            return table.answers_of(connection, lease.place, is_error)
+
+        rows = await self._database.read(read)
         tenant, name = lease.account.tenant.id, lease.place.name
         return b"".join(self._items.contents.open(tenant, name + b"%d" % line, sealed) + b"\n" for line, sealed in rows)
 
