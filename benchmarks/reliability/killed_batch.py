@@ -132,8 +132,15 @@ class NotingGateway:
 
     @property
     def num_asked(self) -> int:
-        """How many requests it has noted."""
-        return self.notes.read_bytes().count(b"\n") if self.notes.exists() else 0
+        """How many requests it has asked for."""
+        return sum(self.asked().values())
+
+    def asked(self) -> Counter[str]:
+        """Return how often it has asked for each request."""
+        asked = Counter[str]()
+        for line in self.notes.read_text().split() if self.notes.exists() else ():
+            asked[line[1:]] += 1 if line[0] == "+" else -1
+        return asked
 
 
 @contextlib.contextmanager
@@ -176,7 +183,7 @@ def run_batch(gateways: Sequence[NotingGateway], lines: Sequence[Line], moments:
             content = client.files.content(number).content
             outcome.answers.update(json.loads(line)["custom_id"] for line in content.splitlines())
     for one in gateways:
-        outcome.asked.update(one.notes.read_text().split() if one.notes.exists() else ())
+        outcome.asked.update(one.asked())
     return outcome
 
 

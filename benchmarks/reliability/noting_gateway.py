@@ -1,7 +1,7 @@
 """`saccade gateway` that notes each request of a batch before it asks for it.
 
-`python -m benchmarks.reliability.noting_gateway FILE SECONDS gateway ...`: a line of FILE is the hash of a request's
-body. The lease of a batch lasts SECONDS.
+`python -m benchmarks.reliability.noting_gateway FILE SECONDS gateway ...`: a line of FILE is a plus and the hash of a
+request's body; with a minus, it was not served and will be asked for again. The lease of a batch lasts SECONDS.
 """
 
 import os
@@ -11,6 +11,7 @@ from typing import Any
 from blake3 import blake3
 
 from saccade.cli.main import main
+from saccade.errors import SaccadeError
 from saccade.gateway.apis.batches import store
 from saccade.gateway.apis.batches.runner import BatchRunner
 
@@ -20,8 +21,13 @@ def note_requests(file: str) -> None:
     notes, ask = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), BatchRunner._ask
 
     async def noted(self: BatchRunner, endpoint: str, body: bytes, account: Any) -> tuple[int, bytes]:
-        os.write(notes, blake3(body).hexdigest(8).encode() + b"\n")
-        return await ask(self, endpoint, body, account)
+        name = blake3(body).hexdigest(8).encode()
+        os.write(notes, b"+%b\n" % name)
+        try:
+            return await ask(self, endpoint, body, account)
+        except SaccadeError:
+            os.write(notes, b"-%b\n" % name)
+            raise
 
     BatchRunner._ask = noted  # type: ignore[method-assign]
 
