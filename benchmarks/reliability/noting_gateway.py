@@ -20,7 +20,7 @@ def note_requests(file: str) -> None:
     """Have all batches of this process noted in *file*."""
     notes, ask = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), BatchRunner._ask
 
-    async def noted(self: BatchRunner, endpoint: str, body: bytes, account: Any) -> tuple[int, bytes]:
+    async def noted(self: BatchRunner, endpoint: str, body: bytes, account: Any) -> tuple[bytes, str]:
         name = blake3(body).hexdigest(8).encode()
         os.write(notes, b"+%b\n" % name)
         try:
