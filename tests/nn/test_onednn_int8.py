@@ -9,7 +9,8 @@ from weights import FORMATS, held
 
 from saccade.nn import ops
 from saccade.nn.formats.int8 import Int8, rounded_rows
-from saccade.nn.formats.onednn_int8 import Int8Product, rounded_tokens
+from saccade.nn.formats.onednn_int8 import Int8Product, rounded_tokens, saturates
+from saccade.nn.formats.onednn_packing import packed_weight
 from saccade.nn.formats.quantised import QuantisedLinear, QuantisedWeight, Region
 from saccade.nn.layers import Linear, use_operations
 from saccade.nn.ops import resolve
@@ -47,6 +48,22 @@ def test_sums_are_those_of_whole_numbers(columns: int, num_tokens: int) -> None:
     small = exact.abs() < 1 << 24
     assert torch.equal(found[small].long(), exact[small])
     assert ((found.double() - exact).abs() <= exact.abs() * torch.finfo(torch.float32).eps).all()
+
+
+@table("shape", [(128, 192), (6144, 2048), (100, 72), (64, 48)])
+def test_later_weights_of_a_shape_are_packed_like_the_first(shape: tuple[int, int]) -> None:
+    """To the bit, for a token with a zero point as well, which needs the sums of the weights."""
+    x = torch.randint(0, 256, (3, shape[1]), generator=torch.Generator().manual_seed(3)).to(torch.uint8)
+    kept = []
+    for seed in range(3):
+        values = whole_numbers(*shape, seed).to(torch.int8)
+        kept.append(packed_weight(values))
+        exact = (x.int() - 128) @ values.int().t()
+        ones, zeros = torch.ones(shape[0]), torch.zeros(shape[0], dtype=torch.int32)
+        found = torch.ops.onednn.qlinear_pointwise(
+            x, 1.0, 128, kept[-1], ones, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        assert saturates() or torch.equal(found.int(), exact)
 
 
 @table("num_tokens", [1, 7, 300])

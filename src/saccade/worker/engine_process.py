@@ -28,7 +28,7 @@ ENVIRONMENT = MappingProxyType(
     {
         "GOMP_SPINCOUNT": "10000",
         "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824"
-        ":glibc.malloc.hugetlb=1",
+        ":glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1",
     }
 )
 """Environment variables of an engine, unless the operator has set them.
@@ -37,7 +37,8 @@ OpenMP's threads spin while they wait for one another. If another process occupi
 threads would spin until that thread runs again, many times in every step. With GOMP_SPINCOUNT they sleep after a
 fraction of a millisecond (docs/decisions/004). GLIBC_TUNABLES keeps the memory of activations in the process: returned
 to the system after every prompt, each of its pages would be faulted in again by the next prompt. It also asks for huge
-pages, since each step on a CPU reads all weights, and looks up the address of each page.
+pages, since each step on a CPU reads all weights, and looks up the address of each page. With one arena, any thread can
+reuse what others have freed while weights are loaded.
 """
 
 

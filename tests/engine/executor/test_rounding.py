@@ -10,7 +10,7 @@ import torch
 
 from saccade.cli.bundled import bundled
 from saccade.engine.config import EngineConfig
-from saccade.engine.executor import loader
+from saccade.engine.executor import loader, rounding
 from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
 from saccade.nn import layers
@@ -95,3 +95,26 @@ def test_only_a_cpu_has_the_kernels(choice: str, tiny_qwen3_vl: Path, monkeypatc
     monkeypatch.setattr(loader, "choose_device", lambda *_: torch.device("cuda"))
     with pytest.raises(StartupError, match=f"--quantization {choice} has kernels for CPUs alone"):
         load(tiny_qwen3_vl, choice)
+
+
+@pytest.mark.parametrize("choice", ["int8", "int4"])
+def test_one_layer_is_plain_at_a_time(
+    choice: str, network_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So rounding while loading takes no more memory than the rounded weights and one plain one."""
+    monkeypatch.setattr(layers, "LEAST_ROUNDED", 16)
+    numbers = []
+
+    def watched(network: torch.nn.Module, chosen: str | None) -> Callable[[str], None]:
+        round_layer, names = rounding.rounding(network, chosen), rounding.formats_of_layers(network, choice)
+
+        def watch(name: str) -> None:
+            subjects = [network.get_submodule(one) for one in names if one != rounding.HEAD]
+            numbers.append(sum(not one.weight.is_meta and one.weight.numel() > 0 for one in subjects))  # type: ignore[union-attr,operator]
+            round_layer(name)
+
+        return watch
+
+    monkeypatch.setattr(loader, "rounding", watched)
+    load(network_folder("qwen3_vl"), choice)
+    assert max(numbers) == 1

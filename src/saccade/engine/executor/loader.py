@@ -14,7 +14,7 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.fingerprint import model_fingerprint, weights_digest
 from saccade.engine.executor.quantisation import Quantisation
-from saccade.engine.executor.rounding import FP8, bytes_saved, formats_of_layers, round_weights
+from saccade.engine.executor.rounding import FP8, bytes_saved, rounding
 from saccade.engine.executor.tied_head import settle_head
 from saccade.engine.executor.weight_files import open_checkpoint
 from saccade.engine.executor.weight_filler import Progress, fill, fill_randomly
@@ -81,6 +81,7 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     if not network.spec.takes_more_tokens:
         _check_length(config, network.spec.max_position_embeddings)
     network.to(dtype)
+    choice = config.quantization if quantisation is None else None
     kv_scales: Mapping[int, tuple[float, float]] = {}
     if config.load_format == "dummy":
         if quantisation is not None:
@@ -88,21 +89,20 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
                 f"--load-format dummy makes plain weights, but {quantisation.source} says that they are quantised."
             )
         num_parameters = count_parameters(network)
-        fill_randomly(network, device, progress)
+        fill_randomly(network, device, progress, rounding(network, choice))
     else:
         with open_checkpoint(folder) as checkpoint:
             settle_head(network, checkpoint)
             num_parameters = count_parameters(network)
             plan = make_plan(network, checkpoint, quantisation, ranks)
             _note_spare(plan, config)
-            fill(network, plan, checkpoint, device, progress)
+            fill(network, plan, checkpoint, device, progress, rounding(network, choice))
             kv_scales = plan.cache_scales.read_scales(checkpoint)
     weight_formats, rounding_saves = "", 0
     if quantisation is not None:
         weight_formats = quantisation.formats
-    elif config.quantization is not None:
-        round_weights(network, formats_of_layers(network, config.quantization))
-        weight_formats = f"rounded by --quantization {config.quantization}"
+    elif choice is not None:
+        weight_formats = f"rounded by --quantization {choice}"
     elif device.type == "cpu":
         rounding_saves = bytes_saved(network)
     network.finish()

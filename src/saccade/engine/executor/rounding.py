@@ -54,19 +54,27 @@ def formats_of_layers(network: Any, choice: str) -> Mapping[str, str]:
     return formats
 
 
-def round_weights(network: Any, formats: Mapping[str, str]) -> None:
-    """Round the loaded weights of *network* to *formats*, from `formats_of_layers`. Call it before `finish`.
+def rounding(network: Any, choice: str | None) -> Callable[[str], None]:
+    """Return a function that rounds the layer whose name it gets to *choice*, a value of --quantization.
 
-    If a head that is tied to the embedding is rounded, the embedding stays as it is.
+    Call it for each layer that has its weights, before `finish`. A tied head is rounded when the embedding is loaded,
+    which stays as it is. With None, the function does nothing.
     """
-    if HEAD in formats:
-        network.make_tied_head()
-    for name, format in formats.items():
+    formats = {} if choice is None else formats_of_layers(network, choice)
+
+    def round_layer(name: str) -> None:
         layer = network.get_submodule(name)
+        if layer is network.language_model.embed_tokens and network.is_tied and HEAD in formats:
+            network.make_tied_head()
+            name, layer = HEAD, network.lm_head
+        if name not in formats:
+            return
         if isinstance(layer, Experts):
             layer.round_to_fp8()
         else:
-            layer.round_weight(ROUNDED[format])
+            layer.round_weight(ROUNDED[formats[name]])
+
+    return round_layer
 
 
 def bytes_saved(network: Any) -> int:

@@ -4,7 +4,7 @@ If a tensor is cut over ranks, only the rank's part is read. Files are mapped in
 addition to the parameters.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from zlib import crc32
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from saccade.engine.executor.weight_files import STORED_DTYPES, Checkpoint
 from saccade.engine.executor.weight_places import PLAIN, Filling, WeightPlace, field_slices, is_turned
 from saccade.engine.executor.weight_plan import LoadPlan
+from saccade.nn.cores import map_on_cores
 from saccade.nn.formats.quantised import Part, QuantisedWeight
 from saccade.nn.parallel import PartSlice
 
@@ -21,60 +22,91 @@ STAGE = "loading weights"
 Progress = Callable[[str, int, int], None]
 """Called with the name of a stage, and its done and total units."""
 
+OnFilled = Callable[[str], None]
+"""Called with the name of each module that has its weights. Each thread fills one module at a time."""
 
-def fill(network: nn.Module, plan: LoadPlan, checkpoint: Checkpoint, device: torch.device, progress: Progress) -> None:
-    """Create *network*'s parameters on *device* and fill them according to *plan*.
+
+def fill(
+    network: nn.Module,
+    plan: LoadPlan,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    progress: Progress,
+    on_filled: OnFilled = lambda _: None,
+) -> None:
+    """Create *network*'s parameters on *device* and fill them according to *plan*, layer by layer.
 
     *progress* counts bytes. It is called at the start, at the end, and in between at most once for each hundredth.
     """
-    for name in filter(plan.is_quantised, plan.places):
-        owner, _, own_name = name.rpartition(".")
-        unfilled = network.get_parameter(name)
-        empty = nn.Parameter(unfilled.new_empty(0, *unfilled.shape[1:]), requires_grad=False)
-        setattr(network.get_submodule(owner), own_name, empty)
-    _allocate(network, device)
+
+    def fill_layer(owner: str) -> int:
+        num_bytes = sum(_fill_parameter(network, plan, name, checkpoint, device) for name in layers[owner])
+        on_filled(owner)
+        return num_bytes
+
+    layers = _by_owner(plan.places)
     total, num_bytes, reported = plan.num_bytes, 0, 0
     progress(STAGE, 0, total)
-    for name, place in plan.places.items():
-        parameter = network.get_parameter(name).data
-        quantised = plan.is_quantised(name)
-        parts = {} if quantised else dict(enumerate(_views(place, parameter)))
-        for filling in plan.fillings[name]:
-            _read(filling, place, parts, parameter, checkpoint)
-            num_bytes += filling.num_bytes
-            if num_bytes - reported > total // 100:
-                reported = num_bytes
-                progress(STAGE, num_bytes, total)
-        if quantised:
-            owner, _, own_name = name.rpartition(".")
-            network.get_submodule(owner).hold(own_name, tuple(parts[part] for part in sorted(parts)))  # type: ignore[operator]
+    for size in map_on_cores(fill_layer, layers, device):
+        num_bytes += size
+        if num_bytes - reported > total // 100:
+            reported = num_bytes
+            progress(STAGE, num_bytes, total)
     progress(STAGE, total, total)
 
 
-def fill_randomly(network: nn.Module, device: torch.device, progress: Progress) -> None:
-    """Create *network*'s parameters on *device* with random values.
+def fill_randomly(
+    network: nn.Module, device: torch.device, progress: Progress, on_filled: OnFilled = lambda _: None
+) -> None:
+    """Create *network*'s parameters on *device* with random values, layer by layer.
 
     They depend on the parameter's name and shape, so that ranks agree about what they share. Vectors are 1, biases 0,
     and matrices random, so that activations keep their size from layer to layer.
     """
-    _allocate(network, device)
-    parameters = list(network.named_parameters())
-    for done, (name, parameter) in enumerate(parameters):
-        progress("making random weights", done, len(parameters))
-        if parameter.ndim < 2:
-            parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
-        else:
-            bound = (3 / parameter[0].numel()) ** 0.5
-            generator = torch.Generator(device).manual_seed(crc32(name.encode()))
-            parameter.data.uniform_(-bound, bound, generator=generator)
+    layers = _by_owner(name for name, _ in network.named_parameters())
+    for done, (owner, names) in enumerate(layers.items()):
+        progress("making random weights", done, len(layers))
+        for name in names:
+            parameter = _allocate(network, name, device)
+            if parameter.ndim < 2:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            else:
+                bound = (3 / parameter[0].numel()) ** 0.5
+                generator = torch.Generator(device).manual_seed(crc32(name.encode()))
+                parameter.uniform_(-bound, bound, generator=generator)
+        on_filled(owner)
 
 
-def _allocate(network: nn.Module, device: torch.device) -> None:
-    """Create the parameters on *device*. Module.to_empty would import sympy, which takes 0.2 s."""
-    for module in network.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            storage = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-            setattr(module, name, nn.Parameter(storage, requires_grad=False))
+def _by_owner(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of parameters by that of the module that has them, in order."""
+    by_owner: dict[str, list[str]] = {}
+    for name in names:
+        by_owner.setdefault(name.rpartition(".")[0], []).append(name)
+    return by_owner
+
+
+def _fill_parameter(network: nn.Module, plan: LoadPlan, name: str, checkpoint: Checkpoint, device: torch.device) -> int:
+    """Create and fill the parameter *name*, and return the size in bytes of the tensors that were read."""
+    place, quantised, fillings = plan.places[name], plan.is_quantised(name), plan.fillings[name]
+    parameter = _allocate(network, name, device, is_empty=quantised)
+    parts = {} if quantised else dict(enumerate(_views(place, parameter)))
+    for filling in fillings:
+        _read(filling, place, parts, parameter, checkpoint)
+    if quantised:
+        owner, _, own_name = name.rpartition(".")
+        network.get_submodule(owner).hold(own_name, tuple(parts[part] for part in sorted(parts)))  # type: ignore[operator]
+    return sum(filling.num_bytes for filling in fillings)
+
+
+def _allocate(network: nn.Module, name: str, device: torch.device, *, is_empty: bool = False) -> torch.Tensor:
+    """Create the parameter *name* on *device*, without rows if it *is_empty*, and return its values."""
+    # Module.to_empty would import sympy, which takes 0.2 s.
+    owner, _, own_name = name.rpartition(".")
+    unfilled = network.get_parameter(name)
+    shape = (0, *unfilled.shape[1:]) if is_empty else unfilled.shape
+    values = torch.empty(shape, dtype=unfilled.dtype, device=device)
+    setattr(network.get_submodule(owner), own_name, nn.Parameter(values, requires_grad=False))
+    return values
 
 
 def _views(place: WeightPlace, parameter: torch.Tensor) -> tuple[Part, ...]:

@@ -15,7 +15,7 @@ import torch
 from saccade.nn.cpu import multiplies_bfloat16
 from saccade.nn.formats.packed_ints import PackedInts
 from saccade.nn.formats.products import Product
-from saccade.nn.formats.quantised import QuantisedLinear, QuantisedWeight
+from saccade.nn.formats.quantised import QuantisedLinear, QuantisedWeight, stacked
 from saccade.nn.libraries import Unavailable
 
 GROUP_SIZES = (256, 128, 64, 32)
@@ -40,7 +40,10 @@ Four bits in the last places of this power are added to it. So codes become floa
 """
 
 OUTPUTS_AT_ONCE = 512
-"""How many outputs are packed or unpacked at a time: their copies fit into the processor's cache, or nearly."""
+"""How many outputs are unpacked at a time: their copies fit into the processor's cache, or nearly."""
+
+PACKED_AT_ONCE = 1 << 18
+"""Values that are packed at a time: their copies in 32 bits fit into the caches of two cores."""
 
 
 @dataclass(frozen=True)
@@ -121,13 +124,21 @@ def pack_linear(layer: QuantisedLinear) -> CpuInt4:
     weights = [part for part in layer.parts if isinstance(part, QuantisedWeight)]
     size = _group_size(weights)
     numbers = [_numbers(weight, size) for weight in weights]
-    codes_OI = torch.cat([codes for codes, _ in numbers])
-    scales_and_zeros_GO2 = torch.cat([pairs for _, pairs in numbers], 1)
+    codes_OI = stacked([codes for codes, _ in numbers])
+    scales_and_zeros_GO2 = stacked([pairs for _, pairs in numbers], 1)
     padding = -len(codes_OI) % PADDING
-    packed = torch.cat([_packed(codes) for codes in codes_OI.split(OUTPUTS_AT_ONCE)])
+    packed = torch.empty(len(codes_OI) + padding, codes_OI.shape[1] // 2, dtype=torch.uint8)
+    step = _rows_at_once(codes_OI.shape[1])
+    for some, into in zip(codes_OI.split(step), packed.split(step), strict=True):
+        into.copy_(_packed(some))
     padded = torch.nn.functional.pad(scales_and_zeros_GO2, (0, 0, 0, padding))
     has_zeros = bool(padded[..., 1].any())
     return CpuInt4(packed, padded, size, block_rows(), len(codes_OI), has_zeros, layer.bias_O)
+
+
+def _rows_at_once(num_columns: int) -> int:
+    """Return how many outputs, in whole blocks, are packed at a time."""
+    return max(1, PACKED_AT_ONCE // num_columns // PADDING) * PADDING
 
 
 def _group_size(weights: Sequence[QuantisedWeight]) -> int:
@@ -152,18 +163,20 @@ def _numbers(weight: QuantisedWeight, size: int) -> tuple[torch.Tensor, torch.Te
     form, region = weight.format, weight.region
     if not isinstance(form, PackedInts):
         raise TypeError(f"{form.name} has no packed integers.")
-    codes, pairs = [], []
+    codes_OI = torch.empty(region.num_rows, region.num_columns, dtype=torch.uint8)
+    pairs = []
     first = torch.arange(region.column, region.column + region.num_columns, size)
-    for start in range(0, region.num_rows, OUTPUTS_AT_ONCE):
-        rows = weight.rows(start, min(OUTPUTS_AT_ONCE, region.num_rows - start))
-        codes_OI, scales_OG, zeros_OG = form.codes(rows.fields, rows.region)
+    step = _rows_at_once(region.num_columns)
+    for start, into in zip(range(0, region.num_rows, step), codes_OI.split(step), strict=True):
+        rows = weight.rows(start, len(into))
+        some_OI, scales_OG, zeros_OG = form.codes(rows.fields, rows.region)
+        into.copy_(some_OI)
         # Longer groups are repeated.
         groups = first // form.group_size - region.column // form.group_size
         scales_GO = scales_OG[:, groups].t().bfloat16()
         zeros_GO = (MIDDLE - zeros_OG[:, groups].t()) * scales_GO.float()
-        codes.append(codes_OI.to(torch.uint8))
         pairs.append(torch.stack((scales_GO, zeros_GO.bfloat16()), -1))
-    return torch.cat(codes), torch.cat(pairs, 1)
+    return codes_OI, stacked(pairs, 1)
 
 
 def _packed(codes_OI: torch.Tensor) -> torch.Tensor:

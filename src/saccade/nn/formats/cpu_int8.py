@@ -11,7 +11,7 @@ import torch
 
 from saccade.nn.formats.packed_ints import PackedInts
 from saccade.nn.formats.products import Product
-from saccade.nn.formats.quantised import QuantisedLinear, QuantisedWeight
+from saccade.nn.formats.quantised import QuantisedLinear, QuantisedWeight, stacked
 from saccade.nn.libraries import Unavailable
 
 ZERO = 128
@@ -48,7 +48,7 @@ def pack_linear(layer: QuantisedLinear) -> CpuInt8:
     """Return the product for *layer*, whose parts are all PackedInts of eight bits. Raises Unavailable."""
     rows = [_rows_of(part) for part in layer.parts if isinstance(part, QuantisedWeight)]
     values, scales = zip(*rows, strict=True)
-    return CpuInt8(torch.cat(values), torch.cat(scales), layer.bias_O)
+    return CpuInt8(stacked(values), stacked(scales), layer.bias_O)
 
 
 def _rows_of(weight: QuantisedWeight) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,7 +59,6 @@ def _rows_of(weight: QuantisedWeight) -> tuple[torch.Tensor, torch.Tensor]:
     region = weight.region
     values_OI = torch.empty(region.num_rows, region.num_columns, dtype=torch.int8)
     scales_O = torch.empty(region.num_rows)
-    # Some rows at a time: the codes are in float32.
     for start in range(0, region.num_rows, OUTPUTS_AT_ONCE):
         rows = weight.rows(start, min(OUTPUTS_AT_ONCE, region.num_rows - start))
         some = slice(start, start + rows.region.num_rows)
@@ -68,5 +67,5 @@ def _rows_of(weight: QuantisedWeight) -> tuple[torch.Tensor, torch.Tensor]:
             raise Unavailable(f"no kernel takes eight bits in groups of {form.group_size} columns")
         if not (zeros_OG == ZERO).all():
             raise Unavailable("no kernel takes eight bits with zero points")
-        values_OI[some], scales_O[some] = codes_OI.sub_(ZERO), scales_OG.flatten()
+        values_OI[some], scales_O[some] = (codes_OI ^ ZERO).view(torch.int8), scales_OG.flatten()
     return values_OI, scales_O

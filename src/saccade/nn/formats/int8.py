@@ -18,6 +18,9 @@ FLOATS = ("BF16", "F16", "F32")
 LARGEST = 127
 """The largest number that rounding makes: -128 has no opposite."""
 
+ROUNDED_AT_ONCE = 1 << 18
+"""Values that are rounded at a time: their copies in float32 fit into the caches of two cores."""
+
 VALUES, SCALE = "weight", "weight_scale"
 
 
@@ -56,12 +59,11 @@ def rounded_rows(weight_OI: torch.Tensor) -> QuantisedWeight:
     rows, columns = weight_OI.shape
     values = torch.empty(rows, columns, dtype=torch.int8, device=weight_OI.device)
     scales = torch.empty(rows, 1, device=weight_OI.device)
-    step = max(1, (1 << 20) // columns)
-    # Some rows at a time: the copies are in float32.
+    step = max(1, ROUNDED_AT_ONCE // columns)
+    in_float = torch.empty(min(step, rows), columns, device=weight_OI.device)
     for some, into, of_rows in zip(weight_OI.split(step), values.split(step), scales.split(step), strict=True):
-        in_float = some.float()
-        of_rows.copy_(
-            in_float.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny * LARGEST) / LARGEST
-        )
-        into.copy_((in_float / of_rows).round_())
+        block = in_float[: len(some)].copy_(some)
+        torch.maximum(block.amax(1, keepdim=True), -block.amin(1, keepdim=True), out=of_rows)
+        of_rows.clamp_min_(torch.finfo(torch.float32).tiny * LARGEST).div_(LARGEST)
+        into.copy_(block.div_(of_rows).round_())
     return QuantisedWeight(Int8(), {VALUES: values, SCALE: scales}, Region(0, rows, 0, columns))

@@ -12,7 +12,8 @@ from functools import cache
 import torch
 
 from saccade.nn.formats.int8 import LARGEST, SCALE, VALUES
-from saccade.nn.formats.quantised import QuantisedLinear, QuantisedWeight
+from saccade.nn.formats.onednn_packing import packed_weight
+from saccade.nn.formats.quantised import QuantisedLinear, QuantisedWeight, stacked
 from saccade.nn.libraries import Unavailable
 from saccade.nn.ops import Activation, PackedLinear
 
@@ -115,10 +116,10 @@ def _rounded(x_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def pack_linear(layer: QuantisedLinear) -> Int8Product:
     """Return the product for *layer*, whose parts are all of the kind int8. Raises Unavailable."""
     rows = [_rows_of(part) for part in layer.parts if isinstance(part, QuantisedWeight)]
-    values_OI = torch.cat([values for values, _ in rows])
+    values_OI = stacked([values for values, _ in rows])
     if values_OI.shape[1] > MOST_COLUMNS:
         raise Unavailable(f"sums of more than {MOST_COLUMNS} columns may exceed 32 bits")
-    packed = torch.ops.onednn.qlinear_prepack(values_OI, None)
+    packed = packed_weight(values_OI)
     scales_O = torch.cat([scales for _, scales in rows])
     zeros_O = torch.zeros(len(scales_O), dtype=torch.int32)
     return Int8Product(packed, scales_O, zeros_O, layer.bias_O, saturates())

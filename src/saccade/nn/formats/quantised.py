@@ -261,7 +261,12 @@ class QuantisedExperts:
 
 def _joined(parts: Sequence[Part], dtype: torch.dtype) -> torch.Tensor:
     plain = [part.dequantised(dtype) if isinstance(part, QuantisedWeight) else part.to(dtype) for part in parts]
-    return plain[0] if len(plain) == 1 else torch.cat(plain)
+    return stacked(plain)
+
+
+def stacked(parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """Return *parts* side by side along *dim*; one part is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)  # type: ignore[arg-type]
 
 
 def looked_up(bytes_OB: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -88,7 +88,7 @@ def _int4(weights: list[QuantisedWeight], bias_O: torch.Tensor | None) -> Int4:
         if capability(weight.fields[weight.format.values]) < INT4_CAPABILITY:
             raise Unavailable("INT4 needs a GPU of compute capability 8.0 or more")
         codes_OI, scales_OG, zeros_OG = weight.format.codes(weight.fields, weight.region)
-        codes.append(codes_OI.to(torch.uint8))
+        codes.append(codes_OI)
         scales_and_zeros.append(torch.stack((scales_OG.t(), ((MIDDLE - zeros_OG) * scales_OG).t()), -1))
     # Two columns a byte, the first in the upper bits.
     upper, lower = torch.cat(codes).unflatten(1, (-1, 2)).unbind(-1)
