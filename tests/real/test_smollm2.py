@@ -69,8 +69,8 @@ def test_weights_are_those_that_transformers_reads(released: Any, reference: Any
     assert [name for name, value in theirs.state_dict().items() if not torch.equal(value, ours[name])] == []
 
 
-def perplexity(folder: Path, token_ids: list[int], dtype: str) -> float:
-    subject = engine(folder, dtype=dtype)
+def perplexity(folder: Path, token_ids: list[int], dtype: str, **settings: Any) -> float:
+    subject = engine(folder, dtype=dtype, **settings)
     scored = engines.drain(subject, asked("scored", token_ids, max_tokens=1, num_prompt_logprobs=0))
     logprobs = [one.logprob for one in scored.answers["scored"].prompt_logprobs]
     assert len(logprobs) == len(token_ids) - 1
@@ -82,6 +82,18 @@ def test_perplexity_of_the_licence(folder: Path, tokenizer: Any) -> None:
     exact = perplexity(folder, token_ids, "float32")
     assert exact == pytest.approx(PERPLEXITY, rel=1e-4)
     assert perplexity(folder, token_ids, "bfloat16") == pytest.approx(exact, rel=5e-3)
+
+
+@pytest.mark.parametrize(("choice", "most"), [("int8", 1.06), ("int4", 1.6)])
+def test_perplexity_of_rounded_weights(
+    folder: Path, tokenizer: Any, choice: str, most: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A small model loses much in int4; others would lose more, since these weights had 4 bits before."""
+    token_ids = tokenizer(LICENSE.read_text())["input_ids"][:NUM_SCORED]
+    found = perplexity(folder, token_ids, "bfloat16", quantization=choice)
+    with capsys.disabled():
+        print(f"\n{choice}: perplexity {found:.2f}, beside {PERPLEXITY:.2f} of plain weights in float32")
+    assert found <= most * PERPLEXITY
 
 
 @torch.inference_mode()

@@ -60,6 +60,9 @@ class Network(Protocol):
     def make_tied_head(self) -> None:
         """Give a tied network its head, unless it has one: a layer that shares the loaded embedding's tensor."""
 
+    def share_head(self) -> None:
+        """Hold a tied embedding in memory once, if the layout of the packed head allows it. Call it after packing."""
+
     def is_head(self, name: str) -> bool:
         """Return whether the checkpoint's tensor *name* belongs to the head, which computes the logits."""
 

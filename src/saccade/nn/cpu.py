@@ -1,11 +1,12 @@
 """Operations (saccade.nn.ops) in bfloat16 on a CPU: linear layers by oneDNN, rotations of a few tokens at a time."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 
+from saccade.nn.onednn_memory import possible_memory
 from saccade.nn.ops import GELU, GELU_TANH, SILU, Activation, PackedLinear
 
 ATTRIBUTES: Mapping[Activation | None, tuple[str, str]] = MappingProxyType(
@@ -39,6 +40,10 @@ class OneDnnLinear(PackedLinear):
     def add_to(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor:
         """Return residual + x W^T + b [N, O]."""
         return torch.ops.mkldnn._linear_pointwise.binary(x_NI, residual_NO, self.packed, self.bias_O, "add")  # type: ignore[no-any-return]
+
+    def possible_rows(self, shape: tuple[int, int]) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+        """See PackedLinear.possible_rows."""
+        return (memory.rows for memory in possible_memory(self.packed, shape, torch.bfloat16))
 
 
 def pack_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> OneDnnLinear | None:

@@ -21,6 +21,12 @@ from saccade.nn.parallel import ALONE, Ranks, Sharding, Split, shards_of
 LEAST_ROUNDED = 128
 """The shortest side of a weight that is rounded: the side of a block of FP8. Shorter ones save nothing."""
 
+NUM_COMPARED = 256
+"""About how many rows of a packed matrix are compared with known ones, to find out its layout."""
+
+ROUNDED_TO_INT8 = 0.51 / 127
+"""By how much of a row's largest value its rounding to int8 changes another: half of a step, and float32's rounding."""
+
 
 def finish(module: nn.Module) -> None:
     """Compute the values that follow from loaded weights: call the `finish` of *module*'s parts, and then its own."""
@@ -230,18 +236,37 @@ class Embedding(Layer):
     def __init__(self, num_ids: int, width: int, ranks: Ranks = ALONE) -> None:
         super().__init__()
         self.ranks = ranks.sharing(num_ids)
+        self.num_own = num_ids // self.ranks.size
         self.shardings = {"weight": Sharding((num_ids,), 0, (self.ranks.size,))}
-        self.weight = nn.Parameter(torch.empty(num_ids // self.ranks.size, width), requires_grad=False)
+        self.weight = nn.Parameter(torch.empty(self.num_own, width), requires_grad=False)
+        self.rows_of_head: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def forward(self, ids_N: torch.Tensor) -> torch.Tensor:
         """Map ids int64 [N] to [N, width]."""
         if self.ranks.size == 1:
-            return self.weight.index_select(0, ids_N)
-        num_own = len(self.weight)
-        own_N = ids_N - self.ranks.rank * num_own
-        is_others_N1 = ((own_N < 0) | (own_N >= num_own)).unsqueeze(1)
-        rows = self.weight.index_select(0, own_N.clamp(0, num_own - 1))
+            return self._own(ids_N)
+        own_N = ids_N - self.ranks.rank * self.num_own
+        is_others_N1 = ((own_N < 0) | (own_N >= self.num_own)).unsqueeze(1)
+        rows = self._own(own_N.clamp(0, self.num_own - 1))
         return self.ranks.all_reduce(rows.masked_fill_(is_others_N1, 0))
+
+    def _own(self, ids_N: torch.Tensor) -> torch.Tensor:
+        if self.rows_of_head is None:
+            return self.weight.index_select(0, ids_N)
+        return self.rows_of_head(ids_N).to(self.weight.dtype)
+
+    def read_from(self, head: PackedLinear) -> None:
+        """Read the vectors from *head*, which was packed from them, and drop the own ones if its layout allows that."""
+        # An odd step meets every place of a block.
+        step = max(1, self.num_own // NUM_COMPARED) | 1
+        some_N = torch.cat((torch.arange(0, self.num_own, step), torch.tensor([self.num_own - 1])))
+        known_NE = self.weight[some_N].float()
+        tolerance_N1 = known_NE.abs().amax(1, keepdim=True) * ROUNDED_TO_INT8
+        for rows in head.possible_rows((self.num_own, self.weight.shape[1])):
+            if ((rows(some_N).float() - known_NE).abs() <= tolerance_N1).all():
+                self.rows_of_head = rows
+                self.weight = nn.Parameter(self.weight.new_empty(0, self.weight.shape[1]), requires_grad=False)
+                return
 
 
 class RMSNorm(Layer):

@@ -9,7 +9,7 @@ Shapes: N tokens, E width, H heads, D head size, C = D / 2 channel pairs, I inpu
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -60,6 +60,13 @@ class PackedLinear(ABC):
     def add_to(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor:
         """Return residual + x W^T + b [N, O]; may overwrite the residual."""
         return residual_NO + self.apply(x_NI, None)
+
+    def possible_rows(self, shape: tuple[int, int]) -> Iterable[Callable[[torch.Tensor], torch.Tensor]]:
+        """Yield functions from numbers int64 [N] of outputs to what may be their weights [N, I], for a *shape* [O, I].
+
+        A layout may be a guess. So the caller compares some rows with those that it knows.
+        """
+        return ()
 
     def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
         """Return the kernels that are compiled at the first product that needs them, for 1 to *most_tokens* tokens.

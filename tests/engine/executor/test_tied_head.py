@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import engines
 import pytest
 import torch
 from checkpoints import NETWORKS
@@ -14,9 +15,11 @@ from references.formats import REFERENCES
 from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 
+from saccade.cli.bundled import bundled
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
+from saccade.models.backbones.text_network import TextNetwork
 from saccade.nn.parallel import ALONE, Ranks
 
 Tensors = dict[str, torch.Tensor]
@@ -124,3 +127,20 @@ def test_a_quantised_head_is_loaded(copy: tuple[Path, Tensors, str, str], format
     assert torch.equal(load(folder).lm_head.dequantised(), expected)
     parts = [load(folder, Ranks(rank, 2)).lm_head.dequantised() for rank in range(2)]
     assert torch.equal(torch.cat(parts), expected)
+
+
+@pytest.mark.parametrize("choice", [None, "int8"])
+def test_a_tied_embedding_is_in_memory_once(choice: str | None) -> None:
+    """Of the bundled model in bfloat16: its vectors are read from the packed head, and answers stay the same."""
+    folder = bundled("model")
+    found = engines.engine(folder, dtype="bfloat16", quantization=choice)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TextNetwork, "share_head", lambda _: None)
+        plain = engines.engine(folder, dtype="bfloat16", quantization=choice)
+    sizes = [engines.module(one).language_model.embedding_VE.numel() for one in (found, plain)]
+    assert sizes[1] > 0
+    if torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        assert sizes[0] == 0
+    asked = engines.request(folder, [5, ((4, 8, 4), 1), 9])
+    ours, theirs = (engines.drain(one, asked).answers["a"].token_ids for one in (found, plain))
+    assert ours == theirs

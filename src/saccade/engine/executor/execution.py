@@ -92,6 +92,7 @@ def prepare_execution(config: EngineConfig, model: LoadedModel, progress: Progre
     operations = choose_operations(config, model, of_decoder, progress)
     with reported(progress, "packing weights"):
         reasons = use_operations(model.module, operations)
+        network.share_head()
     of_weights = ""
     if reasons and network.device.type == "cpu":
         with reported(progress, "dequantising weights that no kernel takes"):

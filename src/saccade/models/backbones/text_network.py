@@ -107,6 +107,11 @@ class TextNetwork(Layer):
             # It is packed like other layers if that is faster.
             self.lm_head = Linear.of(self.language_model.embedding_VE)
 
+    def share_head(self) -> None:
+        """Read the vectors of a tied embedding from the packed head, if its layout allows it. Call it after packing."""
+        if self.is_tied and self.lm_head is not None and self.lm_head.packed is not None:
+            self.language_model.embed_tokens.read_from(self.lm_head.packed)
+
     def forward(
         self,
         input_ids: torch.Tensor,

@@ -6,8 +6,9 @@ gets unsigned activations: for signed ones, processors without AMX run oneDNN's 
 slower. Shapes: N tokens, I inputs, O outputs.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -15,6 +16,7 @@ from saccade.nn.formats.int8 import LARGEST, SCALE, VALUES
 from saccade.nn.formats.onednn_packing import packed_weight
 from saccade.nn.formats.quantised import QuantisedLinear, QuantisedWeight, stacked
 from saccade.nn.libraries import Unavailable
+from saccade.nn.onednn_memory import PackedMemory, possible_memory
 from saccade.nn.ops import Activation, PackedLinear
 
 ZERO, HALF_ZERO = 128, 64
@@ -50,6 +52,14 @@ class Int8Product(PackedLinear):
     def add_to(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor:
         """Return residual + x W^T + b [N, O], rounded once."""
         return self._scaled(x_NI, None, residual_NO)
+
+    def possible_rows(self, shape: tuple[int, int]) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+        """See PackedLinear.possible_rows."""
+        return (partial(self._rows, memory) for memory in possible_memory(self.packed, shape, torch.int8))
+
+    def _rows(self, memory: PackedMemory, ids_N: torch.Tensor) -> torch.Tensor:
+        """Return the float32 weights [N, I] of some outputs."""
+        return memory.rows(ids_N) * self.scales_O.index_select(0, ids_N).unsqueeze(1)
 
     def _scaled(
         self, x_NI: torch.Tensor, activation: Activation | None, residual_NO: torch.Tensor | None
