@@ -73,6 +73,7 @@ PRIVATE = {
     "torch.cpu._is_avx512_bf16_supported": "nn/backends/workload.py nn/cpu.py",
     "torch.ops.mkldnn._is_mkldnn_bf16_supported": "nn/cpu.py",
     "torch.ops.mkldnn._linear_pointwise": "nn/backends/onednn_attention.py nn/cpu.py",
+    "torch.ops.mkldnn._nbytes": "nn/onednn_memory.py",
     "torch.ops.mkldnn._reorder_linear_weight": "nn/cpu.py",
     "torch._convert_weight_to_int4pack": "nn/formats/torch_products.py",
     "torch.ops.aten._convert_weight_to_int4pack_for_cpu": "nn/formats/cpu_int4.py",

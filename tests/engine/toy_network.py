@@ -106,6 +106,9 @@ class Network(nn.Module):
     def finish(self) -> None:
         """Nothing is derived."""
 
+    def share_head(self) -> None:
+        """The head is the embedding itself."""
+
     def prepare(self, grids: Sequence[Grid], backend: Any) -> Any:
         raise NotImplementedError
 
