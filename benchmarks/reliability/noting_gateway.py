@@ -11,9 +11,9 @@ from typing import Any
 from blake3 import blake3
 
 from saccade.cli.main import main
-from saccade.errors import SaccadeError
+from saccade.errors import RateLimitExceeded
 from saccade.gateway.apis.batches import store
-from saccade.gateway.apis.batches.runner import BatchRunner
+from saccade.gateway.apis.batches.runner import TRIED_AGAIN, BatchRunner
 
 
 def note_requests(file: str) -> None:
@@ -25,7 +25,7 @@ def note_requests(file: str) -> None:
         os.write(notes, b"+%b\n" % name)
         try:
             return await ask(self, endpoint, body, account)
-        except SaccadeError:
+        except (*TRIED_AGAIN, RateLimitExceeded):
             os.write(notes, b"-%b\n" % name)
             raise
 
