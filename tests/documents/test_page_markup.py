@@ -106,8 +106,20 @@ def test_boxes_without_a_scale_are_pixels() -> None:
     assert block.box == (10, 20, 30, 40)
 
 
-@table("place", ["", "[1, 2]", "[5, 5, 5, 5]", "none"])
+@table("place", ["", "[1, 2]", "[5, 5, 5, 5]", "none", "[2000, 0, 3000, 9]", f"[0, {'9' * 5000}, 9, {'9' * 5000}]"])
 def test_figure_without_a_place_is_not_cut_out(place: str) -> None:
     answer = f'<div data-bbox="{place}" data-label="Image"><img alt="A map"></div>'
     reading: Reading = read_answer(answer, page_forms()["chandra"], SHEET)
     assert (reading.figures, reading.markdown) == ([], "A map")
+
+
+@table("place", ["10_10_0_5", "900_0_50_50", "0_0_50_0"])
+def test_figure_outside_of_the_page_is_not_cut_out(place: str) -> None:
+    reading = read_answer(f"a\n\n![A map](page_{place}.png)", page_forms()["olmocr"], SHEET)
+    assert (reading.figures, reading.blocks, reading.markdown) == ([], [], "a\n\nA map")
+
+
+@table("marks", ["<![", "<![x[", "<![CDATA[", "<![if a]>", "<!", "<?", "</", "&#x110000;", "<a <b"])
+def test_marks_that_are_no_elements_do_no_harm(marks: str) -> None:
+    for answer in (f"a {marks} b", f"<table><tr><td>{marks} b</td></tr></table>"):
+        assert "b" in read_answer(f"{answer}\n<p>b</p>", page_forms()["chandra"], SHEET).markdown

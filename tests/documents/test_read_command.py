@@ -234,6 +234,9 @@ def test_answer_that_is_cut_off_is_named(capsys: pytest.CaptureFixture[str]) -> 
         (["pipe.pdf"], "pipe.pdf is no file whose pages can be read again, but a pipe or a device."),
         (["/dev/zero"], "/dev/zero is no file whose pages can be read again"),
         (["a.pdf", "--answers", "/dev/zero"], "Cannot use /dev/zero: it is no regular file."),
+        (["a.pdf", "--answers", "no/a.jsonl"], "No such file or directory. Name another file for the answers."),
+        (["https://example.com/a.pdf"], "is no file. Save the document to a file"),
+        (["b", "--out", "./b"], "--out b has the documents themselves"),
     ],
 )
 def test_what_cannot_be_read_is_explained(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,13 +273,51 @@ def test_names_of_files_do_not_reach_a_terminal_as_they_are(capsys: pytest.Captu
 
 
 def test_figure_that_cannot_be_written_ends_the_command_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("chandra.pdf").write_bytes(pdfs.pdf(pdfs.SQUARE))
+    name = "a" * 246  # with .md and .new it is as long as names may be
+    Path(name).write_bytes(pdfs.pdf(pdfs.SQUARE))
     figure = '<div data-bbox="0 0 512 512" data-label="Figure"><img alt="x"/></div>'
-    Path("texts").mkdir()
     server = ScriptedServer(lambda *_: (200, stream([figure])))
-    Path("texts/chandra.pdf-1-1.png").symlink_to("nowhere/at-all.png")
-    assert read(server, "chandra.pdf", "--form", "chandra", "--out", "texts") == 1
-    assert capsys.readouterr().err == "saccade: Cannot write texts/chandra.pdf-1-1.png: No such file or directory.\n"
+    words = (name, "--form", "chandra", "--out", "texts", "--answers", "a.jsonl")
+    assert read(server, *words) == 1
+    assert capsys.readouterr().err == f"saccade: Cannot write texts/{name}-1-1.png: File name too long.\n"
+    assert os.listdir("texts") == []
+
+
+def test_damaged_page_fails_alone_and_a_huge_one_is_drawn_smaller(capsys: pytest.CaptureFixture[str]) -> None:
+    first = b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 14400 14400]/Contents 4 0 R>>"
+    tree = [b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Kids[3 0 R 9 0 R 3 0 R]/Count 3>>"]
+    Path("a.pdf").write_bytes(pdfs.written([*tree, first, pdfs.stream(pdfs.SQUARE)]))
+    server = ScriptedServer(answering(str))
+    assert read(server, "a.pdf", "--json") == 1
+    output, errors = capsys.readouterr()
+    pages = [json.loads(line) for line in output.splitlines()]
+    kept = [(page["page"], page["width"], page["markdown"]) for page in pages]
+    assert kept == [(1, 2048, "0"), (2, 0, ""), (3, 2048, "1")]
+    assert "a.pdf, page 2: The page is damaged: it has no size." in errors
+
+
+def test_documents_of_other_kinds_in_a_folder_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("in/texts").mkdir(parents=True)
+    Path("in/a.pdf").write_bytes(pdfs.pdf(pdfs.TEXT))
+    Image.new("RGB", (30, 20)).save("in/scan.TIF", "TIFF")
+    Path("in/texts/a.pdf-1-1.png").write_bytes(images_file((30, 20)))  # of an earlier run
+    server = ScriptedServer(answering(str))
+    assert read(server, "in", "--out", "in/texts") == 1
+    assert "saccade: in/scan.TIF: The image looks like TIFF" in capsys.readouterr().err
+    assert len(server.bodies) == 1
+    assert sorted(os.listdir("in/texts")) == ["a.pdf-1-1.png", "a.pdf.md"]
+
+
+def test_figures_of_an_earlier_run_are_replaced() -> None:
+    Path("a.pdf").write_bytes(pdfs.pdf(pdfs.SQUARE, box=LETTER))
+    sizes = []
+    for side in (200, 400):
+        text = f'<div data-bbox="0 0 {side} 100" data-label="Figure"><img alt="x"/></div>'
+        server = ScriptedServer(lambda *_, text=text: (200, stream([text])))
+        assert read(server, "a.pdf", "--form", "chandra", "--out", "o") == 0
+        with Image.open("o/a.pdf-1-1.png") as figure:
+            sizes.append(figure.width)
+    assert sizes[1] == 2 * sizes[0]
 
 
 def test_python_yields_pages_within_a_running_loop() -> None:

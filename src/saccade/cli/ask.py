@@ -51,8 +51,13 @@ def ask(
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     options = {} if max_tokens is None else {"max_tokens": max_tokens}
-    with served_model(url, model, api_key) as (client, name, note):
-        answer = stream_answer(client, name, messages, _show, **options)
+    try:
+        with served_model(url, model, api_key) as (client, name, note):
+            answer = stream_answer(client, name, messages, _show, **options)
+    except KeyboardInterrupt as interrupt:
+        if sys.stdout.isatty():
+            print()
+        raise KeyboardInterrupt("Interrupted: the answer is not complete.") from interrupt
     print()
     if note:
         print(f"saccade: {note}", file=sys.stderr)

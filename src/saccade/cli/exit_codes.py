@@ -9,6 +9,9 @@ USAGE = 2
 WITH_MESSAGE = (ERROR, USAGE)
 """The program has printed the error itself, so its parent prints nothing."""
 
+INTERRUPTED = 130
+"""The user pressed Ctrl-C; a shell shows the same code for SIGINT."""
+
 CLOSED_PIPE = 141
 """The reader of the program's output, such as `head`, has ended; a shell shows the same code for SIGPIPE."""
 

@@ -80,6 +80,7 @@ def make_app(file: Path | None, help_formatter: DefaultFormatter | None = None) 
         help_formatter=help_formatter,
         version=installed_version,
         console=new_console(markup=True),
+        suppress_keyboard_interrupt=False,
         config=config.sources(file, _translated),
     )
     for name, summary in COMMANDS.items():
@@ -113,7 +114,7 @@ def _show_usage_error(error: CycloptsError) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command that *arguments* name; return the exit code."""
-    launcher = App(help_flags=(), version_flags=(), result_action="return_value")
+    launcher = App(help_flags=(), version_flags=(), result_action="return_value", suppress_keyboard_interrupt=False)
 
     @launcher.default
     def launch(
@@ -137,8 +138,9 @@ def run(arguments: Sequence[str]) -> int:
     except CycloptsError as error:
         _show_usage_error(error)
         return exit_codes.USAGE
-    except KeyboardInterrupt:
-        return exit_codes.ERROR
+    except KeyboardInterrupt as interrupt:
+        _say(str(interrupt) or "Interrupted.")
+        return exit_codes.INTERRUPTED
 
 
 def _say(sentence: str) -> None:

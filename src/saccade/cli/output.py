@@ -1,14 +1,13 @@
 """The files, tables and bars of commands that ask many things."""
 
 import contextlib
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from saccade.consoles import new_console
-from saccade.errors import StartupError
+from saccade.errors import StartupError, printable
 from saccade.eval.runner import Journal
 
 
@@ -29,11 +28,8 @@ def resumable(journal: Journal) -> Iterator[None]:
     """Close *journal* at the end, and say on Ctrl-C how to go on."""
     try:
         yield
-    except KeyboardInterrupt:
-        print(
-            f"saccade: {len(journal.results)} answers are in {journal.path}; the same command goes on", file=sys.stderr
-        )
-        raise
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(f"Interrupted. {_how_to_go_on(journal)}") from interrupt
     finally:
         journal.close()
 
@@ -43,6 +39,14 @@ def new_bar(what: str) -> Progress:
     console = new_console(stderr=True)
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _how_to_go_on(journal: Journal) -> str:
+    num_answers = len(journal.results)
+    if not num_answers:
+        return "There was no answer yet, so the same command begins again."
+    answers = "1 answer is" if num_answers == 1 else f"{num_answers} answers are"
+    return f"{answers} kept in {printable(str(journal.path))}; the same command goes on from there."
 
 
 def aligned(lines: Iterable[Sequence[str]], num_numbers: int) -> list[str]:

@@ -34,10 +34,13 @@ def quantize(
     from saccade.engine.quantize.copy import write_rounded_copy  # it imports torch
 
     folder = resolve_model(model)
-    with StartProgress(new_console(stderr=True)) as progress:
-        copied = write_rounded_copy(
-            folder, out.expanduser(), format, lambda *report: progress.show(EngineProgress(*report))
-        )
+    try:
+        with StartProgress(new_console(stderr=True)) as progress:
+            copied = write_rounded_copy(
+                folder, out.expanduser(), format, lambda *report: progress.show(EngineProgress(*report))
+            )
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(f"Interrupted. Nothing was written to {out}.") from interrupt
     rounded = " and ".join(f"{count} weights in {name}" for name, count in sorted(copied.num_rounded.items()))
     print(
         f"{out} has {rounded}: {size(copied.num_bytes)} instead of {size(copied.num_bytes_before)}. "

@@ -22,6 +22,7 @@ from saccade.documents.settings import ReadSettings
 from saccade.errors import StartupError
 from saccade.errors import printable as one_line
 from saccade.llm.serving import serve
+from saccade.whole_file import whole_file
 
 SETTINGS = ReadSettings()
 
@@ -65,11 +66,13 @@ def read(
     task = progress.add_task("", total=None)
     with resumable(journal), _address(url, model, serve_model, api_key) as (address, note), progress:
         tell = functools.partial(_set_total, progress, task)
-        texts = iterate(lambda: read_documents(documents, address, journal, tell))
+        texts = iterate(read_documents(documents, address, journal, tell))
         with contextlib.closing(texts):
             for file, pages in itertools.groupby(texts, lambda page: page.file):
-                with _target(file, settings.out, as_json=json) as write:
-                    for page in pages:
+                first = next(pages)
+                folder = settings.out if json or first.page else None  # a file that cannot be opened has no text
+                with _target(file, folder, as_json=json) as write:
+                    for page in itertools.chain((first,), pages):
                         write(_line(page) if json else _section(page))
                         progress.advance(task)
                         if page.fault:
@@ -116,7 +119,7 @@ def _target(file: str, folder: Path | None, *, as_json: bool) -> Iterator[Callab
         return
     path = folder / f"{Path(file).name}.{'jsonl' if as_json else 'md'}"
     try:
-        with path.open("w", encoding="utf-8") as target:
+        with whole_file(path) as part, part.open("w", encoding="utf-8") as target:
             yield target.write
     except OSError as error:
         raise StartupError(f"Cannot write {path}: {error.strerror}.") from error

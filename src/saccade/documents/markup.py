@@ -9,7 +9,7 @@ from saccade.models.family import PageForm
 
 _FENCE = re.compile(r"\s*```(?:markdown|md|html)?\n(.*?)\n?(?:```\s*)?", re.DOTALL)
 _FRONT_MATTER = re.compile(r"\s*---\n.*?\n---(?:\n|$)", re.DOTALL)
-_PLACED_FIGURE = re.compile(r"!\[(.*?)\]\(page_(\d+)_(\d+)_(\d+)_(\d+)\.png\)")
+_PLACED_FIGURE = re.compile(r"!\[(.*?)\]\(page_(\d{1,9})_(\d{1,9})_(\d{1,9})_(\d{1,9})\.png\)")
 """Left, top, width and height, in pixels of the image."""
 
 
@@ -29,10 +29,10 @@ class Sheet(NamedTuple):
     name: str
 
     def clip(self, left: float, top: float, right: float, bottom: float) -> Box:
-        """Return the box within the page, in whole pixels."""
-        x0, x1 = sorted((round(left), round(right)))
-        y0, y1 = sorted((round(top), round(bottom)))
-        return max(0, x0), max(0, y0), min(self.width, x1), min(self.height, y1)
+        """Return the box within the page, in whole pixels; nothing of it is left if it lies outside."""
+        x0, x1 = sorted(round(min(max(0, x), self.width)) for x in (left, right))
+        y0, y1 = sorted(round(min(max(0, y), self.height)) for y in (top, bottom))
+        return x0, y0, x1, y1
 
 
 def read_answer(answer: str, form: PageForm, sheet: Sheet) -> Reading:
@@ -54,7 +54,10 @@ def _read_figures(markdown: str, sheet: Sheet) -> Reading:
 
     def named(match: re.Match[str]) -> str:
         left, top, width, height = map(int, match.groups()[1:])
-        figure = _figure(sheet, sheet.clip(left, top, left + width, top + height), figures)
+        box = sheet.clip(left, top, left + width, top + height)
+        if _is_empty(box):
+            return match[1]
+        figure = _figure(sheet, box, figures)
         blocks.append(Block("Figure", figure.box, _figure_markdown(match[1], figure)))
         return blocks[-1].markdown
 
@@ -72,13 +75,18 @@ def _read_html(answer: str, scale: int | None, sheet: Sheet) -> Reading:
             left, top, right, bottom = place
             box = sheet.clip(left * across, top * down, right * across, bottom * down)
         if label in FIGURES:
-            if box is not None and box[0] < box[2] and box[1] < box[3]:
+            if box is not None and not _is_empty(box):
                 description = _figure_markdown(description, _figure(sheet, box, figures))
             markdown = "\n\n".join(filter(None, (description, markdown)))
         blocks.append(Block(label, box, markdown))
         if label not in LEFT_OUT:
             texts.append(markdown)
     return Reading("\n\n".join(filter(None, texts)), blocks, figures)
+
+
+def _is_empty(box: Box) -> bool:
+    left, top, right, bottom = box
+    return left == right or top == bottom
 
 
 def _figure(sheet: Sheet, box: Box, figures: list[Figure]) -> Figure:

@@ -22,10 +22,11 @@ from saccade.gateway.config import MediaSettings
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.media.decode import decode
 from saccade.media.header import ImageLimits
-from saccade.media.pdf_pages import PdfPage, read_image_header
+from saccade.media.pdf_pages import PdfLimits, PdfPage, read_image_header
 
 ENDINGS = frozenset({".pdf", ".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif", ".bmp"})
-"""Of the files that are read in a folder."""
+REFUSED_ENDINGS = frozenset({".tif", ".tiff", ".heic", ".heif", ".jp2", ".djvu", ".docx", ".pptx", ".odt"})
+"""Of documents in a folder that are named as unreadable: nobody shall miss their pages in the result."""
 
 POINTS_PER_INCH = 72
 MAX_DOTS_PER_INCH = 300
@@ -33,8 +34,11 @@ MAX_DOTS_PER_INCH = 300
 
 MAX_PAGES = 100_000
 MAX_BYTES = ImageLimits().max_encoded_bytes
+PDF_LIMITS = PdfLimits(ImageLimits(), MAX_PAGES, POINTS_PER_INCH, takes_any_page=True)
 NUM_PROCESSES = 2
 _RANGE = re.compile(r"(\d+)(-(\d*))?")
+_URL = re.compile(r"https?:/", re.IGNORECASE)
+"""The beginning of a URL as a path, which has one slash."""
 
 
 @dataclass(frozen=True)
@@ -82,31 +86,49 @@ class PageRanges:
         return any(first <= number <= last for first, last in self.ranges)
 
 
-def find_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the files at *paths*; those in a folder are sorted by name. Raises StartupError if a path has none."""
+def find_files(paths: Iterable[Path], out: Path | None = None) -> list[Path]:
+    """Return the files at *paths*; those in a folder are sorted by name, without those in the folder *out*.
+
+    Raises StartupError if a path has none.
+    """
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(one for one in path.rglob("*") if one.suffix.lower() in ENDINGS and one.is_file())
-            if not inside:
-                raise StartupError(f"The folder {path} has no PDF and no image.")
-            files += inside
+            files += _files_in(path, out)
         elif path.is_file():
             files.append(path)
         elif path.exists():
             raise StartupError(f"{path} is no file whose pages can be read again, but a pipe or a device.")
+        elif str(path) == "-" or _URL.match(str(path)):
+            raise StartupError(f"{path} is no file. Save the document to a file, and read that.")
         else:
             raise StartupError(f"There is no file {path}.")
     return files
 
 
+def _files_in(folder: Path, out: Path | None) -> list[Path]:
+    """Return the documents in *folder*. An earlier run may have written figures to *out*. Raises StartupError."""
+    out = out.resolve() if out is not None and out.resolve().is_relative_to(folder.resolve()) else None
+    if out == folder.resolve():
+        raise StartupError(
+            f"--out {folder} has the documents themselves, and the next run would read their figures. "
+            "Name another folder."
+        )
+    files = sorted(
+        one
+        for one in folder.rglob("*")
+        if one.suffix.lower() in ENDINGS | REFUSED_ENDINGS
+        and one.is_file()
+        and not (out and one.resolve().is_relative_to(out))
+    )
+    if not files:
+        raise StartupError(f"The folder {folder} has no PDF and no image.")
+    return files
+
+
 def new_pool() -> DecodePool:
     """Return a pool that draws pages; its caller starts and closes it."""
-    return DecodePool(
-        MediaSettings(
-            num_decode_processes=NUM_PROCESSES, shared_memory_bytes=0, max_pdf_pages=MAX_PAGES, pdf_dpi=POINTS_PER_INCH
-        )
-    )
+    return DecodePool(MediaSettings(num_decode_processes=NUM_PROCESSES, shared_memory_bytes=0))
 
 
 async def open_file(pool: DecodePool, path: Path, ranges: PageRanges | None) -> Sequence[Page] | UnreadableFile:
@@ -123,7 +145,7 @@ async def open_file(pool: DecodePool, path: Path, ranges: PageRanges | None) -> 
         if header is not None:
             pages = [Page(path, digest, 1, *header.upright, is_drawn=False)]
         else:
-            sizes = await pool.pdf_pages(content)
+            sizes = await pool.pdf_pages(content, limits=PDF_LIMITS)
             pages = [Page(path, digest, one.number + 1, one.width, one.height, is_drawn=True) for one in sizes]
     except SaccadeError as error:
         return UnreadableFile(path, error.message)

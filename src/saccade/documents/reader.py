@@ -4,7 +4,7 @@ import asyncio
 import functools
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from saccade.eval.questions import data_url
 from saccade.eval.runner import Journal, retried
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.models.family import PageForm
+from saccade.whole_file import whole_file
 
 TEMPERATURES = (0.0, 0.3)
 """Of the first question, and of the second about a page whose answer repeats itself."""
@@ -57,8 +58,13 @@ def new_journal(path: Path) -> Journal:
     return Journal(path, lambda line: line["key"], lambda line: not line["fault"])
 
 
-async def read_pages(reader: Reader, pages: Sequence[Page | UnreadableFile]) -> AsyncGenerator[PageText, None]:
-    """Yield the text of each of *pages*, in order. A page that fails has a fault; the others have their text."""
+def begin_pages(
+    reader: Reader, pages: Iterable[Page | UnreadableFile]
+) -> Generator[asyncio.Task[PageText], None, None]:
+    """Yield a task for the text of each of *pages*, in order; several more are begun ahead.
+
+    A page that fails has a fault; the others have their text. Closing the generator cancels what has been begun.
+    """
     places = asyncio.Semaphore(reader.concurrency)
 
     async def read(page: Page | UnreadableFile) -> PageText:
@@ -72,19 +78,20 @@ async def read_pages(reader: Reader, pages: Sequence[Page | UnreadableFile]) -> 
         for page in pages:
             begun.append(asyncio.create_task(read(page)))
             if len(begun) >= AHEAD * reader.concurrency:
-                yield await begun[0]
+                yield begun[0]
                 begun.popleft()
         while begun:
-            yield await begun[0]
+            yield begun[0]
             begun.popleft()
     finally:
         for task in begun:
             task.cancel()
-        await asyncio.gather(*begun, return_exceptions=True)
 
 
 async def read_page(reader: Reader, page: Page) -> PageText:
     """Return the text of *page*, from the journal if it is there."""
+    if not (page.width and page.height):
+        return PageText(str(page.path), page.number, fault="The page is damaged: it has no size.")
     width, height = drawn_size(page, reader.form.longest_side)
     place = PageText(str(page.path), page.number, width, height)
     key = _key(reader, page)
@@ -159,18 +166,21 @@ def _fault(record: Record) -> str:
 
 
 async def _cut_out(reader: Reader, page: Page, figures: Sequence[Figure]) -> None:
-    """Write those of *figures* that the folder lacks. Raises SaccadeError if the page cannot be drawn."""
-    if reader.out is None:
+    """Write *figures* into the folder, if there is one. Raises SaccadeError if the page cannot be drawn."""
+    if reader.out is None or not figures:
         return
-    missing = [(reader.out / figure.name, figure.box) for figure in figures if not (reader.out / figure.name).exists()]
-    if missing:
-        pixels = await draw_page(reader.pool, page, reader.form.longest_side)
-        for path, box in missing:
-            try:
-                await asyncio.to_thread(Image.fromarray(pixels).crop(box).save, path)
-            except OSError as error:
-                path.unlink(missing_ok=True)  # a later run would take a part of it for the figure
-                raise StartupError(f"Cannot write {path}: {error.strerror}.") from error
+    pixels = await draw_page(reader.pool, page, reader.form.longest_side)
+    for figure in figures:
+        path = reader.out / figure.name
+        try:
+            await asyncio.to_thread(_save, Image.fromarray(pixels).crop(figure.box), path)
+        except OSError as error:
+            raise StartupError(f"Cannot write {path}: {error.strerror}.") from error
+
+
+def _save(image: Image.Image, path: Path) -> None:
+    with whole_file(path) as part:
+        image.save(part, "PNG")
 
 
 def pages_of(opened: Sequence[Sequence[Page] | UnreadableFile]) -> Iterator[Page | UnreadableFile]:

@@ -1,10 +1,8 @@
 """Reads documents, for the command and, through read(), for programs and notebooks."""
 
-import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,12 +10,13 @@ from saccade.bench.client import Server, new_session
 from saccade.documents.forms import find_form
 from saccade.documents.page_text import PageText
 from saccade.documents.pages import PageRanges, find_files, new_pool, open_file
-from saccade.documents.reader import Reader, new_journal, pages_of, read_pages
+from saccade.documents.reader import Reader, begin_pages, new_journal, pages_of
 from saccade.documents.settings import ReadSettings
 from saccade.errors import StartupError
 from saccade.eval.runner import Journal
 from saccade.llm.serving import serve
 from saccade.log_setup import log_warnings
+from saccade.loop_thread import LoopThread
 
 T = TypeVar("T")
 Tell = Callable[[int], object]
@@ -36,7 +35,7 @@ class Documents(NamedTuple):
         """Return the documents at *paths*, and make the folder for their texts and figures. Raises StartupError."""
         find_form("", settings.form)
         ranges = None if settings.pages is None else PageRanges.parse(settings.pages)
-        files = find_files(paths)
+        files = find_files(paths, settings.out)
         if settings.out is not None:
             _make_folder(settings.out, files)
         return cls(files, ranges, settings)
@@ -75,7 +74,7 @@ def read(
         journal = None
         if (answers := documents.settings.answers) is not None:
             journal = stack.enter_context(contextlib.closing(new_journal(Path(answers))))
-        yield from iterate(lambda: read_documents(documents, address, journal))
+        yield from iterate(read_documents(documents, address, journal))
 
 
 async def read_documents(
@@ -94,29 +93,26 @@ async def read_documents(
         tell(len(pages))
         form = find_form(server.model, settings.form)
         reader = Reader(server, form, pool, settings.out, journal, settings.concurrency, settings.max_tokens)
-        async with contextlib.aclosing(read_pages(reader, pages)) as texts:
-            async for text in texts:
-                yield text
+        with contextlib.closing(begin_pages(reader, pages)) as tasks:
+            for task in tasks:
+                yield await task
 
 
-def iterate(begin: Callable[[], AsyncGenerator[T, None]]) -> Generator[T, None, None]:
-    """Yield what the generator of *begin* yields.
+def iterate(generator: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+    """Yield what *generator* yields; an interrupt ends it.
 
-    The generator runs in another thread, since a notebook's event loop may run in this one.
+    It runs in another thread, since a notebook's event loop may run in this one.
     """
-    with ThreadPoolExecutor(1, "documents") as thread:
-        runner = asyncio.Runner()
-        generator = begin()
+    loop = LoopThread("documents")
 
-        async def advance() -> T:
-            return await anext(generator, END)
+    async def advance() -> T:
+        return await anext(generator, END)
 
-        try:
-            while (item := thread.submit(lambda: runner.run(advance())).result()) is not END:
-                yield item
-        finally:
-            thread.submit(lambda: runner.run(generator.aclose())).result()
-            thread.submit(runner.close).result()
+    try:
+        while (item := loop.run(advance())) is not END:
+            yield item
+    finally:
+        loop.close()
 
 
 def _settings_of(settings: dict[str, Any]) -> ReadSettings:
@@ -133,7 +129,9 @@ def _make_folder(folder: Path, files: Sequence[Path]) -> None:
     """Make the folder for the texts and figures of *files*. Raises StartupError if two have the same name."""
     names = [file.name for file in files]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise StartupError(f"Two files have the name {twice}, and in {folder} their texts would be one file.")
+        raise StartupError(
+            f"Two files have the name {twice}, and in {folder} their texts would be one file. Read one after the other."
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

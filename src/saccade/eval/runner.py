@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from saccade.errors import StartupError
+from saccade.whole_file import whole_file
 
 T = TypeVar("T")
 RETRY_SECONDS = (1.0, 4.0, 15.0)
@@ -38,13 +39,12 @@ class Journal:
                 except (msgspec.MsgspecError, KeyError, TypeError) as error:
                     raise StartupError(f"{path}, line {number}, is no result of an earlier run.") from error
             if len(self.results) < len(lines) or end:
-                other = path.with_name(f"{path.name}.new")
-                other.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in self.results.values()))
-                other.replace(path)
+                with whole_file(path) as part:
+                    part.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in self.results.values()))
             self._is_new = not path.exists()
             self._file = path.open("ab", buffering=0)
         except OSError as error:
-            raise StartupError(f"Cannot use {path}: {error.strerror}.") from error
+            raise StartupError(f"Cannot use {path}: {error.strerror}. Name another file for the answers.") from error
 
     def add_result(self, result: Mapping[str, Any]) -> None:
         """Append *result*. Raises StartupError if there is no room for it."""

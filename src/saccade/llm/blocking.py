@@ -1,7 +1,6 @@
 """LLM: AsyncLLM for programs without an event loop; its own loop runs in a thread."""
 
 import asyncio
-import atexit
 import contextlib
 import os
 import threading
@@ -15,6 +14,7 @@ from saccade.llm.conversation import ImageInput
 from saccade.llm.progress import answers_bar
 from saccade.llm.results import ChatResult
 from saccade.llm.sampling import ChatOptions, SamplingParams
+from saccade.loop_thread import LoopThread, at_end_of_program
 
 T = TypeVar("T")
 
@@ -32,12 +32,9 @@ class LLM:
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         self._llm = AsyncLLM(model, **settings)
-        self._loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=_live, args=(self._loop,), name="saccade-llm", daemon=True)
-        thread.start()
-        self._close = weakref.finalize(self, _close, self._llm, self._loop, thread)
-        # Before the interpreter ends the threads that close() needs, which it does before it calls atexit's functions.
-        getattr(threading, "_register_atexit", atexit.register)(self._close)
+        self._loop = LoopThread("saccade-llm")
+        self._close = weakref.finalize(self, _close, self._llm, self._loop)
+        at_end_of_program(self._close)
         try:
             self._run(self._llm.start())
         except BaseException:
@@ -114,32 +111,21 @@ class LLM:
         return result.text
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run *work* in the thread's event loop and return its result; an interrupt cancels it."""
+        """Run *work* in the thread's event loop and return its result."""
         if not self._close.alive:
             work.close()
             raise StartupError("This LLM is closed.")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        finally:
-            future.cancel()
+        return self._loop.run(work)
 
 
 def _show_nothing() -> None:
     """Show no progress."""
 
 
-def _live(loop: asyncio.AbstractEventLoop) -> None:
-    # At its end the runner cancels what is left in the loop, such as chats of other threads.
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.get_loop().run_forever()
-
-
-def _close(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    if threading.current_thread() is thread:
+def _close(llm: AsyncLLM, loop: LoopThread) -> None:
+    if loop.is_current:
         # The garbage collector found the object here; the loop cannot wait for itself.
-        threading.Thread(target=_close, args=(llm, loop, thread)).start()
+        threading.Thread(target=_close, args=(llm, loop)).start()
         return
-    asyncio.run_coroutine_threadsafe(llm.close(), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
+    loop.run(llm.close())
+    loop.close()

@@ -67,11 +67,15 @@ class PdfPage(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class PdfLimits:
-    """A PDF's limits. *image* limits the pixels of each page, drawn at *dots_per_inch*, and the bytes of the file."""
+    """A PDF's limits. *image* limits the pixels of each page, drawn at *dots_per_inch*, and the bytes of the file.
+
+    With *takes_any_page*, a page over the limits does not stand for the file, nor a damaged one, whose sides are 0.
+    """
 
     image: ImageLimits
     max_pages: int = 20
     dots_per_inch: int = 144
+    takes_any_page: bool = False
 
     def check_bytes(self, num_bytes: int) -> None:
         """Raise ImageTooLarge if a file of *num_bytes* is over the limit."""
@@ -91,8 +95,11 @@ class PdfLimits:
         """Raise ImageTooLarge for a page over a limit, InvalidImage for a damaged one, and check_count()'s errors."""
         self.check_count(len(pages))
         for number, page in enumerate(pages):
-            if page.number != number or min(page.width, page.height) < 1:
+            is_damaged = min(page.width, page.height) < 1
+            if page.number != number or (is_damaged and not self.takes_any_page):
                 raise InvalidImage(f"Page {number + 1} of the PDF is damaged: it has no size.")
+            if self.takes_any_page:
+                continue
             try:
                 self.image.check_header(ImageHeader("PDF", page.width, page.height), 0)
             except SaccadeError as error:

@@ -48,7 +48,7 @@ from saccade.gateway.images.decode_pool.job import (
 from saccade.gateway.images.decode_pool.queue import DecodeQueue, FileTime, ProcessTurn, draining
 from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeServer
 from saccade.media.header import read_header
-from saccade.media.pdf_pages import BYTES_PER_PIXEL, PdfPage
+from saccade.media.pdf_pages import BYTES_PER_PIXEL, PdfLimits, PdfPage
 from saccade.media.video_header import MAX_FPS, MIN_FPS, VideoLimits, decoded_bytes, demuxer
 from saccade.protocol.media import ImageLayout, SlotRef, VideoHeader
 from saccade.transport import lasting_task
@@ -195,9 +195,14 @@ class DecodePool:
             raise InternalError("A decode process answered without the video's header.")
         return _checked(header, self._config.video_limits)
 
-    async def pdf_pages(self, encoded: bytes, client: Hashable = None) -> list[PdfPage]:
-        """Return the pages of an encoded PDF, read in *client*'s turn. Raises the same errors as prepare_image()."""
-        limits = self._config.pdf_limits
+    async def pdf_pages(
+        self, encoded: bytes, client: Hashable = None, limits: PdfLimits | None = None
+    ) -> list[PdfPage]:
+        """Return the pages of an encoded PDF, read in *client*'s turn, within *limits*, by default the settings'.
+
+        Raises the same errors as prepare_image().
+        """
+        limits = limits or self._config.pdf_limits
         limits.check_bytes(len(encoded))
         answer = await self._tried(PdfJob(encoded, limits), HEADER_BYTES, self._answer_inline, client)
         pages = answer.pages or []
