@@ -135,6 +135,13 @@ def test_each_conversation_may_have_its_params(llm: LLM) -> None:
     assert wrong.error.message.startswith("`structured_outputs.regex`: The grammar is wrong")
 
 
+@pytest.mark.parametrize("wrong", ["Hello?", {"role": "user", "content": "Hello?"}])
+def test_text_or_message_is_no_list_of_conversations(llm: LLM, wrong: Any) -> None:
+    """Each letter of a text would be a conversation, with an error of its own."""
+    with pytest.raises(InvalidValue, match="A conversation is a list of messages"):
+        llm.chat(wrong)
+
+
 def test_settings_that_nothing_obeys_are_named(llm: LLM) -> None:
     question = [{"role": "user", "content": "Hi."}]
     params = SamplingParams(max_tokens=1)

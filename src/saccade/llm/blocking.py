@@ -68,8 +68,14 @@ class LLM:
 
         *sampling_params* apply to all conversations, or are a list with one for each. A conversation that fails has its
         error in its own result. *progress* shows a bar on a terminal or in a notebook. Raises InvalidValue if
-        the list is not as long as *conversations*.
+        the list is not as long as *conversations*, or if these are a text or a single message.
         """
+        if isinstance(conversations, str | bytes | Mapping):
+            raise InvalidValue(
+                'A conversation is a list of messages: [{"role": "user", "content": "What is this?"}]. '
+                "`ask()` takes an image and a question.",
+                "messages",
+            )
         is_one = bool(conversations) and isinstance(conversations[0], Mapping)
         several = [conversations] if is_one else conversations
         each = sampling_params if isinstance(sampling_params, Sequence) else [sampling_params] * len(several)
