@@ -35,8 +35,8 @@ from saccade.models.family import ImageOptions, PageForm
 from saccade.protocol.media import ImageLayout, MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 
-MODELS = ("HuggingFaceTB/SmolVLM-256M-Instruct", "PaddlePaddle/PaddleOCR-VL-1.6")
-FORMATS: Mapping[str, str | None] = {"bfloat16": None, "int8": "int8"}
+MODELS = ("HuggingFaceTB/SmolVLM-256M-Instruct", "PaddlePaddle/PaddleOCR-VL-1.6", "Qwen/Qwen3-VL-2B-Instruct")
+FORMATS: Mapping[str, str | None] = {"bfloat16": None, "int8": "int8", "int4": "int4"}
 A4 = Page(Path("a4.pdf"), "", 1, 595, 842, is_drawn=True)
 TEXT = range(10, 110)
 """Token ids in place of the question's, and of each mark between the views of an image."""

@@ -205,7 +205,9 @@ def _row(model: FirstModel) -> list[str]:
     seconds = [_operations(model, network, cost) / OPERATIONS_PER_SECOND for cost in costs]
     memory = f"{_gib(size)}, {_gib(2 * size)}"
     pages = [
-        f"{row['page_seconds']:.0f} s in {row['format']}" for row in measured_pages() if row["model"] == model.name
+        f"{row['format']}: {row['page_seconds']:.0f} s, {row['memory_mib'] / 1024:.1f} GiB"
+        for row in measured_pages()
+        if row["model"] == model.name
     ]
     return [
         f"`{model.name}`",
@@ -213,7 +215,7 @@ def _row(model: FirstModel) -> list[str]:
         memory,
         str(costs[0].num_tokens),
         *(f"{float(f'{second:.2g}'):g} s" for second in seconds),
-        ", ".join(pages) or "-",
+        "; ".join(pages) or "-",
     ]
 
 
