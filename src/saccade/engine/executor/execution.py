@@ -14,6 +14,7 @@ from saccade.engine.executor import decode_graphs, encoder_graphs, memory
 from saccade.engine.executor.encoder_graphs import EncoderGraphs
 from saccade.engine.executor.kernels import compile_kernels, reported
 from saccade.engine.executor.loader import LoadedModel
+from saccade.engine.executor.malloc import keep_freed_memory
 from saccade.engine.executor.threads import Threads, choose_threads
 from saccade.engine.executor.unpacking import unpack_once
 from saccade.engine.executor.weight_filler import Progress
@@ -101,6 +102,8 @@ def prepare_execution(config: EngineConfig, model: LoadedModel, progress: Progre
         logger.warning("quantised weights are dequantised at each use, which is slow", reasons=reasons)
     if network.device.type == "cuda":
         compile_kernels(model.module, most_tokens(config, model), model.ranks, progress)
+    else:
+        keep_freed_memory()
     captures = memory.may_capture(config, model)
     refused = decode_graphs.refusal(model.module, backend, network.device, network.dtype) if captures else None
     if refused is not None:
