@@ -32,6 +32,7 @@ REQUIREMENTS = [
         *EXTRAS["fonts"],
         *EXTRAS["ray"],
         *EXTRAS["tracing"],
+        *EXTRAS["transformers"],
         *EXTRAS["docs"],
         *EXTRAS["browser"],
         *EXTRAS["dev"],
@@ -59,6 +60,7 @@ PLACES = {
     "pylopdf-fonts-ko": ("media/pdf_fonts.py", "NotoSansKR-Regular.otf"),
     "pylopdf-fonts-zh-cn": ("media/pdf_fonts.py", "NotoSansSC-Regular.otf"),
     "pylopdf-fonts-zh-tw": ("media/pdf_fonts.py", "NotoSansTC-Regular.otf"),
+    "transformers": ("models/any_architecture/processor.py", "_process_images"),  # PRIVATE
     "ray": ("supervisor/ray_cluster.py", "_get_global_client"),  # PRIVATE; Serve's interfaces are young, too
 }
 """What has an upper bound, and the file and the words that are the reason."""
@@ -83,6 +85,8 @@ PRIVATE = {
     "torch.ops.aten._weight_int8pack_mm": "nn/formats/cpu_int8.py",
     "torch.nn.Module._apply": "nn/layers.py",
     "ray.serve.context._get_global_client": "supervisor/ray_cluster.py",
+    "transformers.processing_utils.ProcessorMixin._merge_kwargs": "models/any_architecture/processor.py",
+    "transformers.processing_utils.ProcessorMixin._process_images": "models/any_architecture/processor.py",
 }
 """The private names of libraries that Saccade uses, and the files that use them."""
 

@@ -56,6 +56,8 @@ def test_overrides_change_the_values_that_they_name() -> None:
     assert parse_json(changed, "generation_config.json") == {"temperature": 0.5}
     assert changed.files["x"] == b"y"
     assert with_overrides(files, None, None) == files
+    chosen = with_overrides(files, '{"a": 1}', None, implementation="transformers")
+    assert parse_json(chosen, "config.json")["model_impl"] == "transformers"
 
 
 def test_defaults_of_vllm_keep_the_ids_of_the_end_alone() -> None:

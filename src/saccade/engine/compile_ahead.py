@@ -62,7 +62,7 @@ def needs_weights(folder: Path, config: EngineSettings) -> bool:
 
     Only the weight files say which matrices are quantised. Raises StartupError.
     """
-    files = with_overrides(read_model_files(folder), config.hf_overrides, None)
+    files = with_overrides(read_model_files(folder), config.hf_overrides, None, implementation=config.model_impl)
     return read_quantisation(parse_json(files, CONFIG), folder) is not None
 
 

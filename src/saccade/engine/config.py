@@ -42,6 +42,8 @@ class EngineSettings:
     "The model's names in the API; answers have the first. By default a hub id as given, or a folder's last part."
     max_model_len: Count | None = None
     "Tokens of prompt and answer together; by default the model's own limit."
+    model_impl: str = "auto"
+    "Code of the network: auto is Saccade's own, transformers that library's, for architectures that Saccade lacks."
     hf_overrides: JsonObject | None = None
     "Values that replace those of the model's config.json, as JSON; objects are merged."
     generation_config: Literal["auto", "vllm"] = "auto"

@@ -98,7 +98,8 @@ def fresh_engine(header: Header, changes: dict[str, str]) -> tuple[Engine, Machi
     # A replay may change settings that the fingerprint depends on.
     recorded = dataclasses.replace(recorded, model_dir=config.model_dir)
     files = with_overrides(
-        read_model_files(folder), config.hf_overrides, config.override_generation_config, config.generation_config
+        *(read_model_files(folder), config.hf_overrides, config.override_generation_config, config.generation_config),
+        config.model_impl,
     )
     if model_fingerprint(recorded, files) != header.machine.weights:
         raise StartupError(f"{folder} holds other weights or files than the model of the recording.")

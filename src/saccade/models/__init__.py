@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any
 
 from saccade.errors import StartupError
-from saccade.models.family import Family, Layout, Pixels, VideoLayout, VideoPixels
-from saccade.models.spec import ModelSpec
+from saccade.models.family import Family, Layout, Pixels, ProcessorPixels, VideoLayout, VideoPixels
+from saccade.models.spec import MODEL_IMPL, ModelSpec
 
 SHARED = frozenset({"backbones", "preprocessing", "tool_formats"})
 
@@ -33,6 +33,15 @@ def _declared() -> dict[str, tuple[str, Family]]:
 def families() -> dict[str, Family]:
     """Return every family by its name. Does not import torch."""
     return {name: family for name, (_, family) in _declared().items()}
+
+
+def declaration(name: str, layout: Layout) -> Family:
+    """Return the declaration of the family *name* for the checkpoint with *layout*.
+
+    A folder's `declare` completes it, if it has one.
+    """
+    declare = getattr(importlib.import_module(f"{__name__}.{folder_of(name)}"), "declare", None)
+    return families()[name] if declare is None else declare(layout.settings)
 
 
 def folder_of(name: str) -> str:
@@ -60,7 +69,15 @@ def find(architecture: str) -> str:
 
 
 def family_of(config: Mapping[str, Any]) -> str:
-    """Return the family name for a parsed config.json, by architecture or else by model_type. Raises StartupError."""
+    """Return the family name for a parsed config.json. Raises StartupError.
+
+    It is that of the library that --model-impl names, or else that of the architecture or the model_type.
+    """
+    if (library := config.get(MODEL_IMPL)) is not None:
+        names = [name for name, family in families().items() if family.library == library]
+        if len(names) != 1:
+            raise StartupError(f"--model-impl {library}: no family computes models by a library of this name.")
+        return names[0]
     match config.get("architectures"):
         case [str(name)]:
             return find(name)
@@ -90,6 +107,11 @@ def load_layout(name: str) -> type[Layout]:
 
 def load_pixels(name: str) -> type[Pixels]:
     """Return the family's class that runs in a decode process."""
+    return _part(name, "pixels", "Pixels")  # type: ignore[no-any-return]
+
+
+def load_processor_pixels(name: str) -> type[ProcessorPixels]:
+    """Return the same of a library's family."""
     return _part(name, "pixels", "Pixels")  # type: ignore[no-any-return]
 
 

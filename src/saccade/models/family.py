@@ -81,7 +81,10 @@ class Family:
     `max_soft_tokens` may give an image; there are none if pixels alone decide. *keeps_alpha*: the family's Pixels get
     images with transparency as RGBA; other families' get them on white. *template* is the source of a chat template for
     releases that ship none. *ships_image_settings*: the releases include the settings of their image processor, so a
-    folder without these is incomplete. *limits* are sentences for docs/models.md about what is not served. *page_forms*
+    folder without these is incomplete. *library* names the library whose classes compute the models of this family,
+    which --model-impl chooses, and run their processors. Its Layout gets all files of the processor. Decode processes
+    compute its layouts, and load the library only if a setting names it. *limits* are sentences for docs/models.md
+    about what is not served. *page_forms*
     has the form of each release that reads documents, under a lower-case part of the release's name. *box_coordinates*
     are those of the boxes in the releases' answers; None if they were not trained for boxes. *releases* lists the ones
     to start with. *parts* names the family's own classes in a folder that several families share; any other
@@ -108,6 +111,7 @@ class Family:
     keeps_alpha: bool = False
     template: str | None = None
     ships_image_settings: bool = True
+    library: str | None = None
     limits: tuple[str, ...] = ()
     page_forms: Mapping[str, PageForm] = field(default_factory=dict)
     box_coordinates: BoxCoordinates | None = None
@@ -199,6 +203,18 @@ class Pixels(Protocol):
 
     def to_image(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
         """Return the image [height, width, 3] that *patches* show, for display. *layout* is from Layout.image."""
+
+
+class ProcessorPixels(Pixels, Protocol):
+    """The same of a family that runs the checkpoint's own processor, which computes layouts too."""
+
+    @staticmethod
+    def load_library() -> None:
+        """Import all classes of processors, because a confined process can import nothing."""
+
+    @staticmethod
+    def layout_of(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
+        """Return the layout of an upright image of *width* x *height* pixels. *settings* are those of its Layout."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """A checkpoint's files, apart from weights: the worker reads and sends them, and the gateway parses them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from saccade.errors import StartupError
 from saccade.models.family import Family
-from saccade.models.spec import DRAFTS, MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID
+from saccade.models.spec import DRAFTS, MAX_MODEL_LEN, MODEL_IMPL, PLACEHOLDER_TOKEN_ID
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import (
     CHAT_TEMPLATE_JINJA,
@@ -29,6 +29,9 @@ MAX_ID = 2**31 - 1
 """Of a token."""
 
 ROPE_KEYS = ("rope_scaling", "rope_theta")
+
+AUTO = "auto"
+"""The value of --model-impl for a family of the architecture's own."""
 
 
 def read_model_files(folder: Path) -> ModelFiles:
@@ -67,13 +70,18 @@ def with_chat_template(files: ModelFiles, template: bytes | None) -> ModelFiles:
 
 
 def with_overrides(
-    files: ModelFiles, config: str | None, generation: str | None, defaults: Literal["auto", "vllm"] = "auto"
+    files: ModelFiles,
+    config: str | None,
+    generation: str | None,
+    defaults: Literal["auto", "vllm"] = "auto",
+    implementation: str = AUTO,
 ) -> ModelFiles:
     """Return *files* with --hf-overrides in config.json and --override-generation-config in generation_config.json.
 
     With *defaults* "vllm" (--generation-config), the latter first loses all values but token ids, such as the end
     token's. Both overrides are JSON objects. A nested object changes only the values that it names. `rope_scaling` and
-    `rope_theta` go to where the text network has them. Raises StartupError.
+    `rope_theta` go to where the text network has them. *implementation* (--model-impl) goes into config.json, too,
+    unless it is AUTO. Raises StartupError.
     """
     if defaults == "vllm" and GENERATION_CONFIG in files.files:
         values = parse_json(files, GENERATION_CONFIG)
@@ -84,7 +92,11 @@ def with_overrides(
         if override is not None:
             values = parse_json(files, name)
             changed[name] = json.dumps(_merged(values, _with_rope_in_place(values, json.loads(override)))).encode()
-    return ModelFiles(files=changed)
+    files = ModelFiles(files=changed)
+    if implementation == AUTO:
+        return files
+    chosen = {**parse_json(files, CONFIG), MODEL_IMPL: implementation}
+    return ModelFiles(files={**files.files, CONFIG: json.dumps(chosen).encode()})
 
 
 def _with_rope_in_place(config: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,8 +141,10 @@ def image_processor(files: ModelFiles, family: Family) -> Mapping[str, Any]:
 
     transformers 5 writes only the former, and reads it first. Raises StartupError if a file is malformed, or if there
     is none although the releases of *family* have one: with default settings the model would get other pixels than it
-    was trained on.
+    was trained on. For a family of a library, return all files of the processor.
     """
+    if family.library is not None:
+        return _processor_files(files)
     if (nested := _nested_processor(files, "image_processor")) is not None:
         return nested
     if PREPROCESSOR_CONFIG not in files.files and family.ships_image_settings:
@@ -139,6 +153,26 @@ def image_processor(files: ModelFiles, family: Family) -> Mapping[str, Any]:
             "from the model's release into its folder."
         )
     return parse_json(files, PREPROCESSOR_CONFIG)
+
+
+def _processor_files(files: ModelFiles) -> Mapping[str, Any]:
+    """Return what a checkpoint's own processor is made from. Raises StartupError if a file is malformed.
+
+    `processor` and `image_processor` are its settings, `named_tokens` the special tokens that the tokenizer's files
+    name, and `added_tokens` all added tokens with their ids.
+    """
+    processor, tokenizer = parse_json(files, PROCESSOR_CONFIG), parse_json(files, TOKENIZER_CONFIG)
+    extra = tokenizer.get("extra_special_tokens")
+    entries = {**tokenizer, **(extra if isinstance(extra, dict) else {})}
+    contents = {name: entry.get("content") if isinstance(entry, dict) else entry for name, entry in entries.items()}
+    return {
+        "processor": {"processor_class": tokenizer.get("processor_class"), **processor},
+        "image_processor": _nested_processor(files, "image_processor") or parse_json(files, PREPROCESSOR_CONFIG),
+        "named_tokens": {
+            name: content for name, content in contents.items() if name.endswith("_token") and isinstance(content, str)
+        },
+        "added_tokens": dict(_added_tokens(files)),
+    }
 
 
 def video_processor(files: ModelFiles) -> Mapping[str, Any]:
@@ -196,11 +230,17 @@ def token_id(files: ModelFiles, family: Family, token: str) -> int | None:
 
 def _added_token_id(files: ModelFiles, token: str) -> int | None:
     """Return the id of an added *token* in tokenizer.json or tokenizer_config.json, or None if neither has it."""
+    return next((token_id for content, token_id in _added_tokens(files) if content == token), None)
+
+
+def _added_tokens(files: ModelFiles) -> Iterator[tuple[str, int]]:
+    """Yield the added tokens of tokenizer.json, then those of tokenizer_config.json, with their ids."""
     listed = parse_json(files, TOKENIZER).get("added_tokens")
     declared = parse_json(files, TOKENIZER_CONFIG).get("added_tokens_decoder")
     entries: list[Any] = [*listed] if isinstance(listed, list) else []
     if isinstance(declared, dict):
         numbered = ((key, entry) for key, entry in declared.items() if isinstance(entry, dict))
         entries += [{**entry, "id": read_whole_number(key, MAX_ID)} for key, entry in numbered]
-    ids = (entry.get("id") for entry in entries if isinstance(entry, dict) and entry.get("content") == token)
-    return next((token_id for token_id in ids if type(token_id) is int), None)
+    for entry in entries:
+        if isinstance(entry, dict) and isinstance(entry.get("content"), str) and type(entry.get("id")) is int:
+            yield entry["content"], entry["id"]

@@ -1,7 +1,8 @@
 """Network: the engine's interface to a family's network. The model's spec is in models.spec, without torch."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -31,6 +32,17 @@ class Derived(NamedTuple):
 
     values: tuple[torch.Tensor, ...]
     words: str
+
+
+@runtime_checkable
+class LoadsItself(Protocol):
+    """A network that fills its parameters by its library's loader, not by name."""
+
+    def load_weights(self, folder: Path, device: torch.device) -> int:
+        """Fill the parameters from the checkpoint in *folder*, and return how many values they have.
+
+        Raises StartupError.
+        """
 
 
 class Network(Protocol):

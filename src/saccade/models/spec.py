@@ -17,8 +17,13 @@ NETWORK_DTYPE = "network"
 IMAGE, VIDEO = "image", "video"
 """Modalities of media items."""
 
-MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID, DRAFTS = "max_model_len", "placeholder_token_id", "drafts"
-"""Keys that models.files.engine_config adds to config.json."""
+MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID, DRAFTS, MODEL_IMPL = (
+    "max_model_len",
+    "placeholder_token_id",
+    "drafts",
+    "model_impl",
+)
+"""Keys that models.files adds to config.json."""
 
 
 class MediaShape(NamedTuple):

@@ -22,7 +22,7 @@ from saccade.engine.executor.weight_formats import read_quantisation
 from saccade.engine.executor.weight_plan import LoadPlan, make_plan
 from saccade.errors import StartupError
 from saccade.models.files import engine_config, image_processor, parse_json, read_model_files, with_overrides
-from saccade.models.network import Network
+from saccade.models.network import LoadsItself, Network
 from saccade.nn.cpu import multiplies_bfloat16
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.protocol.description import ModelFiles
@@ -63,7 +63,8 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     torch.backends.cuda.enable_cudnn_sdp(False)
     folder = Path(config.model_dir)
     files = with_overrides(
-        read_model_files(folder), config.hf_overrides, config.override_generation_config, config.generation_config
+        *(read_model_files(folder), config.hf_overrides, config.override_generation_config, config.generation_config),
+        config.model_impl,
     )
     # The network is first built without storage, so that no float32 copy and no random initial values are created.
     drafts = config.speculation is not None and config.speculation.method == "mtp"
@@ -90,6 +91,10 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
             )
         num_parameters = count_parameters(network)
         fill_randomly(network, device, progress, rounding(network, choice))
+    elif isinstance(network, LoadsItself):
+        if quantisation is not None or config.quantization is not None:
+            raise StartupError("Quantised weights are not served with --model-impl; leave out --quantization.")
+        num_parameters = network.load_weights(folder, device)
     else:
         with open_checkpoint(folder) as checkpoint:
             settle_head(network, checkpoint)

@@ -28,7 +28,7 @@ from saccade.media.header import ImageLimits
 from saccade.media.pdf_pages import PdfPage, read_image_header
 from saccade.media.video_header import FRAMES_PREFIX
 from saccade.models.family import ImageOptions, VideoOptions
-from saccade.protocol.media import VideoHeader
+from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.telemetry import Metrics
 
 T = TypeVar("T")
@@ -41,7 +41,8 @@ THREAD_FROM_BYTES = 1 << 20
 class ImageCollector:
     """Collects a request's images: each within *limits*, all together within *max_encoded_bytes*.
 
-    *video_header* and *pdf_pages* read a video's header and a PDF's pages for a client, in another process.
+    *video_header* and *pdf_pages* read a video's header and a PDF's pages for a client, in another process. *layout*
+    computes an image's layout there, for a library's family.
     *pdf_decoder* identifies the PDF renderer, including its fonts.
     """
 
@@ -49,6 +50,7 @@ class ImageCollector:
     files: FileStore
     video_header: Callable[[bytes, Hashable], Awaitable[VideoHeader]]
     pdf_pages: Callable[[bytes, Hashable], Awaitable[list[PdfPage]]]
+    layout: Callable[[str, Mapping[str, Any], int, int, Hashable], Awaitable[ImageLayout]]
     pdf_decoder: str
     limits: ImageLimits
     max_encoded_bytes: int
@@ -110,10 +112,17 @@ class ImageCollector:
             work = partial(self._video, served, videos, settings, source.field, content, header)
             return await self._run(len(content), work)
         opened = await self._read(request, source, salt, partial(self._image, served, options, source))
-        if isinstance(opened, list):
+        if not isinstance(opened, list):
+            pages = await self.pdf_pages(opened, request.client)
+            work = partial(self._pages, served, options, source.field, opened, pages)
+            opened = await self._run(len(opened), work)
+        if served.declaration.library is None:
             return opened
-        pages = await self.pdf_pages(opened, request.client)
-        return await self._run(len(opened), partial(self._pages, served, options, source.field, opened, pages))
+        return [replace(image, layout=await self._processors_layout(request, served, image)) for image in opened]
+
+    async def _processors_layout(self, request: Request, served: ServedModel, image: EncodedImage) -> ImageLayout:
+        sizes = image.layout.resized_width, image.layout.resized_height
+        return await self.layout(served.family, image.settings, *sizes, request.client)
 
     async def _read(self, request: Request, source: ImageSource, salt: bytes, then: Callable[[bytes], T]) -> T:
         """Return what *then* returns for the file of *source*. A data: URL is decoded in the same turn as *then*."""
@@ -154,7 +163,7 @@ class ImageCollector:
             return content
         self.limits.check_header(header, len(content))
         settings = served.layout.settings_for(options)
-        layout = served.layout.image(*header.upright, settings)
+        layout = _layout(served, *header.upright, settings)
         with self.metrics.stage("hash"):
             known_as = content_hash(content, served.fingerprint(settings))
         return [EncodedImage(source.field, content, header.width * header.height, known_as, layout, settings)]
@@ -167,7 +176,7 @@ class ImageCollector:
             file_hash = content_hash(content, served.fingerprint({**settings, "pdf": self.pdf_decoder}))
         images = []
         for page in pages:
-            layout = served.layout.image(page.width, page.height, settings)
+            layout = _layout(served, page.width, page.height, settings)
             known_as = content_hash(file_hash, msgspec.json.encode(page))
             num_pixels = page.width * page.height
             images.append(EncodedImage(field, content, num_pixels, known_as, layout, settings, page=page))
@@ -214,6 +223,13 @@ class ImageCollector:
                     f"The images and videos have more than {limit} {unit} together; send fewer or smaller.",
                     "messages",
                 )
+
+
+def _layout(served: ServedModel, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
+    """Return an image's layout. If the processor computes it in another process, return the image's size only."""
+    if served.declaration.library is not None:
+        return ImageLayout(resized_height=height, resized_width=width, grid=(1, 0, 0), num_tokens=0, pixel_shape=(0,))
+    return served.layout.image(width, height, settings)
 
 
 def _of_part(error: RequestError, source: ImageSource) -> RequestError:

@@ -63,6 +63,7 @@ class Media:
             files=files,
             video_header=pool.video_header,
             pdf_pages=pool.pdf_pages,
+            layout=pool.layout,
             pdf_decoder=f"{PDF_DECODER}-{config.pdf_fonts.fingerprint}",
             limits=config.image_limits,
             max_encoded_bytes=config.max_body_bytes,

@@ -223,6 +223,7 @@ class ServedModel:
         family = models.family_of(config)
         declaration = models.families()[family]
         layout = models.load_layout(family)(config, files.image_processor(model_files, declaration))
+        declaration = models.declaration(family, layout)
         video_tokens = models.load_video_layout(family).template_tokens if models.takes_videos(family) else ()
         text = text_side(declaration, config, model_files, begin, video_tokens)
         digest = files_digest({file: model_files.files[file] for file in PROCESSOR_FILES if file in model_files.files})

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from saccade.errors import ImageTooLarge, InternalError
 from saccade.media.header import ImageLimits
 from saccade.media.pdf_pages import PdfLimits, PdfPage
 from saccade.media.video_header import VideoLimits
@@ -18,6 +19,9 @@ from saccade.transport import framing
 
 RGB_BYTES = 3
 """Of a pixel."""
+
+MAX_TENSOR_BYTES = 256 << 20
+"""The limit of an image's tensors that the checkpoint's own processor makes."""
 
 READY = b"ready"
 """The fork server's first message: it has imported everything and forks on demand."""
@@ -59,6 +63,34 @@ class DrawingJob(msgspec.Struct, frozen=True, array_like=True, tag="drawing"):
         return self.page.height * self.page.width * RGB_BYTES
 
 
+class LayoutJob(msgspec.Struct, frozen=True, array_like=True, tag="layout"):
+    """Compute the layout of an upright image, for a family that runs the checkpoint's own processor."""
+
+    medium: ClassVar = "image"
+    num_pixel_bytes: ClassVar = 0
+    family: str
+    """A folder of saccade.models."""
+    settings: dict[str, Any]
+    """Those of the family's Layout."""
+    width: int
+    """Pixels."""
+    height: int
+
+    def checked(self, layout: ImageLayout | None) -> ImageLayout:
+        """Return the answer's *layout*, whose size a compromised process may have invented.
+
+        Raises ImageTooLarge, and InternalError if there is none.
+        """
+        if layout is None:
+            raise InternalError("A decode process answered without the image's layout.")
+        if layout.num_pixel_bytes > MAX_TENSOR_BYTES:
+            raise ImageTooLarge(
+                f"The model's processor makes {layout.num_pixel_bytes} bytes of an image of {self.width} x "
+                f"{self.height} pixels; at most {MAX_TENSOR_BYTES} are served. Send a smaller image."
+            )
+        return layout
+
+
 class PixelJob(msgspec.Struct, frozen=True, array_like=True, tag="pixels"):
     """Decode an image and write its patches."""
 
@@ -93,7 +125,7 @@ class PixelJob(msgspec.Struct, frozen=True, array_like=True, tag="pixels"):
         return "PDF" if self.page is not None else "image" if self.video is None else "video"
 
 
-InlineJob = VideoHeaderJob | PdfJob | DrawingJob
+InlineJob = VideoHeaderJob | PdfJob | DrawingJob | LayoutJob
 """Jobs without a slot."""
 
 Job = InlineJob | PixelJob
@@ -123,6 +155,8 @@ class ImageAnswer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
     """For a VideoHeaderJob."""
     pages: list[PdfPage] | None = None
     """For a PdfJob."""
+    layout: ImageLayout | None = None
+    """For a LayoutJob."""
     is_whole: bool = True
     """False for a page that lacks letters."""
 

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
+from saccade import models
 from saccade.errors import (
     DeadlineExceeded,
     InternalError,
@@ -40,6 +41,7 @@ from saccade.gateway.images.decode_pool.job import (
     ImageAnswer,
     InlineJob,
     Job,
+    LayoutJob,
     PdfJob,
     PixelJob,
     StageSeconds,
@@ -108,7 +110,7 @@ class DecodePool:
     def __init__(self, config: MediaSettings) -> None:
         self._config, self._image_limits = config, config.image_limits
         self._slots = SlotPool(config.shared_memory_bytes)
-        self._server = DecodeServer(config.decode_memory_bytes, config.pdf_fonts.folder)
+        self._server = DecodeServer(config.decode_memory_bytes, config.pdf_fonts.folder, config.processor_libraries)
         self.queue = DecodeQueue(
             config.decode_in_flight_bytes,
             # One process is left to images.
@@ -209,6 +211,18 @@ class DecodePool:
         # A compromised process may have invented them.
         limits.check_pages(pages)
         return pages
+
+    async def layout(
+        self, family: str, settings: Mapping[str, Any], width: int, height: int, client: Hashable = None
+    ) -> ImageLayout:
+        """Return the layout of an image of *width* x *height* pixels by *family*'s processor, in *client*'s turn.
+
+        Raises the same errors as prepare_image().
+        """
+        if models.families()[family].library not in self._config.processor_libraries:
+            raise InternalError("The gateway was started without the `--processor-libraries` of this model.")
+        job = LayoutJob(family, dict(settings), width, height)
+        return job.checked((await self._tried(job, HEADER_BYTES, self._answer_inline, client)).layout)
 
     async def drawing(self, encoded: bytes, page: PdfPage, client: Hashable = None) -> bytes:
         """Return a *page* of an encoded PDF as RGB, uint8 [page.height, page.width, 3], drawn in *client*'s turn.

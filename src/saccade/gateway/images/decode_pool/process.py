@@ -18,8 +18,9 @@ import io
 import os
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,6 +40,7 @@ from saccade.gateway.images.decode_pool.job import (
     DrawingJob,
     ImageAnswer,
     Job,
+    LayoutJob,
     PdfJob,
     PixelJob,
     StageSeconds,
@@ -144,6 +146,9 @@ def answer(job: Job, slot: int | None, pdf: Renderer) -> ImageAnswer:
         if isinstance(job, DrawingJob):
             drawing = pdf.render(job.encoded, job.page, allows_gaps=job.allows_gaps)
             return ImageAnswer(inline=drawing.image.tobytes(), is_whole=drawing.is_whole)
+        if isinstance(job, LayoutJob):
+            layout_of = models.load_processor_pixels(job.family).layout_of
+            return ImageAnswer(layout=layout_of(job.width, job.height, job.settings))
         return _prepare(job, slot, pdf)
     except SaccadeError as error:
         return ImageAnswer(failure=Failure(error.code, error.message))
@@ -213,11 +218,13 @@ def _array(target: bytearray | memoryview, layout: ImageLayout) -> npt.NDArray[A
     return np.frombuffer(target, NUMPY_DTYPE[layout.pixel_dtype]).reshape(layout.pixel_shape)
 
 
-def _preload(pdf_font_folder: str | None) -> Renderer:
+def _preload(pdf_font_folder: str | None, libraries: Sequence[str]) -> Renderer:
     """Import all that a job needs and use it once, so that no child repeats this or starts a thread.
 
     Return the PDF renderer.
     """
+    # A library of processors would import them if they are installed, and no job needs them.
+    sys.modules["torch"] = sys.modules["torchvision"] = None  # type: ignore[assignment]
     # A thread per core would exceed the limits of a decode process, and the other processes use the cores.
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
     for kind in ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP"):
@@ -229,8 +236,15 @@ def _preload(pdf_font_folder: str | None) -> Renderer:
     pdf = Renderer(installed_fonts(pdf_font_folder))
     for page in pdf.read_pages(SAMPLE_PDF, PdfLimits(ImageLimits())):
         pdf.render(SAMPLE_PDF, page)
+    known = {family.library for family in models.families().values()}
+    if not known.issuperset(libraries):
+        raise StartupError("--processor-libraries names a library by which no family runs processors.")
     for name in filter(models.takes_images, models.families()):
-        models.load_pixels(name)
+        library = models.families()[name].library
+        if library is None:
+            models.load_pixels(name)
+        elif library in libraries:
+            models.load_processor_pixels(name).load_library()
     # A library may load more of itself at its first use, which a confined process cannot do.
     for codec in ("ascii", "latin-1", "utf-16-le", "utf-16-be", "unicode_escape"):
         codecs.lookup(codec)
@@ -287,9 +301,10 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--memory-bytes", type=int, required=True)
     parser.add_argument("--pdf-font-folder")
+    parser.add_argument("--processor-library", action="append", default=[])
     arguments = parser.parse_args()
     hide_messages()
-    pdf = _preload(arguments.pdf_font_folder)
+    pdf = _preload(arguments.pdf_font_folder, arguments.processor_library)
     # The connection breaks if the gateway ends before it has read everything, as after a refused start.
     with contextlib.suppress(ConnectionError):
         connection = fork_server(socket.socket(fileno=arguments.fd))

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 
 import msgspec
 
@@ -31,6 +32,8 @@ ENVIRONMENT = {
     # malloc keeps buffers of ordinary images for the next one: fresh pages would double the time of a decode.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+    # A library of processors advises to install torch, which these processes do without.
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
 }
 
 
@@ -132,9 +135,10 @@ class DecodeServer:
     Its methods block, and are safe to call from several threads.
     """
 
-    def __init__(self, memory_bytes: int, pdf_font_folder: str | None = None) -> None:
+    def __init__(self, memory_bytes: int, pdf_font_folder: str | None = None, libraries: Sequence[str] = ()) -> None:
         self._memory_bytes = memory_bytes
         self._pdf_font_folder = pdf_font_folder
+        self._libraries = libraries
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -196,6 +200,8 @@ class DecodeServer:
         arguments = ["--fd", str(theirs.fileno()), "--memory-bytes", str(self._memory_bytes)]
         if self._pdf_font_folder is not None:
             arguments += ["--pdf-font-folder", self._pdf_font_folder]
+        for library in self._libraries:
+            arguments += ["--processor-library", library]
         output, self._logging = log_lines("decode processes")
         try:
             with theirs, open(output, "wb"):

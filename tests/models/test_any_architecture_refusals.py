@@ -1,0 +1,73 @@
+"""What --model-impl transformers refuses, each by name, before any weights are loaded. F7"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import any_architecture
+
+from saccade import models
+from saccade.engine.executor.loader import empty_network
+from saccade.errors import StartupError
+from saccade.gateway.served_models.served_model import ServedModel
+from saccade.models.files import read_model_files
+from saccade.protocol.description import ModelFiles
+
+TEXT = any_architecture.SMALL_TEXT
+SIGLIP = any_architecture.SIGLIP
+TOWER = {**any_architecture.SMALL, "image_size": 56, "patch_size": 14}
+CONVOLUTIONS = {**TEXT, "model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "lfm2_vl": ({"text_config": CONVOLUTIONS}, "layers of the kind conv"),
+    "gemma3": ({"text_config": {**TEXT, "model_type": "gemma3_text"}, "vision_config": SIGLIP}, "token_type_ids"),
+    "paligemma": ({"text_config": {**TEXT, "model_type": "gemma"}, "vision_config": SIGLIP}, "token_type_ids"),
+    "hunyuan_vl": ({"text_config": {**TEXT, "model_type": "hunyuan_vl_text"}}, "positions and embeddings|several axes|mm_token"),
+    "granite_docling": ({"text_config": {**TEXT, "model_type": "granite_docling_text"}, "vision_config": {**TOWER, "out_hidden_size": 64}}, "deepstack"),
+    "glm5_next": ({}, "layers of the kind|mm_token_type_ids|dynamic"),
+    "qwen4_exp": ({}, "is not served|not served"),
+    "unknown": ({}, "transformers has no model_type 'unknown'"),
+    "llava": ({"text_config": {**TEXT, "model_type": "llama", "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "vision_config": SIGLIP}, "rope_type is dynamic"),
+}  # fmt: skip
+
+
+def files_of(model_type: str, config: dict[str, Any]) -> ModelFiles:
+    whole = {"model_type": model_type, "model_impl": "transformers", "image_token_id": 300, **config}
+    return ModelFiles(files={"config.json": json.dumps(whole).encode()})
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_model_is_refused_by_name(model_type: str) -> None:
+    config, words = REFUSED[model_type]
+    with pytest.raises(StartupError, match=words):
+        empty_network(files_of(model_type, config))
+
+
+def test_quantised_weights_are_refused() -> None:
+    config = {
+        "text_config": {**TEXT, "model_type": "llama"},
+        "vision_config": SIGLIP,
+        "quantization_config": {"bits": 4},
+    }
+    with pytest.raises(StartupError, match="quantised weights"):
+        empty_network(files_of("llava", config))
+
+
+def test_network_that_is_served_has_no_storage_yet() -> None:
+    config = {"text_config": {**TEXT, "model_type": "llama"}, "vision_config": SIGLIP}
+    _, network = empty_network(files_of("llava", config))
+    assert {parameter.device for parameter in network.parameters()} == {torch.device("meta")}
+
+
+def test_processor_that_treats_images_beside_others_differently_is_refused(tmp_path: Path) -> None:
+    folder = any_architecture.write(tmp_path, "llava_onevision")
+    layout = ServedModel.from_files("a", read_model_files(folder), 4096).layout
+    with pytest.raises(StartupError, match="LlavaOnevisionProcessor makes something else"):
+        layout.image(150, 100, layout.settings)
+
+
+def test_library_of_no_family_is_refused() -> None:
+    with pytest.raises(StartupError, match="--model-impl jax: no family"):
+        models.family_of({"model_impl": "jax", "architectures": ["LlavaForConditionalGeneration"]})
+    assert models.family_of({"model_impl": "transformers"}) == "any_architecture"
