@@ -23,10 +23,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "lfm2_vl": ({"text_config": CONVOLUTIONS}, "layers of the kind conv"),
     "gemma3": ({"text_config": {**TEXT, "model_type": "gemma3_text"}, "vision_config": SIGLIP}, "token_type_ids"),
     "paligemma": ({"text_config": {**TEXT, "model_type": "gemma"}, "vision_config": SIGLIP}, "token_type_ids"),
-    "hunyuan_vl": ({"text_config": {**TEXT, "model_type": "hunyuan_vl_text"}}, "positions and embeddings|several axes|mm_token"),
+    "hunyuan_vl": ({"text_config": {**TEXT, "model_type": "hunyuan_vl_text"}}, "mm_token_type_ids for each token"),
     "granite_docling": ({"text_config": {**TEXT, "model_type": "granite_docling_text"}, "vision_config": {**TOWER, "out_hidden_size": 64}}, "deepstack"),
-    "glm5_next": ({}, "layers of the kind|mm_token_type_ids|dynamic"),
-    "qwen4_exp": ({}, "is not served|not served"),
+    "glm5_next": ({}, "indexed_attention, linear_attention"),
+    "qwen4_exp": ({}, "indexed_attention, linear_attention"),
+    "perception_lm": (
+        {"text_config": {**TEXT, "model_type": "llama"}, "vision_config": {"model_type": "timm_wrapper"}},
+        "no network for images and text of the model_type 'perception_lm'",
+    ),
     "unknown": ({}, "transformers has no model_type 'unknown'"),
     "llava": ({"text_config": {**TEXT, "model_type": "llama", "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "vision_config": SIGLIP}, "rope_type is dynamic"),
 }  # fmt: skip
@@ -65,6 +69,23 @@ def test_processor_that_treats_images_beside_others_differently_is_refused(tmp_p
     layout = ServedModel.from_files("a", read_model_files(folder), 4096).layout
     with pytest.raises(StartupError, match="LlavaOnevisionProcessor makes something else"):
         layout.image(150, 100, layout.settings)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "words"),
+    [
+        ("cohere2_vision", "no image processor without torch"),
+        ("perception_lm", "no image processor without torch"),
+        ("gemma3", "a type for each token"),
+        ("hunyuan_vl", "a type for each token"),
+        ("ernie4_5_vl_moe", "a type for each token"),
+    ],
+)
+def test_processor_is_refused_by_name(model_type: str, words: str) -> None:
+    files = {"processor": {}, "image_processor": {}, "added_tokens": {"<image>": 3}, "named_tokens": {}}
+    layout = models.load_layout("any_architecture")({"model_type": model_type, "image_token_id": 3}, files)
+    with pytest.raises(StartupError, match=words):
+        layout.image(10, 10, layout.settings)
 
 
 def test_library_of_no_family_is_refused() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.nn import functional
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -61,6 +62,24 @@ class Step(NamedTuple):
         scoring = self.scorings[number]
         context = self.context.of_window(scoring.window)
         return context.backend.paged(q_NQD, k_NKD, v_NKW, number, context, scoring)
+
+
+class Apart(NamedTuple):
+    """Attention within one sequence, without a cache: two passes over the same sequence can be compared."""
+
+    scorings: Mapping[int, Scoring]
+
+    def attend(
+        self, layer: Any, q_NQD: torch.Tensor, k_NKD: torch.Tensor, v_NKW: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        """Attend to earlier tokens of the sequence, within the window of *layer*."""
+        scoring, places = self.scorings[layer.layer_idx], torch.arange(len(q_NQD), device=q_NQD.device)
+        visible = places <= places.unsqueeze(1)
+        if scoring.window is not None:
+            visible &= places > places.unsqueeze(1) - scoring.window
+        q, k, v = (heads.transpose(0, 1).unsqueeze(0) for heads in (q_NQD, k_NKD, v_NKW))
+        output = functional.scaled_dot_product_attention(q, k, v, visible, scale=scoring.scale, enable_gqa=True)
+        return output.squeeze(0).transpose(0, 1).flatten(1)
 
 
 @dataclass

@@ -9,23 +9,37 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
+from safetensors.numpy import save
 from safetensors.torch import load
 from torch import nn
 from transformers import AutoModelForImageTextToText
 from transformers.utils import logging
 
 from saccade.errors import StartupError
-from saccade.models.any_architecture.attention import NAME, Attends, Step, Trial
+from saccade.models.any_architecture.attention import NAME, Apart, Attends, Step, Trial
 from saccade.models.any_architecture.configuration import read_configuration
+from saccade.models.any_architecture.layout import Layout
+from saccade.models.any_architecture.processor import ImageProcessor, process
 from saccade.models.any_architecture.spec import Spec
 from saccade.models.network import Derived, Target
-from saccade.models.spec import MediaShape
+from saccade.models.spec import IMAGE, MediaShape
 from saccade.nn.context import ForwardContext, VisionAttentionBackend
 from saccade.nn.layerwise import Layerwise
 from saccade.nn.parallel import ALONE, Ranks
 
+FAULTS = (AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
+"""What transformers' classes raise for what they cannot compute."""
+
 TRIAL_TOKENS = 7
+IMAGE_SHAPE = (160, 224, 3)
+"""Of the image of noise with which a loaded network is checked."""
+
+IMAGE_ATOL = 1e-2
+"""By how much its hidden states may differ, as a part of the largest: images of several sizes are batched otherwise."""
+
 LENGTH_BYTES = 8
 """Of a safetensors file, with the length of its header."""
 
@@ -77,11 +91,17 @@ class Network(nn.Module):
         if ranks.size > 1:
             raise StartupError("--model-impl transformers serves a model on one rank; leave out the parallel sizes.")
         self.spec = spec
+        self._files = config, preprocessor
         self._configuration = read_configuration(config)
-        with _quiet():
-            self.top = _with_body(
-                AutoModelForImageTextToText.from_config(self._configuration, attn_implementation=ATTENTION)
-            )
+        try:
+            with _quiet():
+                top = AutoModelForImageTextToText.from_config(self._configuration, attn_implementation=ATTENTION)
+        except FAULTS as error:
+            raise StartupError(
+                f"transformers makes no network for images and text of the model_type {config.get('model_type')!r}, or "
+                "not with this config.json and the installed packages; it is not served."
+            ) from error
+        self.top = _with_body(top)
         _check_class(self.top)
         self._scorings = self._try()
 
@@ -94,7 +114,7 @@ class Network(nn.Module):
         try:
             self._hidden(x_NE, torch.arange(TRIAL_TOKENS), trial)
             self.logits(x_NE)
-        except (TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError, KeyError) as error:
+        except FAULTS as error:
             raise StartupError(
                 f"{type(self.top).__name__} needs more than embeddings and positions to compute a token, which is "
                 "not served."
@@ -139,8 +159,38 @@ class Network(nn.Module):
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
             if faults := sorted(map(str, info.get(kind) or ())):
                 raise StartupError(f"The checkpoint's weights: {kind.replace('_', ' ')}: {', '.join(faults[:5])}.")
-        self.top = _with_body(top.to(device))
+        self.top = _with_body(top.to(device)).eval()
+        self._check_image()
         return sum(parameter.numel() for parameter in self.top.parameters())
+
+    @torch.inference_mode()
+    def _check_image(self) -> None:
+        """Raise StartupError unless the class computes the same of a whole prompt with an image as of its features.
+
+        A class may do more with an image than to put its features into the prompt.
+        """
+        settings = Layout(*self._files).settings
+        noise = np.random.default_rng(0).integers(0, 256, IMAGE_SHAPE, dtype=np.uint8)
+        prompt, arrays = process(settings, Image.fromarray(noise), ImageProcessor)
+        placeholder, added = self.spec.placeholder_of[IMAGE], settings["added_tokens"]
+        runs = ([placeholder] * piece if isinstance(piece, int) else [added.get(piece, 0)] for piece in (0, *prompt, 0))
+        ids = torch.tensor([token_id for run in runs for token_id in run], device=self.device)
+        rows = (ids == placeholder).nonzero().flatten()
+        tensors = self._tensors(save(arrays))
+        features = self._features(torch.frombuffer(bytearray(save(arrays)), dtype=torch.uint8), len(rows))
+        positions, paged = torch.arange(len(ids), device=self.device), Apart(self._scorings)
+        try:
+            whole = self._body({"input_ids": ids.unsqueeze(0), **tensors}, positions, paged)
+        except FAULTS as error:
+            raise StartupError(
+                f"{type(self.top).__name__} does not take what its processor makes of an image."
+            ) from error
+        in_parts = self._hidden(self.embed(ids, rows, features), positions, paged)
+        if not torch.allclose(whole, in_parts, atol=IMAGE_ATOL * whole.abs().max().item(), rtol=0):
+            raise StartupError(
+                f"{type(self.top).__name__} does more with an image than to put its features into the prompt, which is "
+                "not served."
+            )
 
     def untie(self) -> None:
         """Do nothing: transformers' loader decides about the head."""
@@ -175,16 +225,19 @@ class Network(nn.Module):
         if not pixels_B[:LENGTH_BYTES].any():
             # The image of a warm-up has no tensors.
             return torch.zeros(num_tokens, self.spec.feature_width, dtype=self.dtype, device=self.device)
-        tensors = {
-            name: values.to(self.device, self.dtype if values.is_floating_point() else values.dtype)
-            for name, values in load(pixels_B.numpy().tobytes()).items()
-        }
-        output = self.top.get_image_features(**tensors)
+        output = self.top.get_image_features(**self._tensors(pixels_B.numpy().tobytes()))
         parts = output.pooler_output
         features = (torch.cat(list(parts)) if not torch.is_tensor(parts) else parts).flatten(0, -2)
         if features.shape != (num_tokens, self.spec.feature_width):
             raise ValueError(f"An image of {num_tokens} tokens has features of shape {[*features.shape]}.")
         return features.to(self.dtype)
+
+    def _tensors(self, content: bytes) -> dict[str, torch.Tensor]:
+        """Return the tensors of an image for the network."""
+        return {
+            name: values.to(self.device, self.dtype if values.is_floating_point() else values.dtype)
+            for name, values in load(content).items()
+        }
 
     def forward(
         self,
@@ -198,11 +251,14 @@ class Network(nn.Module):
         return self._hidden(x_NE, context.positions[0], Step(context, self._scorings))
 
     def _hidden(self, x_NE: torch.Tensor, positions_N: torch.Tensor, paged: Attends) -> torch.Tensor:
+        return self._body({"inputs_embeds": x_NE.unsqueeze(0)}, positions_N, paged)
+
+    def _body(self, inputs: Mapping[str, torch.Tensor], positions_N: torch.Tensor, paged: Attends) -> torch.Tensor:
         # Without a mask, transformers would look for several sequences in the positions.
-        seen = torch.ones(1, len(positions_N), dtype=torch.bool, device=x_NE.device)
+        visible = torch.ones(1, len(positions_N), dtype=torch.bool, device=positions_N.device)
         output = self.top.model(
-            inputs_embeds=x_NE.unsqueeze(0),
-            attention_mask=seen,
+            **inputs,
+            attention_mask=visible,
             position_ids=positions_N.unsqueeze(0),
             use_cache=False,
             paged=paged,
