@@ -80,6 +80,15 @@ RELEASES = {
         {"image_processor_type": "LlavaOnevisionImageProcessor", **SQUARE, "image_grid_pinpoints": [[56, 56], [56, 112], [112, 56], [112, 112]]},
         tokens=("<video>",),
     ),
+    "ovis2": Release(
+        {"model_type": "qwen2"},
+        {**SMALL, "image_size": 56, "patch_size": 14, "vocab_size": 64, "hidden_stride": 2},
+        {"hidden_size": 64},
+        {"processor_class": "Ovis2Processor", "image_seq_length": 4},
+        {"image_processor_type": "Ovis2ImageProcessor", **TILES},
+        ("<image>", "<IMG_ATOM>"),
+        tokens=("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"),
+    ),
     "qianfan_ocr": Release(
         {"model_type": "qwen3"},
         {**SMALL, "image_size": [56, 56], "patch_size": [14, 14]},
@@ -115,8 +124,8 @@ RELEASES = {
         ("<|image_pad|>", "<|image_pad|>"), MERGED, ("<|video_pad|>",),
     ),
 }  # fmt: skip
-SERVED = tuple(name for name in RELEASES if name != "llava_onevision")
-"""Without one whose processor treats an image beside others differently."""
+SERVED = tuple(name for name in RELEASES if name not in ("llava_onevision", "ovis2"))
+"""Without one whose processor treats an image beside others differently, and one whose class embeds other tokens."""
 
 KEYS = {"aya_vision": "image_token_index", "llava_onevision": "image_token_index", "aria": "image_token_index"}
 
@@ -151,9 +160,12 @@ def write(folder: Path, name: str) -> Path:
     write_json(folder, "processor_config.json", release.processor)
     ends = {"eos_token_id": ids[END], "pad_token_id": ids[END], "bos_token_id": ids["<|im_start|>"]}
     text = {**SMALL_TEXT, **ends, **release.text}
+    others = dict(release.others)
+    if name == "ovis2":
+        others["visual_indicator_token_ids"] = [ids[token] for token in release.tokens]
     image = {KEYS.get(name, "image_token_id"): ids[release.image[1]]}
     config = CONFIG_MAPPING[name].from_dict(
-        {"text_config": text, "vision_config": dict(release.vision), "dtype": "float32", **image, **release.others}
+        {"text_config": text, "vision_config": dict(release.vision), "dtype": "float32", **image, **others}
     )
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config).float().eval()

@@ -177,9 +177,9 @@ class Network(nn.Module):
         ids = torch.tensor([token_id for run in runs for token_id in run], device=self.device)
         rows = (ids == placeholder).nonzero().flatten()
         tensors = self._tensors(save(arrays))
-        features = self._features(torch.frombuffer(bytearray(save(arrays)), dtype=torch.uint8), len(rows))
         positions, paged = torch.arange(len(ids), device=self.device), Apart(self._scorings)
         try:
+            features = self._features(torch.frombuffer(bytearray(save(arrays)), dtype=torch.uint8), len(rows))
             whole = self._body({"input_ids": ids.unsqueeze(0), **tensors}, positions, paged)
         except FAULTS as error:
             raise StartupError(
