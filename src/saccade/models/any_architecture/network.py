@@ -198,6 +198,9 @@ class Network(nn.Module):
     def make_tied_head(self) -> None:
         """Do nothing: transformers' loader ties the head."""
 
+    def share_head(self) -> None:
+        """Do nothing: the head is not packed."""
+
     def is_head(self, name: str) -> bool:
         """Return False: tensors are not placed by name."""
         return False
