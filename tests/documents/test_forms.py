@@ -20,6 +20,7 @@ from saccade.errors import StartupError
         ("saccade-reader", "saccade-reader"),
         ("Qwen/Qwen3-VL-2B-Instruct", GENERAL),
         ("my-model", GENERAL),
+        ("chandra-tunes/Qwen3-VL-2B", GENERAL),
     ],
 )
 def test_form_is_in_the_name_of_the_model(model: str, form: str) -> None:

@@ -34,6 +34,7 @@ def find_form(model: str, name: str | None = None) -> PageForm:
         if name not in forms:
             raise StartupError(f"There is no form {name}. The forms are {', '.join(sorted(forms))}.")
         return forms[name]
-    spelling = model.lower().replace("_", "-")
+    # Whoever published it may be called like another release.
+    spelling = model.rpartition("/")[2].lower().replace("_", "-")
     # chandra-ocr-2 has another form than chandra.
     return forms[max((form for form in forms if form in spelling), key=len, default=GENERAL)]
