@@ -90,6 +90,14 @@ async def interrupted(server: HangingServer, *words: str) -> Ended:
             server.is_over.set()
 
 
+def is_engine(process: psutil.Process) -> bool:
+    try:
+        return "saccade.engine" in process.cmdline()
+    except psutil.Error:
+        # It has ended meanwhile.
+        return False
+
+
 def content(path: str) -> str:
     return Path(path).read_text()
 
@@ -145,16 +153,23 @@ async def test_interrupted_read_asks_only_for_the_missing_pages(capsys: pytest.C
 
 
 async def test_interrupted_answer_is_no_whole_one() -> None:
-    ended = await interrupted(HangingServer(num_good=0), "ask", "What is it?", "--url", "URL")
-    assert ended == Ended(130, "The ca", "saccade: Interrupted: the answer is not complete.\n", [])
+    async with listening(server := HangingServer(num_good=0)):
+        process = await begin("ask", "What is it?", "--url", server.url)
+        assert process.stdout is not None
+        shown = await asyncio.wait_for(process.stdout.readexactly(len("The ca")), SECONDS)
+        try:
+            ended = await interrupt(process)
+        finally:
+            server.is_over.set()
+    assert shown == b"The ca"
+    assert ended == Ended(130, "", "saccade: Interrupted: the answer is not complete.\n", [])
 
 
 @pytest.mark.ci
 async def test_interrupt_at_the_start_of_a_server_ends_the_server() -> None:
     process = await begin("read", "a.pdf", "--serve", str(bundled("model")))
     tree = psutil.Process(process.pid)
-    is_begun = lambda: any("saccade.engine" in one.cmdline() for one in tree.children(recursive=True))  # noqa: E731
-    assert await asyncio.to_thread(wait_until, is_begun)
+    assert await asyncio.to_thread(wait_until, lambda: any(map(is_engine, tree.children(recursive=True))))
     ended = await interrupt(process)
     assert (ended.code, ended.output, ended.left) == (130, "", [])
     assert "Traceback" not in ended.errors

@@ -368,6 +368,7 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         download_dir="/models",
         seed=3,
         record_pixels=True,
+        model_impl="transformers",
         hf_overrides='{"a": 1}',
         generation_config="vllm",
         override_generation_config='{"b": 2}',

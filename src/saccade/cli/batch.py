@@ -123,10 +123,11 @@ def _fault_of_batch(client: "openai.OpenAI", file: Path, journal: Journal, tell:
     batch_id = known_batch(client, journal) or begin_batch(client, file, journal)
     try:
         return finish_batch(client, batch_id, file, journal, tell)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         end = f"POST {client.base_url}batches/{batch_id}/cancel ends it"
-        print(f"saccade: {batch_id} goes on at the server; {end}", file=sys.stderr)
-        raise
+        raise KeyboardInterrupt(
+            f"Interrupted. {batch_id} goes on at the server: the same command goes on with it, and {end}."
+        ) from interrupt
 
 
 async def _run(

@@ -25,10 +25,12 @@ def check_writable(*files: Path | None) -> None:
 
 @contextlib.contextmanager
 def resumable(journal: Journal) -> Iterator[None]:
-    """Close *journal* at the end, and say on Ctrl-C how to go on."""
+    """Close *journal* at the end, and say on Ctrl-C how to go on, unless that is said already."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
+        if interrupt.args:
+            raise
         raise KeyboardInterrupt(f"Interrupted. {_how_to_go_on(journal)}") from interrupt
     finally:
         journal.close()

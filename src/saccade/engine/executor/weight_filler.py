@@ -40,7 +40,9 @@ def fill(
     """
 
     def fill_layer(owner: str) -> int:
-        num_bytes = sum(_fill_parameter(network, plan, name, checkpoint, device) for name in layers[owner])
+        # A quantised weight is held with the layer's bias, which must be there before.
+        names = sorted(layers[owner], key=plan.is_quantised)
+        num_bytes = sum(_fill_parameter(network, plan, name, checkpoint, device) for name in names)
         on_filled(owner)
         return num_bytes
 
