@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chats import random_image
 from checkpoints import any_architecture
 from processor_answers import check_answers, processed
+
+from saccade import LLM, SamplingParams
 
 pytestmark = pytest.mark.conformance
 
@@ -13,12 +16,17 @@ HIDDEN = 'import sys\n\nsys.modules["torchvision"] = None\n'
 """The library imports torchvision if it is installed, and the tests' torch may be another build than it needs."""
 
 
-def test_answers_equal_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import AutoImageProcessor, AutoProcessor
-
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint; processes that a test starts do not find torchvision."""
     (tmp_path / "sitecustomize.py").write_text(HIDDEN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    folder = any_architecture.write(tmp_path / "model", "aya_vision")
+    return any_architecture.write(tmp_path / "model", "aya_vision")
+
+
+def test_answers_equal_the_reference(folder: Path) -> None:
+    from transformers import AutoImageProcessor, AutoProcessor
+
     processor = AutoProcessor.from_pretrained(folder)
     processor.image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
 
@@ -27,3 +35,10 @@ def test_answers_equal_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return processed(processor, prompt, images)
 
     check_answers(folder, process)
+
+
+def test_python_programs_need_no_further_setting(folder: Path) -> None:
+    with LLM(str(folder), model_impl="transformers") as llm:
+        content = [{"type": "image", "image": random_image(64, 48, 1)}, {"type": "text", "text": "What is it?"}]
+        [answer] = llm.chat([[{"role": "user", "content": content}]], SamplingParams(max_tokens=3, min_tokens=3))
+    assert answer.usage.completion_tokens == 3

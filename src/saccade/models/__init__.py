@@ -87,6 +87,11 @@ def family_of(config: Mapping[str, Any]) -> str:
             raise StartupError(f"config.json: `architectures` must name exactly one architecture, not {given!r}.")
 
 
+def libraries_of(implementation: str) -> tuple[str, ...]:
+    """Return the libraries that decode processes need for models with this --model-impl."""
+    return (implementation,) if any(family.library == implementation for family in families().values()) else ()
+
+
 def find_by_type(model_type: str) -> str:
     """Return the name of the only family with *model_type*. Raises StartupError."""
     all_families = families()
