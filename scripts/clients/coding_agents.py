@@ -131,7 +131,7 @@ def play(gateway: scripted.Gateway, form: Form, folder: Path) -> None:
     """Have the worker of *gateway* do the task in *folder*, a turn for each request."""
     generate = gateway.worker.generate
 
-    def play_turn(request: EngineRequest, sink: Sink) -> Stream:
+    def play_turn(request: EngineRequest, sink: Sink, chat: object) -> Stream:
         prompt = gateway.tokenizer.decode(request.token_ids)
         turns = next((calls(folder) for name, calls in CALLS.items() if name in prompt), [])
         number = prompt.count(form.result)
@@ -139,7 +139,7 @@ def play(gateway: scripted.Gateway, form: Form, folder: Path) -> None:
         if number > IMAGE_TURN and not request.media:
             pieces = [*form.thinking, "The image has not come."]
         gateway.answer_pieces(*pieces)
-        return generate(request, sink)
+        return generate(request, sink, chat)
 
     gateway.worker.generate = play_turn  # type: ignore[method-assign]
 
