@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from saccade.gateway.apis.batches import store as store_of_batches
 from saccade.gateway.apis.batches.store import BatchStore
 from saccade.gateway.apis.batches.wire import Batch
 from saccade.gateway.state.batches import BATCH
@@ -103,4 +104,6 @@ async def store(location: str, key_file: str, moment: str) -> None:
         previous = name
 
 
+# Batches of the first tenant stay open over all kills.
+store_of_batches.MAX_OPEN = 1 << 30  # type: ignore[misc]
 asyncio.run(store(*sys.argv[1:]))
