@@ -32,6 +32,7 @@ async def begin(ended: list[str]) -> list[asyncio.Task[None]]:
 
 def test_interrupt_cancels_the_work_and_the_loop_goes_on() -> None:
     async def interrupting(ended: list[str]) -> None:
+        await asyncio.sleep(0.5)  # until the caller waits: before, there would be nothing to cancel
         os.kill(os.getpid(), signal.SIGINT)  # to the process, as from a terminal
         await wait_for_ever(ended)
 
