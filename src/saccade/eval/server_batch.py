@@ -11,6 +11,7 @@ import msgspec
 from saccade.errors import StartupError
 from saccade.eval.batch import requests
 from saccade.eval.runner import Journal
+from saccade.whole_file import whole_file
 
 if TYPE_CHECKING:
     import openai
@@ -45,10 +46,9 @@ def begin_batch(client: "openai.OpenAI", file: Path, journal: Journal) -> str:
     endpoint: Any = next(requests(file)).url
     batch = client.batches.create(input_file_id=source, endpoint=endpoint, completion_window="24h").id
     note = _note(journal)
-    draft = note.with_name(f"{note.name}.new")
     try:
-        draft.write_text(batch)
-        draft.replace(note)
+        with whole_file(note) as part:
+            part.write_text(batch)
     except OSError as error:
         raise StartupError(f"Cannot write {note}: {error.strerror}.") from error
     return batch
