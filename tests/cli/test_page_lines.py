@@ -1,5 +1,8 @@
 """Each `saccade` command line of the pages has flags and arguments that the command takes. # F8"""
 
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
 import pytest
 from cyclopts import MissingArgumentError
 from page_lines import PAGES, Line, lines_of, spans_of
@@ -34,6 +37,12 @@ def fault(words: list[str], *, is_whole: bool = True) -> str:
     return ""
 
 
+def calls_in(lines_in: Callable[[Path], Iterable[Line]]) -> list[tuple[Line, list[str]]]:
+    """Return the calls in the lines of all pages, each with its words."""
+    lines = (line for page in PAGES for line in lines_in(page) if is_of_saccade(line))
+    return [(line, words) for line in lines for words in line.calls("saccade")]
+
+
 def test_a_wrong_line_is_found() -> None:
     for text in ("saccade serve --max-modle-len 4", "saccade raed a.pdf", "a | saccade top > b"):
         [words] = Line(PAGES[0], text).calls("saccade")
@@ -44,25 +53,13 @@ def test_a_wrong_line_is_found() -> None:
 
 def test_lines_of_blocks_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SACCADE_ADMIN_KEY", "of-its-own")  # as in the lines that need one
-    calls = [
-        (line, words)
-        for page in PAGES
-        for line in lines_of(page)
-        if is_of_saccade(line)
-        for words in line.calls("saccade")
-    ]
+    calls = calls_in(lines_of)
     assert len(calls) > 80
     assert [f"{line.page.name}: {line.text}: {said}" for line, words in calls if (said := fault(words))] == []
 
 
 def test_lines_of_sentences_can_be_run() -> None:
-    calls = [
-        (line, words)
-        for page in PAGES
-        for line in spans_of(page)
-        if is_of_saccade(line)
-        for words in line.calls("saccade")
-    ]
+    calls = calls_in(spans_of)
     assert len(calls) > 80
     wrong = [
         f"{line.page.name}: {line.text}: {said}" for line, words in calls if (said := fault(words, is_whole=False))

@@ -1,13 +1,16 @@
-"""Databases for tests: SQLite everywhere, PostgreSQL if the machine has its programs."""
+"""Databases for tests: SQLite everywhere, PostgreSQL if the machine has its programs. And gateways over one."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import postgres
 import pytest
+from batch_calls import Open, gateways
 
+from saccade.gateway.apis.batches import runner
 from saccade.gateway.state.connection import Server
 from saccade.gateway.state.postgres import PostgresServer
+from saccade.gateway.state.settings import StateSettings
 from saccade.gateway.state.sqlite import SqliteFolder
 
 
@@ -33,3 +36,16 @@ def new_location(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[],
 def server(new_location: Callable[[], str]) -> Server:
     location = new_location()
     return PostgresServer(location) if location.startswith("postgresql:") else SqliteFolder(Path(location))
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have batches looked for, and go on, several times a second."""
+    for name in ("POLL_SECONDS", "PROGRESS_SECONDS", "PAUSE_SECONDS"):
+        monkeypatch.setattr(runner, name, 0.05)
+
+
+@pytest.fixture
+def opening(new_location: Callable[[], str], tiny_qwen3_vl: Path, tmp_path: Path) -> Open:
+    """Runs gateways over one new database."""
+    return gateways(tiny_qwen3_vl, StateSettings(new_location(), tmp_path / "key"))

@@ -11,24 +11,14 @@ import encoded
 import openai
 import pytest
 import scripted
-from batch_calls import CHATS, CONFIG, Open, chat, content, counts, create, ended, gateways, upload
+from batch_calls import CHATS, CONFIG, Open, chat, content, counts, create, ended, upload
 from chats import data_url, random_image
 from waiting import wait_until
 
-from saccade.gateway.apis.batches import runner, store
+from saccade.gateway.apis.batches import store
 from saccade.gateway.state.settings import StateSettings
 
-
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("POLL_SECONDS", "PROGRESS_SECONDS", "PAUSE_SECONDS"):
-        monkeypatch.setattr(runner, name, 0.05)
-
-
-@pytest.fixture
-def opening(new_location: Callable[[], str], tiny_qwen3_vl: Path, tmp_path: Path) -> Open:
-    """Runs gateways over one new database."""
-    return gateways(tiny_qwen3_vl, StateSettings(new_location(), tmp_path / "key"))
+pytestmark = pytest.mark.usefixtures("often")
 
 
 def test_a_batch_is_answered(opening: Open) -> None:  # F13

@@ -2,31 +2,19 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import openai
 import pytest
-from batch_calls import Open, chat, counts, create, ended, gateways
+from batch_calls import Open, chat, counts, create, ended
 from waiting import wait_until
 
 from saccade.errors import WorkerFailed
 from saccade.gateway.apis.batches import runner, store
 from saccade.gateway.state import batches
-from saccade.gateway.state.settings import StateSettings
 from saccade.gateway.tenants.key_table import digest_of
 
-
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("POLL_SECONDS", "PROGRESS_SECONDS", "PAUSE_SECONDS"):
-        monkeypatch.setattr(runner, name, 0.05)
-
-
-@pytest.fixture
-def opening(new_location: Callable[[], str], tiny_qwen3_vl: Path, tmp_path: Path) -> Open:
-    """Runs gateways over one new database."""
-    return gateways(tiny_qwen3_vl, StateSettings(new_location(), tmp_path / "key"))
+pytestmark = pytest.mark.usefixtures("often")
 
 
 def test_batches_of_tenants_without_a_key_hold_up_no_others(opening: Open) -> None:  # F11
