@@ -19,7 +19,7 @@ UNITS = {"MiB": 1 << 20, "GiB": 1 << 30, "million": 10**6}
 WORDS: dict[str, Any] = {
     "none": (),
     "every public host": (),
-    "the folder's last part, or the hub id": (),
+    "the hub id, or the folder's last part": (),
     "on": True,
     "off": False,
     "up to 4, one a core": MediaSettings.num_decode_processes,

@@ -4,7 +4,6 @@ A server says in its /metrics how many bytes a step with one token reads. They t
 the server computes on this machine's processor, so both the server and its workers must be local.
 """
 
-import ipaddress
 import os
 import re
 import time
@@ -13,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import numpy as np
+
+from saccade.loopback import is_loopback
 
 STEP_BYTES = re.compile(r'^saccade_step_weight_bytes\{[^}\n]*worker="([^"\n]*)"[^}\n]*\} (\S+)$', re.MULTILINE)
 TOTAL_BYTES = 1 << 29
@@ -35,12 +36,7 @@ def local_step_bytes(root: str, metrics: str) -> int:
 def is_local(url: str) -> bool:
     """Return whether *url* is a Unix socket or a loopback address."""
     parts = urlsplit(url if "://" in url or url.startswith("unix:") else f"//{url}")
-    if parts.scheme == "unix" or parts.hostname == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(parts.hostname or "").is_loopback
-    except ValueError:
-        return False
+    return parts.scheme == "unix" or is_loopback(parts.hostname or "")
 
 
 def bandwidth() -> float:

@@ -50,8 +50,13 @@ def served_names(model: str | None, folder: Path, flags: EngineSettings) -> tupl
 
 
 def default_name(model: str, folder: Path) -> str:
-    """Return a model's default name: a hub id as given, else the folder's last part."""
-    return folder.name if Path(model).expanduser().is_dir() else model
+    """Return a model's default name: the hub id, which a folder in a hub's cache has too, or else the folder's name."""
+    if not Path(model).expanduser().is_dir():
+        return model
+    match folder.parts:
+        case [*_, repository, "snapshots", _] if repository.startswith("models--"):
+            return repository.removeprefix("models--").replace("--", "/", 1)
+    return folder.name
 
 
 def check_without_model(flags: EngineSettings) -> None:

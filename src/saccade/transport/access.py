@@ -1,7 +1,6 @@
 """Decides who may call a worker: by user over a Unix socket, and by token or client certificate over TCP."""
 
 import hmac
-import ipaddress
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ import grpc
 from grpc_health.v1 import health
 
 from saccade.errors import StartupError
+from saccade.loopback import binds_to_loopback
 from saccade.transport.credentials import Identity
 
 ROOT = 0
@@ -49,7 +49,7 @@ class Access:
             return
         if self.allowed_uids:
             raise StartupError("--allowed-uids is for Unix sockets (--uds), not for --host and --port.")
-        if self.token is None and self.client_authorities is None and not is_loopback(bind):
+        if self.token is None and self.client_authorities is None and not binds_to_loopback(bind):
             raise StartupError(
                 f"A worker that listens on {bind} can be called from other machines. Give --worker-token-file, or "
                 "--tls-cert, --tls-key and --tls-client-ca; or listen on a loopback address or a Unix socket."
@@ -64,7 +64,7 @@ class Access:
                 f"every user of this machine may call the worker on {bind}: --worker-token-file restricts it, and so "
                 "does a Unix socket"
             )
-        if self.identity is None and not is_loopback(bind):
+        if self.identity is None and not binds_to_loopback(bind):
             yield f"the token and all prompts travel unencrypted to and from {bind}: --tls-cert and --tls-key hide them"
 
     def admits(self, uid: int) -> bool:
@@ -83,15 +83,6 @@ class Access:
 
 
 OWNER_ONLY = Access()
-
-
-def is_loopback(bind: str) -> bool:
-    """Return whether only this machine can reach `host:port`."""
-    host = bind.rpartition(":")[0].strip("[]")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class _TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]

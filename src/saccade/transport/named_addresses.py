@@ -7,6 +7,7 @@ container daemon's socket, and the credentials that a cloud serves at a link-loc
 import ipaddress
 from urllib.parse import urlsplit
 
+from saccade.loopback import is_loopback
 from saccade.whole_numbers import read_port
 
 WILDCARDS = ("*", "[::]", "::", "0.0.0.0")  # noqa: S104 - read, not bound
@@ -22,7 +23,7 @@ def on_host_of_worker(endpoint: str, host: str) -> str | None:
     if scheme != "tcp" or read_port(port) is None:
         return None
     own = f"[{host}]" if ":" in host else host
-    if name in WILDCARDS or name.lower() == own.lower() or (_is_loopback(name) and _is_loopback(host)):
+    if name in WILDCARDS or _are_one_host(name, own):
         return f"tcp://{own if name in WILDCARDS else name}:{port}"
     return None
 
@@ -39,7 +40,7 @@ def may_be_of_worker(address: str, url: str) -> bool:
     if read_port(port) is None:
         return False
     name = name.strip("[]").lower()
-    if name == host or (_is_loopback(name) and _is_loopback(host)):
+    if _are_one_host(name, host):
         return True
     try:
         ip = ipaddress.ip_address(name)
@@ -49,11 +50,5 @@ def may_be_of_worker(address: str, url: str) -> bool:
     return not (ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip.is_reserved)
 
 
-def _is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        ip = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
+def _are_one_host(name: str, other: str) -> bool:
+    return name.lower() == other.lower() or (is_loopback(name) and is_loopback(other))

@@ -126,7 +126,7 @@ async def test_another_host_needs_a_certificate_by_default(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # where libpq looks for the authority
-    # In capitals, the name counts as one of another host.
-    location = f"postgresql://{postgres.USER}@LOCALHOST:{port}/postgres"
+    # Only libpq reads this as 127.0.0.1, so it counts as another host.
+    location = f"postgresql://{postgres.USER}@127.1:{port}/postgres"
     with pytest.raises(StartupError, match="root certificate file"):
         await is_encrypted(location, tmp_path / "key")

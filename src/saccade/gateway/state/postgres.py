@@ -1,7 +1,6 @@
 """A database on a PostgreSQL server, with psycopg."""
 
 import contextlib
-import ipaddress
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ import msgspec
 
 from saccade.errors import NotInstalled, StartupError
 from saccade.gateway.state.connection import Connection, DatabaseConflict, DatabaseFailed, Server, Value
+from saccade.loopback import is_loopback
 
 if TYPE_CHECKING:
     import psycopg
@@ -114,12 +114,7 @@ def is_local(settings: Mapping[str, str]) -> bool:
 
 def _is_local_host(host: str) -> bool:
     # Unix sockets are named by folders, or begin with an @.
-    if not host or host.startswith(("/", "@")) or host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return not host or host.startswith(("/", "@")) or is_loopback(host)
 
 
 @contextlib.contextmanager

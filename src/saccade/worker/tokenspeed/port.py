@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from saccade.errors import StartupError
+from saccade.loopback import binds_to_loopback
 from saccade.tracing.tracer import NO_TRACES, TraceSettings
-from saccade.transport.access import is_loopback
 from saccade.whole_numbers import read_port
 
 
@@ -26,7 +26,7 @@ class TokenSpeedPort:
         host, _, port = self.bind.rpartition(":")
         if not host or read_port(port) is None:
             raise StartupError(f"--serve-tokenspeed takes HOST:PORT, as in 127.0.0.1:50051, not {self.bind!r}.")
-        if not self.is_open and not is_loopback(self.bind):
+        if not self.is_open and not binds_to_loopback(self.bind):
             raise StartupError(
                 f"--serve-tokenspeed {self.bind} can be called from other machines, and this wire has no credentials. "
                 "Listen on a loopback address; or, in a network where every machine may use the model, add "
@@ -35,7 +35,7 @@ class TokenSpeedPort:
 
     def remark(self, address: str) -> str:
         """Return the warning for the operator of a worker that listens at *address*."""
-        if is_loopback(self.bind):
+        if binds_to_loopback(self.bind):
             return f"TokenSpeed's wire is served at {address}: every user of this machine may use the model there"
         return (
             f"TokenSpeed's wire is served at {address}: everyone who can reach it may use the model there, unencrypted "
