@@ -229,6 +229,21 @@ def test_url_goes_to_the_server_and_not_through_the_browser(site: Site, opened: 
         assert "http://" in page.inner_text("#error")
 
 
+def test_a_typed_url_is_asked_about_without_being_added_first(site: Site, opened: Opened) -> None:
+    with opened(site.root, may_fail=True) as page:
+        page.fill("#url", "What is it?")
+        page.fill("#question", "What does it say?")
+        page.click("#ask")
+        assert "http://" in page.inner_text("#error")
+        assert page.input_value("#question") == "What does it say?"
+
+        page.fill("#url", "http://images.invalid/cat.png")
+        with page.expect_request("**/v1/chat/completions") as sent:
+            page.click("#ask")
+        image, _ = json.loads(sent.value.post_data or "")["messages"][0]["content"]
+        assert image["image_url"]["url"] == "http://images.invalid/cat.png"
+
+
 def test_pasted_image_is_added(site: Site, opened: Opened) -> None:
     paste = DROP.replace(
         'new DragEvent("drop", { dataTransfer: transfer,', 'new ClipboardEvent("paste", { clipboardData: transfer,'

@@ -52,13 +52,18 @@ function setOpening(more, text) {
   show($("opening"), text);
 }
 
+// Returns whether the URL was added.
 function addUrl(url) {
-  if (!/^https?:\/\//i.test(url) || !URL.canParse(url)) return fail("A URL begins with http:// or https://.");
+  if (!/^https?:\/\//i.test(url) || !URL.canParse(url)) {
+    fail("A URL begins with http:// or https://.");
+    return false;
+  }
   fail("");
   $("url").value = "";
   const kind = VIDEO.test(new URL(url).pathname) ? "video" : "image";
   attachments.push({ name: url, kind, type: "", url, thumbnail: "", ...UNSEEN });
   drawAttachments();
+  return true;
 }
 
 function drawAttachments() {
