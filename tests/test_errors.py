@@ -34,6 +34,7 @@ JUDGED = {
     "gateway/byte_budget.py": {"nbytes", "needed", "self.capacity_bytes"},
     "gateway/images/decode_pool/pool.py": {"job.medium", "limit"},
     "gateway/images/decode_pool/queue.py": {"self.total_seconds"},
+    "gateway/images/decode_pool/server.py": {"name"},
     "gateway/output/sampling.py": {"field", "limit", "max_model_len", "num_prompt_tokens", "request.needed_tokens"},
     "gateway/prompt/prompt_builder.py": {
         "field",
@@ -77,6 +78,7 @@ JUDGED = {
     "transport/kv_transfer/events.py": {"self.reason"},
     "worker/local_client.py": {"refused.sentence", "sentence"},
     "worker/tokenspeed/requests.py": {"model.description.max_model_len"},
+    "models/__init__.py": {"family.library", "reason"},
 }
 """Numbers, names that operators chose, and sentences of ours and of our workers: never what a client sent."""
 

@@ -26,6 +26,7 @@ from saccade.cli.screen import StartProgress, ask_command, curl, open_host, shar
 from saccade.gateway.config import GatewayConfig, MediaSettings, ServerSettings, TlsSettings
 from saccade.models.bundled_model import BUNDLED_NAME
 from saccade.models.files import read_model_files
+from saccade.protocol.description import ModelFiles
 from saccade.protocol.engine_ipc import EngineProgress
 from saccade.protocol.output import FinishReason, TokenDelta
 
@@ -74,6 +75,15 @@ def test_summary_names_the_format_of_the_weights(fields: dict[str, Any], shown: 
     found = [line.strip() for line in written.getvalue().splitlines() if line.startswith("weights")]
     assert len(found) == (shown is not None)
     assert shown is None or found[0].removeprefix("weights").lstrip().startswith(shown)
+
+
+@pytest.mark.parametrize(("implementation", "shown"), [("transformers", True), ("saccade", False)])
+def test_summary_says_which_library_computes_the_network(implementation: str, shown: bool) -> None:
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_impl": implementation}
+    files = ModelFiles(files={"config.json": json.dumps(config).encode()})
+    written = io.StringIO()
+    show_summary(Console(file=written, width=100), msgspec.structs.replace(DESCRIPTION, files=files), "")
+    assert ("computed by the classes of the library transformers" in written.getvalue()) is shown
 
 
 def test_summary_has_the_note_of_the_worker() -> None:

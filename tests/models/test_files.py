@@ -1,13 +1,15 @@
 """A checkpoint's small files. # A5"""
 
 import dataclasses
+import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tables import table
 
 from saccade import models
-from saccade.errors import StartupError
+from saccade.errors import NotInstalled, StartupError
 from saccade.models.family import Family
 from saccade.models.files import (
     engine_config,
@@ -88,6 +90,36 @@ def test_unknown_model_type_lists_the_known(config: dict[str, object]) -> None: 
         models.family_of(config)
 
 
+UNKNOWN = {"architectures": ["AriaForConditionalGeneration"], "image_token_index": 9}
+
+
+def test_architecture_that_no_family_names_is_computed_by_an_installed_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert models.family_of(UNKNOWN) == "any_architecture"
+    assert models.family_of({"model_type": "aria", "image_token_index": 9}) == "any_architecture"
+    known = {"architectures": ["Gemma3ForConditionalGeneration"], "image_token_index": 9}
+    assert models.family_of(known) == models.family_of({**known, "model_impl": "saccade"}) == "gemma3"
+    assert models.family_of({**known, "model_impl": "transformers"}) == "any_architecture"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert models.family_of(known) == "gemma3"
+    with pytest.raises(
+        NotInstalled, match=r"'Aria.* --model-impl transformers: pip install 'saccade-vlm\[transformers\]'"
+    ):
+        models.family_of(UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**UNKNOWN, "model_impl": "saccade"},
+        {"architectures": ["AriaForConditionalGeneration"]},
+        {"architectures": ["GPT2LMHeadModel"], "image_token_id": None},
+    ],
+)
+def test_architecture_that_nothing_computes_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(StartupError, match=r"is not supported\. Supported: .*Qwen3VLForConditionalGeneration"):
+        models.family_of(config)
+
+
 @table("name", models.families())
 def test_family_without_network_is_refused_with_an_alternative(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "has_network", lambda one: one in ("qwen3_vl", "phi3_v") and one != name)
@@ -146,7 +178,7 @@ def test_processor_config_that_holds_no_settings_is_named() -> None:
 
 def test_unknown_architecture_lists_the_known() -> None:
     with pytest.raises(StartupError, match="Qwen3VLForConditionalGeneration"):
-        models.find("Qwen3VLForConditionalGeneration2")
+        models.family_of({"architectures": ["Qwen3VLForConditionalGeneration2"]})
 
 
 @table(

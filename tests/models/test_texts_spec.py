@@ -77,7 +77,8 @@ RELEASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def spec_of(architecture: str, config: dict[str, Any]) -> Any:
-    return models.load_spec(models.find(architecture), {"architectures": [architecture], **config})
+    whole = {"architectures": [architecture], **config}
+    return models.load_spec(models.family_of(whole), whole)
 
 
 @table("name", RELEASES)

@@ -97,7 +97,7 @@ def _row(model: CachedModel) -> tuple[str, str, str, str]:
         dtype = choose_dtype("auto", choose_device("auto"), config)
         quantisation = read_quantisation(config, model.folder)
     except StartupError:
-        return model.name, family, disk, "its files are not complete"
+        return model.name, family, disk, "its files are not complete, or the engine refuses them"
     if quantisation is not None:
         return model.name, family, disk, f"as on disk: {quantisation.formats}"
     memory = size(count_parameters(network) * dtype.itemsize)

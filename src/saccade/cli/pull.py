@@ -3,8 +3,8 @@
 import gc
 
 from saccade.cli.screen import size
-from saccade.models import family_of
-from saccade.models.files import parse_json, read_model_files
+from saccade.models import families, family_of, load_spec
+from saccade.models.files import engine_config, parse_json, read_model_files
 from saccade.protocol.model_files import CONFIG
 from saccade.supervisor.checkpoint import fetch
 
@@ -21,7 +21,10 @@ def pull(model: str, /) -> None:
         A hub id such as Qwen/Qwen3-VL-2B-Instruct, or with a revision Qwen/Qwen3-VL-2B-Instruct@main.
     """
     # An unsupported model is refused before its weights are fetched.
-    family_of(parse_json(read_model_files(fetch(model, weights=False)), CONFIG))
+    files = read_model_files(fetch(model, weights=False))
+    family = family_of(parse_json(files, CONFIG))
+    if families()[family].library is not None:
+        load_spec(family, engine_config(files, families()[family]))
     folder = fetch(model)
     num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     gc.collect()  # ends the bars of the hub's client, which else are drawn over the line below

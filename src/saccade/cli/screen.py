@@ -102,6 +102,8 @@ def show_summary(
     )
     if description.note:
         table.add_row("", description.note)
+    if library := _library(description):
+        table.add_row("network", f"computed by the classes of the library {library}")
     table.add_row("device", f"{description.device}, {description.dtype}")
     if weights := _weights(description):
         table.add_row("weights", weights)
@@ -127,6 +129,14 @@ def show_summary(
     console.print(table, markup=False, highlight=False, soft_wrap=True)
     if commands:
         console.print("\nTry it:", *commands, sep="\n", markup=False, highlight=False, soft_wrap=True)
+
+
+def _library(description: Description) -> str | None:
+    """Return the library whose classes compute the network; None if that is Saccade's own code, or no file tells."""
+    try:
+        return models.families()[models.family_of(parse_json(description.files, CONFIG))].library
+    except StartupError:
+        return None
 
 
 def _weights(description: Description) -> str:

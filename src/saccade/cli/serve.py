@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from saccade import config, models
+from saccade import config
 from saccade.cli import exit_codes
 from saccade.cli.bundled import bundled
 from saccade.cli.copies import workers_of_copies
@@ -44,10 +44,9 @@ from saccade.gateway.config import MediaSettings, ServerSettings
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.llm.serving import api_url, reachable
 from saccade.log_setup import configure_logging
-from saccade.models.files import parse_json, read_chat_template, read_model_files, with_chat_template, with_overrides
+from saccade.models.files import read_chat_template, read_model_files, with_chat_template, with_overrides
 from saccade.private_folder import private_folder
 from saccade.protocol.description import Description
-from saccade.protocol.model_files import CONFIG
 from saccade.supervisor.tree import ChildSpec, Tree, until
 from saccade.transport import shared_memory
 
@@ -92,9 +91,6 @@ def serve(
         *(read_model_files(folder), engine.hf_overrides, engine.override_generation_config, engine.generation_config),
         engine.model_impl,
     )
-    library = models.families()[models.family_of(parse_json(files, CONFIG))].library
-    if library is not None:
-        media = dataclasses.replace(media, processor_libraries=(*media.processor_libraries, library))
     ModelProbe(names[0], with_chat_template(files, template)).run_child()
     shared_memory.sweep()
     with private_folder("saccade-") as private:

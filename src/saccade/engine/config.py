@@ -43,7 +43,7 @@ class EngineSettings:
     max_model_len: Count | None = None
     "Tokens of prompt and answer together; by default the model's own limit."
     model_impl: str = "auto"
-    "Code of the network: auto is Saccade's own, transformers that library's, for architectures that Saccade lacks."
+    "Code of the network: saccade, transformers, or auto, which is saccade for architectures that it knows."
     hf_overrides: JsonObject | None = None
     "Values that replace those of the model's config.json, as JSON; objects are merged."
     generation_config: Literal["auto", "vllm"] = "auto"

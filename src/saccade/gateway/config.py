@@ -280,8 +280,6 @@ class MediaSettings:
     url_cache_bytes: Size = 256 << 20
     "Bytes of fetched images to keep, as long as their servers allow; 0 keeps none."
     fetch: FetchConfig = FetchConfig()
-    processor_libraries: Many = ()
-    "Libraries that decode processes load, for models that run their own image processors by them."
     pdf_font_folder: LocalPath | None = None
     "A folder of fonts for text of PDFs whose font is not in the file; they go before those of the extra `fonts`."
     pdf_missing_fonts: Literal["refuse", "omit"] = "refuse"

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Self, Unpack
 
 import msgspec
 
-from saccade import models
 from saccade.engine.gpu_devices import has_gpu
 from saccade.engine.installed import require_engine
 from saccade.errors import InvalidValue, QueueFull, RequestError, SaccadeError, StartupError, WorkerUnavailable
@@ -228,10 +227,9 @@ class AsyncLLM:
                 images[position] = dataclasses.replace(image, content=content)
 
     def _config(self, worker_url: str) -> GatewayConfig:
-        server, media = self._settings.server, self._settings.media
-        libraries = (*media.processor_libraries, *models.libraries_of(self._settings.engine.model_impl))
+        server = self._settings.server
         return GatewayConfig(
-            **vars(dataclasses.replace(media, processor_libraries=libraries)),
+            **vars(self._settings.media),
             tool_call_parser=server.tool_call_parser,
             reasoning_parser=server.reasoning_parser,
             trusts_request_templates=True,

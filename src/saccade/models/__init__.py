@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from saccade.errors import StartupError
+from saccade.errors import NotInstalled, StartupError
 from saccade.models.family import Family, Layout, Pixels, ProcessorPixels, VideoLayout, VideoPixels
 from saccade.models.spec import MODEL_IMPL, ModelSpec
 
 SHARED = frozenset({"backbones", "preprocessing", "tool_formats"})
+
+OWN = "saccade"
+"""The value of --model-impl for families that know the architecture, and no other."""
 
 
 @cache
@@ -58,51 +61,52 @@ def _part(name: str, module: str, part: str) -> Any:
     return getattr(importlib.import_module(_module(name, module)), families()[name].parts.get(part, part))
 
 
-def find(architecture: str) -> str:
-    """Return the name of the family that has *architecture*, spelt as in config.json. Raises StartupError."""
-    all_families = families()
-    matches = [name for name, family in all_families.items() if architecture in family.architectures]
-    if len(matches) != 1:
-        claimed = sorted(arch for family in all_families.values() for arch in family.architectures)
-        raise StartupError(f"The architecture {architecture!r} is not supported. Supported: {', '.join(claimed)}.")
-    return matches[0]
-
-
 def family_of(config: Mapping[str, Any]) -> str:
     """Return the family name for a parsed config.json. Raises StartupError.
 
-    It is that of the library that --model-impl names, or else that of the architecture or the model_type.
+    It is that of the library that --model-impl names, or else that of the architecture or the model_type. For others
+    it is that of an installed library, if config.json names the token that stands for images.
     """
-    if (library := config.get(MODEL_IMPL)) is not None:
-        names = [name for name, family in families().items() if family.library == library]
-        if len(names) != 1:
-            raise StartupError(f"--model-impl {library}: no family computes models by a library of this name.")
-        return names[0]
+    if (library := config.get(MODEL_IMPL)) not in (None, OWN):
+        return _of_library(str(library))
     match config.get("architectures"):
-        case [str(name)]:
-            return find(name)
+        case [str(claim)]:
+            field, reason = "architectures", f"The architecture {claim!r} is not supported."
         case None | []:
-            return find_by_type(str(config.get("model_type")))
+            field, claim = "model_types", str(config.get("model_type"))
+            reason = f"config.json has no `architectures`, and its model_type {claim!r} does not identify one family."
         case given:
             raise StartupError(f"config.json: `architectures` must name exactly one architecture, not {given!r}.")
+    names = [name for name, family in families().items() if claim in getattr(family, field)]
+    if len(names) == 1:
+        return names[0]
+    claimed = ", ".join(sorted(one for family in families().values() for one in getattr(family, field)))
+    reason = f"{reason} Supported: {claimed}."
+    if library == OWN:
+        raise StartupError(reason)
+    return _of_any_library(config, reason)
 
 
-def libraries_of(implementation: str) -> tuple[str, ...]:
-    """Return the libraries that decode processes need for models with this --model-impl."""
-    return (implementation,) if any(family.library == implementation for family in families().values()) else ()
+def _of_library(library: str) -> str:
+    libraries = {family.library: name for name, family in families().items() if family.library is not None}
+    if library not in libraries:
+        known = ", ".join(("auto", OWN, *libraries))
+        raise StartupError(f"--model-impl {library}: no family computes models by a library of this name. Use {known}.")
+    return libraries[library]
 
 
-def find_by_type(model_type: str) -> str:
-    """Return the name of the only family with *model_type*. Raises StartupError."""
-    all_families = families()
-    matches = [name for name, family in all_families.items() if model_type in family.model_types]
-    if len(matches) != 1:
-        claimed = sorted(kind for family in all_families.values() for kind in family.model_types)
-        raise StartupError(
-            f"config.json has no `architectures`, and its model_type {model_type!r} does not identify one family. "
-            f"Supported: {', '.join(claimed)}."
-        )
-    return matches[0]
+def _of_any_library(config: Mapping[str, Any], reason: str) -> str:
+    """Return the family of an installed library for an architecture that no family names, for *reason* refused."""
+    for name, family in families().items():
+        if family.library is None or all(config.get(key) is None for key in family.placeholder_keys):
+            continue
+        if importlib.util.find_spec(family.library) is None:
+            raise NotInstalled(
+                f"{reason} The library {family.library} may compute it, as with --model-impl {family.library}: pip "
+                f"install 'saccade-vlm[{family.library}]'."
+            )
+        return name
+    raise StartupError(reason)
 
 
 def load_layout(name: str) -> type[Layout]:

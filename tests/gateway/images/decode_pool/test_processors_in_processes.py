@@ -1,5 +1,6 @@
 """The checkpoint's own image processor in a confined decode process, which has no torch. F7"""
 
+import asyncio
 import io
 from pathlib import Path
 
@@ -35,9 +36,7 @@ SIZES = ((150, 100), (31, 200), (640, 480))
 async def test_layout_and_tensors_are_those_of_this_process(name: str, tmp_path: Path) -> None:
     served = ServedModel.from_files(name, read_model_files(any_architecture.write(tmp_path / name, name)), 4096)
     settings = served.layout.settings
-    pool = DecodePool(
-        MediaSettings(num_decode_processes=1, shared_memory_bytes=0, processor_libraries=("transformers",))
-    )
+    pool = DecodePool(MediaSettings(num_decode_processes=1, shared_memory_bytes=0))
     await pool.start()
     try:
         for size in SIZES:
@@ -54,9 +53,27 @@ async def test_layout_and_tensors_are_those_of_this_process(name: str, tmp_path:
         await pool.close()
 
 
-async def test_gateway_that_loads_no_processors_says_which_setting_is_missing() -> None:
-    with pytest.raises(InternalError, match="--processor-libraries"):
-        await DecodePool(MediaSettings(num_decode_processes=1)).layout(FAMILY, {}, 1, 1)
+async def test_library_is_loaded_for_the_first_model_that_needs_it(tmp_path: Path) -> None:
+    """Images of other models are decoded before and after it."""
+    served = ServedModel.from_files("a", read_model_files(any_architecture.write(tmp_path, "aya_vision")), 4096)
+    encoded = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(encoded, "PNG")
+    family = models.load_layout("qwen3_vl")
+    own = family({"model_type": "qwen3_vl"}, {})
+    pool = DecodePool(MediaSettings(num_decode_processes=2, shared_memory_bytes=0))
+    await pool.start()
+    try:
+        before = pool.pids
+        layouts = await asyncio.gather(*(pool.layout(FAMILY, served.layout.settings, 90, side) for side in (60, 70)))
+        assert [layout.resized_height for layout in layouts] == [60, 70]
+        layout = own.image(64, 64, own.settings)
+        assert (await pool.prepare_image(encoded.getvalue(), "qwen3_vl", own.settings, layout)).inline is not None
+        after = pool.pids
+        await pool.layout(FAMILY, served.layout.settings, 80, 80)
+        assert pool.pids == after
+        assert not set(before) & set(after)
+    finally:
+        await pool.close()
 
 
 def test_invented_layout_is_refused() -> None:

@@ -110,7 +110,7 @@ class DecodePool:
     def __init__(self, config: MediaSettings) -> None:
         self._config, self._image_limits = config, config.image_limits
         self._slots = SlotPool(config.shared_memory_bytes)
-        self._server = DecodeServer(config.decode_memory_bytes, config.pdf_fonts.folder, config.processor_libraries)
+        self._server = DecodeServer(config.decode_memory_bytes, config.pdf_fonts.folder)
         self.queue = DecodeQueue(
             config.decode_in_flight_bytes,
             # One process is left to images.
@@ -219,8 +219,9 @@ class DecodePool:
 
         Raises the same errors as prepare_image().
         """
-        if models.families()[family].library not in self._config.processor_libraries:
-            raise InternalError("The gateway was started without the `--processor-libraries` of this model.")
+        library = models.families()[family].library
+        if self._is_started and library is not None and library not in self._server.libraries:
+            await self._in_thread(partial(self._server.load_library, library))
         job = LayoutJob(family, dict(settings), width, height)
         return job.checked((await self._tried(job, HEADER_BYTES, self._answer_inline, client)).layout)
 

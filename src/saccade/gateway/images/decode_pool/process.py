@@ -236,9 +236,6 @@ def _preload(pdf_font_folder: str | None, libraries: Sequence[str]) -> Renderer:
     pdf = Renderer(installed_fonts(pdf_font_folder))
     for page in pdf.read_pages(SAMPLE_PDF, PdfLimits(ImageLimits())):
         pdf.render(SAMPLE_PDF, page)
-    known = {family.library for family in models.families().values()}
-    if not known.issuperset(libraries):
-        raise StartupError("--processor-libraries names a library by which no family runs processors.")
     for name in filter(models.takes_images, models.families()):
         library = models.families()[name].library
         if library is None:

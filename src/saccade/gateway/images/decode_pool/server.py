@@ -10,11 +10,10 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 
 import msgspec
 
-from saccade.errors import StartupError
+from saccade.errors import InternalError, StartupError
 from saccade.gateway import confinement
 from saccade.gateway.child_lines import log_lines
 from saccade.gateway.images.decode_pool.job import PID, READY, Confinement, ImageAnswer, Job, frame
@@ -132,13 +131,14 @@ def _confinement(connection: socket.socket) -> tuple[str, ...]:
 class DecodeServer:
     """The fork server, which fork() restarts if it has died.
 
-    Its methods block, and are safe to call from several threads.
+    Its processes have *libraries* for models that run their own image processors. Its methods block, and are safe to
+    call from several threads.
     """
 
-    def __init__(self, memory_bytes: int, pdf_font_folder: str | None = None, libraries: Sequence[str] = ()) -> None:
+    def __init__(self, memory_bytes: int, pdf_font_folder: str | None = None) -> None:
         self._memory_bytes = memory_bytes
         self._pdf_font_folder = pdf_font_folder
-        self._libraries = libraries
+        self.libraries: tuple[str, ...] = ()
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -172,6 +172,21 @@ class DecodeServer:
             except OSError:
                 raise StartupError("The decode server does not fork.") from None
 
+    def load_library(self, name: str) -> None:
+        """Restart the server with the library *name* too, unless it has it; processes end. Raises InternalError."""
+        with self._lock:
+            if name in self.libraries or self._stopped:
+                return
+            self._end()
+            before, self.libraries = self.libraries, (*self.libraries, name)
+            try:
+                self._start()
+            except StartupError as error:
+                self.libraries = before
+                raise InternalError(
+                    f"The gateway cannot load {name}, which processes this model's images; its log says why."
+                ) from error
+
     def stop(self) -> None:
         """End the server; all its processes end with it."""
         with self._lock:
@@ -200,7 +215,7 @@ class DecodeServer:
         arguments = ["--fd", str(theirs.fileno()), "--memory-bytes", str(self._memory_bytes)]
         if self._pdf_font_folder is not None:
             arguments += ["--pdf-font-folder", self._pdf_font_folder]
-        for library in self._libraries:
+        for library in self.libraries:
             arguments += ["--processor-library", library]
         output, self._logging = log_lines("decode processes")
         try:
