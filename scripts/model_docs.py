@@ -22,8 +22,8 @@ INTRODUCTION = """# Models
 This page is written by `scripts/model_docs.py` from the declarations in `src/saccade/models`.
 
 A model is found by the exact string in `architectures` of its config.json, or by its `model_type` if config.json names
-none. A checkpoint of an unknown architecture is refused at start-up with the list of known ones, unless
-`--model-impl transformers` gives it to the family [any_architecture](#any_architecture). The gateway prepares
+none. Any other architecture belongs to the family [any_architecture](#any_architecture), if the library `transformers` is
+installed and config.json names the token for images. Otherwise the start is refused with the list of known ones. The gateway prepares
 prompts and images of every family. *engine* says whether Saccade's own engine runs the family. *other wires* names the grid
 that is sent with an image to SGLang and TokenSpeed workers; a family without one cannot be sent to them. A family with neither is not
 served by any worker; `saccade inspect` shows its prompts and pixels.

@@ -80,6 +80,24 @@ RELEASES = {
         {"image_processor_type": "LlavaOnevisionImageProcessor", **SQUARE, "image_grid_pinpoints": [[56, 56], [56, 112], [112, 56], [112, 112]]},
         tokens=("<video>",),
     ),
+    "gemma3": Release(
+        {"model_type": "gemma3_text", **WINDOWS, "sliding_window": 12, "query_pre_attn_scalar": 24},
+        SIGLIP,
+        {"mm_tokens_per_image": 16},
+        {"processor_class": "Gemma3Processor", "image_seq_length": 16},
+        {"image_processor_type": "Gemma3ImageProcessor", **SQUARE},
+        ("<start_of_image>", "<image_soft_token>"),
+        {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+        ("<end_of_image>",),
+    ),
+    "idefics3": Release(
+        {"model_type": "llama"},
+        {**SMALL, "image_size": 56, "patch_size": 14},
+        {"scale_factor": 2},
+        {"processor_class": "Idefics3Processor", "image_seq_len": 4},
+        {"image_processor_type": "Idefics3ImageProcessor", "max_image_size": {"longest_edge": 56}, "size": {"longest_edge": 112}},
+        tokens=("<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))),
+    ),
     "ovis2": Release(
         {"model_type": "qwen2"},
         {**SMALL, "image_size": 56, "patch_size": 14, "vocab_size": 64, "hidden_stride": 2},
@@ -124,8 +142,14 @@ RELEASES = {
         ("<|image_pad|>", "<|image_pad|>"), MERGED, ("<|video_pad|>",),
     ),
 }  # fmt: skip
-SERVED = tuple(name for name in RELEASES if name not in ("llava_onevision", "ovis2"))
-"""Without one whose processor treats an image beside others differently, and one whose class embeds other tokens."""
+SERVED = tuple(name for name in RELEASES if name != "ovis2")
+"""Without a class that embeds other tokens than placeholders for an image."""
+
+ALONE = ("llava_onevision",)
+"""Releases whose processor makes something else of an image if there are others."""
+
+NATIVE = ("gemma3", "idefics3")
+"""Releases that Saccade knows, so that config.json must ask for the library."""
 
 KEYS = {"aya_vision": "image_token_index", "llava_onevision": "image_token_index", "aria": "image_token_index"}
 
@@ -172,5 +196,6 @@ def write(folder: Path, name: str) -> Path:
     randomize(model)
     model.save_pretrained(folder)
     saved = json.loads((folder / "config.json").read_text())
-    write_json(folder, "config.json", {**saved, **image, "model_impl": "transformers"})
+    asked = {"model_impl": "transformers"} if name in NATIVE else {}
+    write_json(folder, "config.json", {**saved, **image, **asked})
     return folder

@@ -9,6 +9,7 @@ from checkpoints import any_architecture
 from processor_answers import check_answers, processed
 
 from saccade import LLM, SamplingParams
+from saccade.errors import TooManyImages
 
 pytestmark = pytest.mark.conformance
 
@@ -38,7 +39,20 @@ def test_answers_equal_the_reference(folder: Path) -> None:
 
 
 def test_python_programs_need_no_further_setting(folder: Path) -> None:
-    with LLM(str(folder), model_impl="transformers") as llm:
+    with LLM(str(folder)) as llm:
         content = [{"type": "image", "image": random_image(64, 48, 1)}, {"type": "text", "text": "What is it?"}]
         [answer] = llm.chat([[{"role": "user", "content": content}]], SamplingParams(max_tokens=3, min_tokens=3))
     assert answer.usage.completion_tokens == 3
+
+
+def test_model_whose_images_stand_alone_takes_one_a_request(folder: Path, tmp_path: Path) -> None:
+    alone = any_architecture.write(tmp_path / "alone", "llava_onevision")
+    one = {"type": "image", "image": random_image(64, 48, 1)}
+    with LLM(str(alone)) as llm:
+        answers = [
+            llm.chat([[{"role": "user", "content": [one] * count}]], SamplingParams(max_tokens=3, min_tokens=3))[0]
+            for count in (1, 2)
+        ]
+    assert answers[0].error is None
+    assert isinstance(answers[1].error, TooManyImages)
+    assert "one image a request" in answers[1].error.message

@@ -21,9 +21,10 @@ TOWER = {**any_architecture.SMALL, "image_size": 56, "patch_size": 14}
 CONVOLUTIONS = {**TEXT, "model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "lfm2_vl": ({"text_config": CONVOLUTIONS}, "layers of the kind conv"),
-    "gemma3": ({"text_config": {**TEXT, "model_type": "gemma3_text"}, "vision_config": SIGLIP}, "token_type_ids"),
-    "paligemma": ({"text_config": {**TEXT, "model_type": "gemma"}, "vision_config": SIGLIP}, "token_type_ids"),
-    "hunyuan_vl": ({"text_config": {**TEXT, "model_type": "hunyuan_vl_text"}}, "mm_token_type_ids for each token"),
+    "paligemma": ({"text_config": {**TEXT, "model_type": "gemma"}, "vision_config": SIGLIP}, "lets tokens attend to later ones"),
+    "hunyuan_vl": ({"text_config": {**TEXT, "model_type": "hunyuan_vl_text"}}, "positions on several axes"),
+    "ernie4_5_vl_moe": ({}, "needs moe_mm_token_type_ids for each token"),
+    "granite4_vision": ({"deepstack_layer_map": [[1, 0]]}, "deepstack_layer_map"),
     "granite_docling": ({"text_config": {**TEXT, "model_type": "granite_docling_text"}, "vision_config": {**TOWER, "out_hidden_size": 64}}, "deepstack"),
     "glm5_next": ({}, "indexed_attention, linear_attention"),
     "qwen4_exp": ({}, "indexed_attention, linear_attention"),
@@ -64,11 +65,10 @@ def test_network_that_is_served_has_no_storage_yet() -> None:
     assert {parameter.device for parameter in network.parameters()} == {torch.device("meta")}
 
 
-def test_processor_that_treats_images_beside_others_differently_is_refused(tmp_path: Path) -> None:
-    folder = any_architecture.write(tmp_path, "llava_onevision")
-    layout = ServedModel.from_files("a", read_model_files(folder), 4096).layout
-    with pytest.raises(StartupError, match="LlavaOnevisionProcessor makes something else"):
-        layout.image(150, 100, layout.settings)
+@pytest.mark.parametrize(("name", "alone"), [("llava_onevision", True), ("aya_vision", False)])
+def test_layout_says_whether_an_image_stands_alone(tmp_path: Path, name: str, alone: bool) -> None:
+    layout = ServedModel.from_files("a", read_model_files(any_architecture.write(tmp_path, name)), 4096).layout
+    assert layout.image(150, 100, layout.settings).stands_alone is alone
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,6 @@ def test_processor_that_treats_images_beside_others_differently_is_refused(tmp_p
     [
         ("cohere2_vision", "no image processor without torch"),
         ("perception_lm", "no image processor without torch"),
-        ("gemma3", "a type for each token"),
-        ("hunyuan_vl", "a type for each token"),
-        ("ernie4_5_vl_moe", "a type for each token"),
     ],
 )
 def test_processor_is_refused_by_name(model_type: str, words: str) -> None:
@@ -89,6 +86,6 @@ def test_processor_is_refused_by_name(model_type: str, words: str) -> None:
 
 
 def test_library_of_no_family_is_refused() -> None:
-    with pytest.raises(StartupError, match="--model-impl jax: no family"):
+    with pytest.raises(StartupError, match=r"--model-impl jax: no family .* Use auto, saccade, transformers\."):
         models.family_of({"model_impl": "jax", "architectures": ["LlavaForConditionalGeneration"]})
     assert models.family_of({"model_impl": "transformers"}) == "any_architecture"

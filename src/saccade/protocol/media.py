@@ -40,6 +40,8 @@ class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Indices of a video's frames that the model sees; empty for an image."""
     seconds_per_group: float | None = None
     """The time from one group of a video's frames to the next."""
+    stands_alone: bool = False
+    """Whether the release's processor makes something else of the image if a request has others, too."""
 
     @property
     def num_pixel_bytes(self) -> int:

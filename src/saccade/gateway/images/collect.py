@@ -12,6 +12,7 @@ from saccade.errors import (
     ImageTooLarge,
     InvalidValue,
     RequestError,
+    TooManyImages,
     UnsupportedParameter,
 )
 from saccade.gateway.image_source import ImageSource, is_file_id
@@ -213,7 +214,12 @@ class ImageCollector:
         return [EncodedImage(field, content, header.width * header.height, known_as, layout, settings, header)]
 
     def _check_together(self, images: Sequence[EncodedImage]) -> None:
-        """Raise ImageTooLarge if a request's *images* so far exceed a limit together."""
+        """Raise ImageTooLarge or TooManyImages if a request's *images* so far exceed a limit together."""
+        if len(images) > 1 and any(image.layout.stands_alone for image in images):
+            raise TooManyImages(
+                "This model takes one image a request: its processor changes an image if there are others.",
+                "messages",
+            )
         for number, limit, unit in (
             (num_encoded_bytes(images), self.max_encoded_bytes, "bytes"),
             (sum(image.num_pixels for image in images), self.limits.max_request_pixels, "pixels"),

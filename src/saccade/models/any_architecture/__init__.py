@@ -1,4 +1,4 @@
-"""Declares the family of every architecture that transformers' own classes compute, if --model-impl asks for them."""
+"""Declares the family of every architecture that no other one names: the classes of transformers compute it."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,7 +12,7 @@ FAMILY = Family(
     placeholder_keys=("image_token_id", "image_token_index"),
     library="transformers",
     ships_image_settings=False,
-    limits=("Only with `--model-impl transformers`, on one rank, for images, and without quantised weights.",),
+    limits=("On one rank, for images, and without quantised weights; see the classes that were tried below.",),
 )
 
 

@@ -1,9 +1,10 @@
-"""The attention of transformers' decoders in the engine's paged cache, and the trial that says what it must compute.
+"""The attention of transformers' decoders in the engine's paged cache, and the trials that say what it must compute.
 
 transformers asks two registries: one for the function that attends, one for the function that makes masks. It gives a
-function without a mask function no mask, and says nothing. So both are registered here, and the mask function's result
-says which tokens a layer sees. Before any weights are loaded, the trial runs a decoder on the meta device. Whatever it
-asks for that the cache does not compute is refused by name.
+function without a mask function no mask, and says nothing. So both are registered here, and a mask has no values, only
+the rule that says which tokens see each other. Before any weights are loaded, a trial runs a decoder on the meta
+device. After that, another one runs a prompt with an image. Whatever they ask for that the cache does not compute is
+refused by name.
 
 Shapes: N tokens, Q query heads, K key/value heads, D head size, W width of a value.
 """
@@ -24,9 +25,18 @@ from saccade.nn.context import ForwardContext, Scoring
 NAME = "saccade"
 """Of the functions in both registries."""
 
-MASK_AXES = 4
 UNUSED = frozenset({"dropout", "is_causal", "use_cache", "position_ids", "output_attentions", "output_hidden_states"})
 """Options of an attention function that change nothing here; `is_causal` is checked on the layer."""
+
+Rule = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of a row and a head, queries and keys by number: whether the query sees the key."""
+
+
+class Mask(torch.Tensor):
+    """A mask without values: its *rule*, and the *window* of the layers that get it."""
+
+    rule: Rule | None = None
+    window: int | None = None
 
 
 class Attends(Protocol):
@@ -47,9 +57,17 @@ class Call(NamedTuple):
     window: int | None
     options: Mapping[str, Any]
 
+    def seen(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
+        """Return whether *queries* see *keys*, both by number, by the rule of the mask; None if it has none."""
+        rule: Rule | None = getattr(self.mask, "rule", None)
+        if rule is None:
+            return None
+        first = torch.zeros((), dtype=torch.int64, device=queries.device)
+        return rule(first, first, queries.unsqueeze(1), keys.unsqueeze(0)).expand(len(queries), len(keys))
+
 
 class Step(NamedTuple):
-    """A step of the engine; *scorings* are those of the trial, by layer."""
+    """A step of the engine; *scorings* are those of the trials, by layer."""
 
     context: ForwardContext
     scorings: Mapping[int, Scoring]
@@ -65,21 +83,49 @@ class Step(NamedTuple):
 
 
 class Apart(NamedTuple):
-    """Attention within one sequence, without a cache: two passes over the same sequence can be compared."""
+    """Attention within one sequence, without a cache: two passes over the same sequence can be compared.
+
+    *runs_N* int64 are the numbers of the runs of placeholders that tokens belong to, and -1 for text.
+    """
 
     scorings: Mapping[int, Scoring]
+    runs_N: torch.Tensor
 
     def attend(
         self, layer: Any, q_NQD: torch.Tensor, k_NKD: torch.Tensor, v_NKW: torch.Tensor, call: Call
     ) -> torch.Tensor:
-        """Attend to earlier tokens of the sequence, within the window of *layer*."""
-        scoring, places = self.scorings[layer.layer_idx], torch.arange(len(q_NQD), device=q_NQD.device)
-        visible = places <= places.unsqueeze(1)
-        if scoring.window is not None:
-            visible &= places > places.unsqueeze(1) - scoring.window
+        """Attend as the cache would for *layer*."""
+        scoring = self.scorings[layer.layer_idx]
         q, k, v = (heads.transpose(0, 1).unsqueeze(0) for heads in (q_NQD, k_NKD, v_NKW))
+        visible = _visible(scoring, self.runs_N)
         output = functional.scaled_dot_product_attention(q, k, v, visible, scale=scoring.scale, enable_gqa=True)
         return output.squeeze(0).transpose(0, 1).flatten(1)
+
+
+@dataclass
+class ImageTrial:
+    """The same within a prompt with an image, by the class's own masks, which complete *scorings*.
+
+    Raises StartupError for a mask that the cache does not compute.
+    """
+
+    scorings: dict[int, Scoring]
+    runs_N: torch.Tensor
+
+    def attend(
+        self, layer: Any, q_NQD: torch.Tensor, k_NKD: torch.Tensor, v_NKW: torch.Tensor, call: Call
+    ) -> torch.Tensor:
+        """Note whether the image's tokens see each other in *layer*, and attend."""
+        places = torch.arange(len(self.runs_N), device=self.runs_N.device)
+        seen, number = call.seen(places, places), layer.layer_idx
+        either = (self.scorings[number]._replace(looks_ahead=ahead) for ahead in (False, True))
+        own = next((one for one in either if seen is not None and torch.equal(seen, _visible(one, self.runs_N))), None)
+        if own is None:
+            raise _refusal(
+                "lets tokens of a prompt with an image see others than earlier ones and those of their image"
+            )
+        self.scorings[number] = own
+        return Apart(self.scorings, self.runs_N).attend(layer, q_NQD, k_NKD, v_NKW, call)
 
 
 @dataclass
@@ -96,15 +142,17 @@ class Trial:
         number = getattr(layer, "layer_idx", None)
         if number is None or number in self.scorings:
             raise _refusal("attends several times in a layer, or in one without a number")
-        if call.mask is None or call.mask.shape[: MASK_AXES - 1] != (1, 1, 1):
+        if not isinstance(call.mask, Mask) or call.mask.rule is None:
             raise _refusal("makes the mask of its attention itself")
         if not getattr(layer, "is_causal", True) or call.options.get("is_causal") is False:
             raise _refusal("lets tokens attend to later ones")
         if unknown := sorted(name for name, value in call.options.items() if name not in UNUSED and value is not None):
             raise _refusal(f"has attention with {', '.join(unknown)}")
-        window = call.mask.shape[-1] or None
+        window = call.mask.window
         if call.window not in (None, window):
             raise _refusal(f"has a layer with a window of {call.window} and a mask of {window}")
+        if not _is_causal(call, window):
+            raise _refusal("has a mask other than that of causal attention, with or without a window")
         self.scorings[number] = Scoring(call.scale, window, call.soft_cap)
         self.kv_specs[number] = Paged(k_NKD.shape[1], k_NKD.shape[2], v_NKW.shape[2], window)
         return q_NQD.new_empty(q_NQD.shape[0], q_NQD.shape[1] * v_NKW.shape[2])
@@ -127,38 +175,37 @@ def attend(
     return paged.attend(module, q_NQD, k_NKD, v_NKW, call).view(1, *q_NQD.shape[:2], -1), None
 
 
-def mask(
-    *,
-    mask_function: Callable[..., torch.Tensor],
-    local_size: int | None = None,
-    device: torch.device | str = "cpu",
-    **_: Any,
-) -> torch.Tensor:
-    """Implement transformers' mask function: return an empty mask whose last axis has the window's size, or 0.
-
-    On the meta device, raise StartupError unless *mask_function* is that of causal attention with this window.
-    """
-    if torch.device(device).type == "meta":
-        _check_pattern(mask_function, local_size)
-    return torch.empty((1, 1, 1, local_size or 0), dtype=torch.bool, device="meta")
+def mask(*, mask_function: Rule, local_size: int | None = None, **_: Any) -> torch.Tensor:
+    """Implement transformers' mask function: return a Mask with four axes."""
+    result = torch.empty((1, 1, 1, 0), dtype=torch.bool, device="meta").as_subclass(Mask)
+    result.rule, result.window = mask_function, local_size
+    return result
 
 
-def _check_pattern(mask_function: Callable[..., torch.Tensor], window: int | None) -> None:
-    """Raise StartupError unless *mask_function* shows a token itself and earlier ones, within *window* if it has one.
+def _visible(scoring: Scoring, runs_N: torch.Tensor) -> torch.Tensor:
+    """Return whether tokens see each other [N, N] in a layer with *scoring*, as the engine computes it."""
+    places = torch.arange(len(runs_N), device=runs_N.device)
+    visible = places <= places.unsqueeze(1)
+    if scoring.looks_ahead:
+        visible |= (runs_N == runs_N.unsqueeze(1)) & (runs_N >= 0)
+    return visible if scoring.window is None else visible & (places > places.unsqueeze(1) - scoring.window)
+
+
+def _is_causal(call: Call, window: int | None) -> bool:
+    """Return whether tokens see themselves and earlier ones, within *window* if there is one.
 
     The places that are compared lie around the borders of a window.
     """
     borders = (1, 2, 3, 7, 64, 4099) if window is None else (1, 2, window, 2 * window, 3 * window + 5)
     places = torch.tensor(sorted({0, *(border + step for border in borders for step in (-1, 0, 1))}), device="cpu")
-    queries, keys, first = places[:, None], places[None, :], torch.zeros((), dtype=torch.int64, device="cpu")
-    expected = keys <= queries if window is None else (keys <= queries) & (keys > queries - window)
+    expected = places <= places.unsqueeze(1)
+    if window is not None:
+        expected &= places > places.unsqueeze(1) - window
     try:
-        seen = mask_function(first, first, queries, keys).expand(expected.shape)
-        is_expected = seen.device.type == "cpu" and torch.equal(seen, expected)
+        seen = call.seen(places, places)
+        return seen is not None and seen.device.type == "cpu" and torch.equal(seen, expected)
     except (RuntimeError, IndexError, NotImplementedError):
-        is_expected = False
-    if not is_expected:
-        raise _refusal("has a mask other than that of causal attention, with or without a window")
+        return False
 
 
 def _refusal(what: str) -> StartupError:

@@ -16,7 +16,7 @@ from saccade.protocol.media import ImageLayout
 NO_SETTINGS = frozenset({"image_processor_type", "processor_class", "auto_map", "image_processor", "video_processor"})
 """Keys of the processor's files that are no settings of the processor or the image processor itself."""
 
-MARKS = ("image_placeholder_token", "image_token")
+MARKS = ("image_placeholder_token", "boi_token", "image_token")
 """Settings that may name the text that a template writes for an image."""
 
 

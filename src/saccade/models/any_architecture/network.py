@@ -6,6 +6,7 @@ Shapes: N tokens, B bytes of pixels, U tokens of media, R rows to predict from, 
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformers import AutoModelForImageTextToText
 from transformers.utils import logging
 
 from saccade.errors import StartupError
-from saccade.models.any_architecture.attention import NAME, Apart, Attends, Step, Trial
+from saccade.models.any_architecture.attention import NAME, Apart, Attends, ImageTrial, Step, Trial
 from saccade.models.any_architecture.configuration import read_configuration
 from saccade.models.any_architecture.layout import Layout
 from saccade.models.any_architecture.processor import ImageProcessor, process
@@ -37,8 +38,14 @@ TRIAL_TOKENS = 7
 IMAGE_SHAPE = (160, 224, 3)
 """Of the image of noise with which a loaded network is checked."""
 
+SIZES = ((224, 160), (160, 224), (20, 20), (1000, 60), (60, 1000), (2048, 1536))
+"""Of images, (width, height), that must have runs of placeholders of one length if their tokens see each other."""
+
 IMAGE_ATOL = 1e-2
 """By how much its hidden states may differ, as a part of the largest: images of several sizes are batched otherwise."""
+
+TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
+"""Inputs that tell a class which tokens are an image's: the trial with an image says what it does with them."""
 
 LENGTH_BYTES = 8
 """Of a safetensors file, with the length of its header."""
@@ -165,32 +172,55 @@ class Network(nn.Module):
 
     @torch.inference_mode()
     def _check_image(self) -> None:
-        """Raise StartupError unless the class computes the same of a whole prompt with an image as of its features.
+        """Find out which layers let an image's tokens see each other, and what of an image is more than its features.
 
-        A class may do more with an image than to put its features into the prompt.
+        The class computes a prompt with an image as a whole, and then from its embeddings and features alone. Raises
+        StartupError if its masks are others than the cache's, or if the results differ.
         """
-        settings = Layout(*self._files).settings
+        layout = Layout(*self._files)
         noise = np.random.default_rng(0).integers(0, 256, IMAGE_SHAPE, dtype=np.uint8)
-        prompt, arrays = process(settings, Image.fromarray(noise), ImageProcessor)
-        placeholder, added = self.spec.placeholder_of[IMAGE], settings["added_tokens"]
-        runs = ([placeholder] * piece if isinstance(piece, int) else [added.get(piece, 0)] for piece in (0, *prompt, 0))
-        ids = torch.tensor([token_id for run in runs for token_id in run], device=self.device)
-        rows = (ids == placeholder).nonzero().flatten()
-        tensors = self._tensors(save(arrays))
-        positions, paged = torch.arange(len(ids), device=self.device), Apart(self._scorings)
+        prompt, arrays = process(layout.settings, Image.fromarray(noise), ImageProcessor)
+        ids, runs = self._ids("", *prompt, "", added=layout.settings["added_tokens"])
+        rows, content = (runs >= 0).nonzero().flatten(), save(arrays)
+        types = {name: (runs >= 0).long().unsqueeze(0) for name in _types(self.top.model.inner)}
+        positions, trial = torch.arange(len(ids), device=self.device), ImageTrial(dict(self._scorings), runs)
         try:
-            features = self._features(torch.frombuffer(bytearray(save(arrays)), dtype=torch.uint8), len(rows))
-            whole = self._body({"input_ids": ids.unsqueeze(0), **tensors}, positions, paged)
+            features = self._features(torch.frombuffer(bytearray(content), dtype=torch.uint8), len(rows))
+            whole = self._body({"input_ids": ids.unsqueeze(0), **self._tensors(content), **types}, positions, trial)
         except FAULTS as error:
             raise StartupError(
                 f"{type(self.top).__name__} does not take what its processor makes of an image."
             ) from error
-        in_parts = self._hidden(self.embed(ids, rows, features), positions, paged)
+        self._scorings = trial.scorings
+        in_parts = self._hidden(self.embed(ids, rows, features), positions, Apart(self._scorings, runs))
         if not torch.allclose(whole, in_parts, atol=IMAGE_ATOL * whole.abs().max().item(), rtol=0):
             raise StartupError(
                 f"{type(self.top).__name__} does more with an image than to put its features into the prompt, which is "
                 "not served."
             )
+        if any(scoring.looks_ahead for scoring in self._scorings.values()):
+            self.spec = replace(self.spec, whole_run=self._whole_run(layout))
+
+    def _ids(self, *prompt: str | int, added: Mapping[str, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ids int64 [N] of *prompt*, which is as in ImageLayout, and runs int64 [N], as Apart has them."""
+        placeholder = self.spec.placeholder_of[IMAGE]
+        ids, runs = list[int](), list[int]()
+        for number, piece in enumerate(prompt):
+            is_run = isinstance(piece, int)
+            ids += [placeholder] * piece if isinstance(piece, int) else [added.get(piece, 0)]
+            runs += [number if is_run else -1] * (len(ids) - len(runs))
+        return torch.tensor(ids, device=self.device), torch.tensor(runs, device=self.device)
+
+    def _whole_run(self, layout: Layout) -> int:
+        """Return the length of every run of placeholders, whatever the image. Raises StartupError if they differ."""
+        prompts = [layout.image(*size, layout.settings).prompt for size in SIZES]
+        lengths = {piece for prompt in prompts for piece in prompt if isinstance(piece, int)}
+        if len(lengths) > 1 or any(isinstance(prompt[0], int) and isinstance(prompt[-1], int) for prompt in prompts):
+            raise StartupError(
+                f"{type(self.top).__name__} lets an image's tokens see each other, and has images of different lengths "
+                "or without text around them; it is not served."
+            )
+        return lengths.pop()
 
     def untie(self) -> None:
         """Do nothing: transformers' loader decides about the head."""
@@ -297,14 +327,19 @@ def _with_body(top: Any) -> Any:
 
 
 def _check_class(top: Any) -> None:
-    """Raise StartupError if the network needs inputs of each token, or has no features of images."""
-    name, parameters = type(top).__name__, inspect.signature(type(top).forward).parameters
-    if types := [parameter for parameter in parameters if "type_id" in parameter]:
+    """Raise StartupError if the network needs other inputs than embeddings, or has no features of images."""
+    name = type(top).__name__
+    if types := [parameter for parameter in _types(top.model.inner) if parameter not in TYPES]:
         raise StartupError(f"{name} needs {', '.join(types)} for each token, which is not served.")
     if hasattr(top.model, "get_rope_index"):
         raise StartupError(f"{name} has positions on several axes, which are not served for any architecture.")
     if not hasattr(top, "get_image_features"):
         raise StartupError(f"{name} has no features of images that stand for tokens; it is not served.")
+
+
+def _types(body: nn.Module) -> list[str]:
+    """Return the parameters of *body* that take a type of each token."""
+    return [name for name in inspect.signature(type(body).forward).parameters if "type_id" in name]
 
 
 def _quiet() -> warnings.catch_warnings:

@@ -30,6 +30,7 @@ class Pixels:
         """Return the layout of an upright image of *width* x *height* pixels. Its grid is (1, tokens, bytes)."""
         blank = np.broadcast_to(np.uint8(0), (height, width, 3))
         prompt, arrays = process(settings, blank, BlankProcessor)
+        of_two, _ = process(settings, blank, BlankProcessor, copies=2)
         num_tokens, num_bytes = sum(piece for piece in prompt if isinstance(piece, int)), len(save(arrays))
         return ImageLayout(
             resized_height=height,
@@ -38,6 +39,7 @@ class Pixels:
             num_tokens=num_tokens,
             pixel_shape=(num_bytes,),
             prompt=prompt,
+            stands_alone=of_two != prompt,
         )
 
     def write_pixels(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:

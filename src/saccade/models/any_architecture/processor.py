@@ -81,29 +81,21 @@ def load_all() -> None:
         getattr(transformers, names.get("pil") or "", None)
 
 
-def process(settings: Mapping[str, Any], image: Any, arithmetic: type[PilBackend]) -> tuple[Prompt, Arrays]:
-    """Return what stands for *image* in the prompt, as ImageLayout.prompt has it, and its tensors by name.
+def process(
+    settings: Mapping[str, Any], image: Any, arithmetic: type[PilBackend], *, copies: int = 1
+) -> tuple[Prompt, Arrays]:
+    """Return what stands for *image* in the prompt, as ImageLayout.prompt has it, and the tensors by name.
 
+    With several *copies* of the image in a request, it is what stands for the first of them, and the tensors of all.
     Raises StartupError if the processor's class is not served.
     """
     processor = _make_processor(settings, arithmetic)
-    tensors, replacements = _processed(processor, [image])
-    if arithmetic is BlankProcessor and replacements[0] != _processed(processor, [[image, image]])[1][0]:
-        raise StartupError(
-            f"The processor {type(processor).__name__} makes something else of an image together with another, which "
-            "is not served."
-        )
-    unused = {*OF_TEXT, *processor.unused_input_names}
-    arrays = {name: np.ascontiguousarray(values) for name, values in tensors.items() if name not in unused}
-    return _pieces(replacements[0], settings["placeholder"], settings["added_tokens"]), arrays
-
-
-def _processed(processor: Any, images: list[Any]) -> tuple[Any, list[str]]:
-    """Return the tensors of *images*, and what stands for each in the prompt."""
-    nested = processor.prepare_inputs_layout(images=images)[0]
+    nested = processor.prepare_inputs_layout(images=[[image] * copies])[0]
     options = processor._merge_kwargs(tokenizer_init_kwargs={})["images_kwargs"] | {"return_tensors": "np"}
     tensors, replacements = processor._process_images(nested, **options)
-    return tensors, [str(replacement) for replacement in replacements]
+    unused = {*OF_TEXT, *processor.unused_input_names}
+    arrays = {name: np.ascontiguousarray(values) for name, values in tensors.items() if name not in unused}
+    return _pieces(str(replacements[0]), settings["placeholder"], settings["added_tokens"]), arrays
 
 
 def _make_processor(settings: Mapping[str, Any], arithmetic: type[PilBackend]) -> Any:
@@ -135,8 +127,6 @@ def _processor_class(name: str | None, model_type: str) -> Any:
     kind = None if name is None else getattr(transformers, name)
     if kind is None or kind.replace_image_token is ProcessorMixin.replace_image_token:
         raise StartupError(f"transformers' processor {name} for {model_type} does not say what stands for an image.")
-    if kind.return_mm_token_type_ids:
-        raise StartupError(f"The processor {name} gives its network a type for each token, which is not served.")
     return kind
 
 

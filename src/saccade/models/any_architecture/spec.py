@@ -32,10 +32,15 @@ class Text:
 
 @dataclass(frozen=True)
 class Spec(ModelSpec):
-    """Implements models.spec.ModelSpec. An image's grid is (1, its tokens, the bytes of its tensors)."""
+    """Implements models.spec.ModelSpec. An image's grid is (1, its tokens, the bytes of its tensors).
+
+    If the tokens of a run of placeholders see each other, each run has *whole_run* tokens, which the loaded network
+    finds out; else it is 0.
+    """
 
     text: Text
     placeholder_of: Mapping[str, int]
+    whole_run: int = 0
 
     @classmethod
     def read_config(cls, config: Mapping[str, Any]) -> "Spec":
@@ -46,10 +51,21 @@ class Spec(ModelSpec):
         token_id = FAMILY.placeholder_below(config, own.vocab_size, getattr(configuration, "image_token_id", None))
         return cls(own, {IMAGE: token_id})
 
+    @property
+    def longest_whole(self) -> int:
+        """The length of a run whose tokens see each other."""
+        return self.whole_run
+
+    def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...] | None:
+        """Return the lengths of an image's runs if their tokens see each other."""
+        return (self.whole_run,) * (grid[1] // self.whole_run) if self.whole_run else None
+
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return the number of placeholders. Raises InvalidValue for an empty image."""
-        if min(grid) < 1:
-            raise InvalidValue(f"An image has at least one token and one byte, not {tuple(grid)}.")
+        """Return the number of placeholders. Raises InvalidValue for an empty image, or one without whole runs."""
+        if min(grid) < 1 or grid[1] % max(1, self.whole_run):
+            raise InvalidValue(
+                f"An image has at least one byte and {self.whole_run or 1} tokens, or a multiple, not {tuple(grid)}."
+            )
         return grid[1]
 
     def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, ...]:
@@ -66,8 +82,8 @@ class Spec(ModelSpec):
         return 1
 
     def square_grid(self, max_patches: int) -> Grid:
-        """Return the grid of an image with *max_patches*, whose four patches become a token."""
-        return 1, max(1, max_patches // 4), max(1, max_patches) * PATCH_BYTES
+        """Return the grid of an image with *max_patches*, whose four patches become a token, or of one whole run."""
+        return 1, self.whole_run or max(1, max_patches // 4), max(1, max_patches) * PATCH_BYTES
 
     @property
     def rope_factors(self) -> str:
