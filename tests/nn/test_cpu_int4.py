@@ -12,7 +12,7 @@ from weights import FORMATS, held
 
 from saccade.nn import ops
 from saccade.nn.formats import cpu_int4
-from saccade.nn.formats.cpu_int4 import CpuInt4
+from saccade.nn.formats.cpu_int4 import CpuInt4, known_memory
 from saccade.nn.formats.packed_ints import compressed
 from saccade.nn.formats.quantised import WHOLE_ROW, QuantisedLinear, QuantisedWeight, Region
 from saccade.nn.layers import Linear, use_operations
@@ -62,7 +62,7 @@ def test_both_sides_of_the_crossing_agree(name: str, monkeypatch: pytest.MonkeyP
     layer, x = packed_linear(joined(name)), drawn(3, INPUTS)
     by_kernel = layer(x)
     monkeypatch.setattr(cpu_int4, "crossing", lambda _: 1)
-    monkeypatch.setattr(cpu_int4, "OUTPUTS_AT_ONCE", 128)
+    monkeypatch.setattr(cpu_int4, "UNPACKED_AT_ONCE", 128 * INPUTS)
     by_unpacking = layer(x)
     assert not torch.equal(by_kernel, by_unpacking)
     assert_near(by_kernel, by_unpacking)
@@ -78,17 +78,50 @@ def test_unpacked_values_are_those_of_codes_and_rounded_scales(name: str, rows: 
     layer = dataclasses.replace(layer, block_rows=rows)
     pairs = layer.scales_and_zeros_GP2.to(dtype)
     for some in (slice(0, 192), slice(64, 128), slice(128, 512)):
-        found = torch.empty(INPUTS, some.stop - some.start, dtype=dtype)
-        layer.put_in_order(layer.unpacked(some, dtype), found)
+        found = layer.unpacked(some, dtype)
         for row in range(some.start, some.stop, 17):
             block, place = divmod(row, rows)
             of_row = layer.packed.view(-1, INPUTS, rows // 2)[block, :, place % (rows // 2)]
             codes = (of_row >> (4 * (place // (rows // 2)))) & 15
             scales, zeros = pairs[:, row].repeat_interleave(layer.group_size, 0).unbind(1)
-            assert torch.equal(found[:, row - some.start], (codes.to(torch.int8) - 8) * scales + zeros)
+            assert torch.equal(found[row - some.start], (codes.to(torch.int8) - 8) * scales + zeros)
 
 
-@table(("bfloat16", "dtype", "crossing"), [(True, BF16, 112), (True, F32, 256), (False, BF16, 256), (False, F32, 256)])
+@table("dtype", DTYPES)
+@table("rows", [32, 64])
+@table("name", NAMES)
+def test_weights_in_onednns_layout_are_the_unpacked_ones(name: str, rows: int, dtype: torch.dtype) -> None:
+    """To the bit, also if a block of that layout has several blocks of four bits."""
+    layer = packed_linear(joined(name)).packed
+    assert isinstance(layer, CpuInt4)
+    layer = dataclasses.replace(layer, block_rows=rows)
+    memory = known_memory(128, INPUTS, dtype, rows)
+    if memory is None:
+        pytest.skip(f"oneDNN has no known layout of {dtype} here")
+    memory = memory.copy()
+    for some in (slice(0, 128), slice(64, 192)):
+        layer.write(some, dtype, memory.words_BWR)
+        assert torch.equal(memory.rows(torch.arange(128)), layer.unpacked(some, dtype))
+
+
+@table("dtype", DTYPES)
+def test_many_tokens_have_the_product_of_the_unpacked_weight(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit in bfloat16, and in parts of which the last begins earlier."""
+    monkeypatch.setattr(cpu_int4, "UNPACKED_AT_ONCE", 128 * INPUTS)
+    layer, x = packed_linear(joined("int4"), dtype), drawn(300, INPUTS).to(dtype)
+    assert isinstance(layer.packed, CpuInt4)
+    weight = layer.packed.unpacked(slice(0, len(layer.packed.packed)), dtype)[: sum(WIDTHS)]
+    found, expected = layer(x), functional.linear(x, weight)
+    monkeypatch.setattr(cpu_int4, "known_memory", lambda *_: None)
+    for one in (found, layer(x)):
+        if dtype == BF16:
+            assert torch.equal(one, expected)
+        assert ((one - expected).abs() <= 1e-5 * expected.abs().max()).all()
+
+
+@table(("bfloat16", "dtype", "crossing"), [(True, BF16, 88), (True, F32, 256), (False, BF16, 256), (False, F32, 256)])
 def test_the_crossing_follows_the_processor(
     bfloat16: bool, dtype: torch.dtype, crossing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,8 +47,9 @@ class OneDnnLinear(PackedLinear):
 
 
 def pack_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> OneDnnLinear | None:
-    """Return the packed layer, or None if oneDNN does not compute bfloat16 on this processor."""
-    if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+    """Return the packed layer, or None if oneDNN does not compute with the weight's dtype on this processor."""
+    is_supported = weight_OI.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if not (torch.backends.mkldnn.is_available() and is_supported):
         return None
     return OneDnnLinear(torch.ops.mkldnn._reorder_linear_weight(weight_OI.data, None), bias_O)
 

@@ -37,6 +37,12 @@ class PackedMemory:
         words_NW = self.words_BWR[ids_N // size, :, ids_N % size].contiguous()
         return words_NW.view(self.dtype)[:, : self.num_inputs]
 
+    def copy(self) -> "PackedMemory":
+        """Return the memory of a copy of *packed*, read like this one."""
+        packed = self.packed.clone()
+        readings = possible_memory(packed, (packed.shape[0], self.num_inputs), self.dtype)
+        return next(other for other in readings if other.words_BWR.shape == self.words_BWR.shape)
+
 
 def possible_memory(packed: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Iterator[PackedMemory]:
     """Yield readings of *packed*, a weight of *shape* [O, I] in *dtype*; at most one is right."""
