@@ -21,8 +21,8 @@ class SharedServer(DecodeServer):
 
 
 @cache
-def _started(memory_bytes: int, pdf_font_folder: str | None, libraries: tuple[str, ...]) -> SharedServer:
-    server = SharedServer(memory_bytes, pdf_font_folder, libraries)
+def _started(memory_bytes: int, pdf_font_folder: str | None) -> SharedServer:
+    server = SharedServer(memory_bytes, pdf_font_folder)
     DecodeServer.start(server)
     atexit.register(DecodeServer.stop, server)
     return server
