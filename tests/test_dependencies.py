@@ -30,6 +30,7 @@ REQUIREMENTS = [
         *EXTRAS["engine"],
         *EXTRAS["eval"],
         *EXTRAS["fonts"],
+        *EXTRAS["openvino"],
         *EXTRAS["ray"],
         *EXTRAS["tracing"],
         *EXTRAS["transformers"],

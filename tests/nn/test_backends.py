@@ -1,6 +1,7 @@
 """Every attention backend that runs here against the same in float64, and which of them is chosen."""
 
 import importlib
+import importlib.util
 import subprocess
 import sys
 
@@ -23,7 +24,7 @@ from saccade.nn.backends import (
 )
 from saccade.nn.context import ForwardContext, PackedLayout, PagedLayout, VisionAttentionBackend, check_metadata
 
-TRITON, ONEDNN = "triton", "onednn"
+TRITON, ONEDNN, OPENVINO = "triton", "onednn", "openvino"
 BFLOAT16 = Workload(dtype=torch.bfloat16)
 ON_GPU = Workload(torch.device("cuda"), torch.bfloat16)
 
@@ -50,6 +51,15 @@ def on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
 
 
+def has_openvino() -> bool:
+    """Whether OpenVINO is installed, and this processor multiplies bfloat16."""
+    if importlib.util.find_spec("openvino") is None:
+        return False
+    module = importlib.import_module(VISION_BACKENDS[OPENVINO].module)
+    return module.VisionAttentionBackend.unavailable(BFLOAT16) is None
+
+
+needs_openvino = pytest.mark.skipif(not has_openvino(), reason="OpenVINO is missing, or instructions for bfloat16")
 needs_amx = pytest.mark.skipif(not has_amx(), reason="this processor has no AMX")
 WITH_DTYPES = [
     *((PLAIN, dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)),
@@ -127,6 +137,48 @@ def test_onednn_attends_within_images_of_any_size(dtype: torch.dtype, monkeypatc
             assert_close(*attend_packed(backend, lengths, dtype, scale, dim=dim), ulps=2)
 
 
+@needs_openvino
+def test_openvino_attends_within_images_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short images are PyTorch's. Scores are rounded, so errors are larger than PyTorch's."""
+    monkeypatch.setattr("saccade.nn.backends.onednn_attention.SHORT_SEQUENCE", 16)
+    backend = load_vision_backend(OPENVINO, BFLOAT16)
+    for lengths in ((16,), (33,), (64, 3, 70), (5, 9), (33,)):
+        for scale, dim in ((None, 16), (0.1, 72)):
+            assert_close(*attend_packed(backend, lengths, torch.bfloat16, scale, dim=dim), ulps=4)
+
+
+WITHOUT_NETWORK = """
+import sys
+events = []
+sys.addaudithook(lambda event, _: events.append(event) if event.startswith(("socket.", "subprocess.", "os.fork")) else None)
+import threading, torch
+from saccade.nn.backends import Workload, load_vision_backend
+from saccade.nn.context import PackedLayout
+backend = load_vision_backend("openvino", Workload(dtype=torch.bfloat16))
+heads = torch.ones(3, 400, 2, 64, dtype=torch.bfloat16).unbind(0)
+backend.packed(heads, PackedLayout(torch.tensor([0, 400]), 400, (400,)))
+print(events, threading.active_count())
+"""
+
+
+@needs_openvino
+def test_openvino_reports_to_nobody() -> None:
+    """Its package starts a process at its import, which calls its makers' analytics."""
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_NETWORK], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[] 1\n"
+
+
+@needs_openvino
+def test_openvino_is_taken_only_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = load_vision_backend(AUTO, BFLOAT16)
+    assert chosen.name != OPENVINO
+    assert "not openvino: it rounds scores to bfloat16, so it is faster and less exact" in why(AUTO, chosen, BFLOAT16)
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
+    with pytest.raises(StartupError, match="cannot be openvino: this processor has no instructions for bfloat16"):
+        load_vision_backend(OPENVINO, BFLOAT16)
+
+
 @pytest.mark.usefixtures("on_amd")
 @table("options", [{}, {"window": 40}, {"scale": 2.0}, {"soft_cap": 3.0}])
 @table("value_width", [DIM, 12])
@@ -141,9 +193,11 @@ def test_onednn_attends_in_blocks_of_a_prompt(
         assert_close(output, expected)
 
 
-@pytest.mark.usefixtures("on_amd")
-def test_an_image_has_the_same_bits_beside_others() -> None:  # [eng] 41
-    backend = load_vision_backend(ONEDNN, BFLOAT16)
+@pytest.mark.parametrize("name", [ONEDNN, pytest.param(OPENVINO, marks=needs_openvino)])
+def test_an_image_has_the_same_bits_beside_others(name: str, monkeypatch: pytest.MonkeyPatch) -> None:  # [eng] 41
+    processor = torch.cpu.get_capabilities() | {"avx512_f": True, "cpu_name": "AMD EPYC"}
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: processor)
+    backend = load_vision_backend(name, BFLOAT16)
     heads = torch.randn(3, 700, 2, 64, generator=torch.Generator().manual_seed(0)).bfloat16().unbind(0)
     alone = backend.packed(tuple(part[:300] for part in heads), PackedLayout(torch.tensor([0, 300]), 300, (300,)))  # type: ignore[arg-type]
     both = backend.packed(heads, PackedLayout(torch.tensor([0, 300, 700]), 400, (300, 400)))  # type: ignore[arg-type]
@@ -163,7 +217,7 @@ def test_unknown_backends_name_the_known_and_why_some_cannot_compute_here() -> N
         load_backend("nonesuch")
     assert "Here torch_sdpa can compute. Not onednn: it is not faster on" in refused.value.message
     assert "Not triton: it computes on a GPU." in refused.value.message
-    known = "auto, torch_sdpa, onednn, triton, flashinfer_cudnn, torch_varlen, amx, not"
+    known = "auto, torch_sdpa, onednn, triton, flashinfer_cudnn, torch_varlen, openvino, amx, not"
     with pytest.raises(StartupError, match=known) as refused:
         load_vision_backend("nonesuch")
     assert "Not amx: it computes in bfloat16 on a CPU, not in float32 on cpu." in refused.value.message
@@ -193,9 +247,11 @@ def test_a_start_says_why() -> None:
     assert why(AUTO, load_backend(AUTO), Workload()) == f"auto for float32 on cpu; not onednn: {slower}"
     if has_amx():
         assert why(AUTO, load_vision_backend(AUTO, BFLOAT16), BFLOAT16) == "auto for bfloat16 on cpu"
-    reason = "not amx: it computes in bfloat16 on a CPU, not in float32 on cpu"
-    said = why(AUTO, load_vision_backend(AUTO), Workload())
-    assert said == f"auto for float32 on cpu; {reason}; not onednn: {slower}"
+    reasons = (
+        "not openvino: it computes in bfloat16, not in float32; not amx: it computes in bfloat16 on a CPU, not in float32 "
+        f"on cpu; not onednn: {slower}"
+    )
+    assert why(AUTO, load_vision_backend(AUTO), Workload()) == f"auto for float32 on cpu; {reasons}"
 
 
 def test_no_package_is_named_that_would_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +293,7 @@ def test_without_the_processor_amx_is_refused_and_auto_is_plain(
     plain = load_vision_backend(AUTO, BFLOAT16)
     assert plain.name == PLAIN
     reason = "this processor has no AMX, or the system does not enable it"
-    assert why(AUTO, plain, BFLOAT16).startswith(f"auto for bfloat16 on cpu; not amx: {reason}; not onednn: ")
+    assert f"; not amx: {reason}; not onednn: " in why(AUTO, plain, BFLOAT16)
     with pytest.raises(StartupError, match="cannot be amx: this processor has no AMX"):
         load_vision_backend(AMX, BFLOAT16)
 

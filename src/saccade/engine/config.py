@@ -93,7 +93,7 @@ class EngineSettings:
     attention_backend: Literal["auto", "torch_sdpa", "onednn", "triton", "flashinfer"] = "auto"
     "Backend of the language model's attention; the summary of the start explains the choice of auto."
     mm_encoder_attn_backend: Annotated[
-        Literal["auto", "torch_sdpa", "onednn", "triton", "flashinfer_cudnn", "torch_varlen", "amx"],
+        Literal["auto", "torch_sdpa", "onednn", "triton", "flashinfer_cudnn", "torch_varlen", "openvino", "amx"],
         Parameter(alias="--mm-attention-backend"),
     ] = "auto"
     "Backend of the vision encoder's attention; the summary of the start explains the choice of auto."

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from saccade.nn.context import SCALED, ForwardContext, KvCache, Scoring
+from saccade.nn.cores import map_on_cores
 from saccade.nn.formats.quantised import PLAIN_KIND, Part, QuantisedLinear, QuantisedWeight, growth, kinds_of
 from saccade.nn.libraries import Unavailable, attempt, kernel
 from saccade.nn.ops import PLAIN, Activation, JoinedLinear, Operations, PackedLinear, PlainLinear
@@ -356,11 +357,14 @@ def use_operations(network: nn.Module, operations: Operations) -> list[str]:
 
     Return the reasons why some quantised weights stay as they are, and are dequantised at each use.
     """
-    reasons = set()
-    for layer in layers_of(network):
+
+    def fault_of_packing(layer: Layer) -> str | None:
         layer.ops = operations
         try:
             layer.pack()
         except Unavailable as error:
-            reasons.add(error.reason)
-    return sorted(reasons)
+            return error.reason
+        return None
+
+    device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
+    return sorted({*filter(None, map_on_cores(fault_of_packing, layers_of(network), device))})

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from saccade.errors import StartupError
-from saccade.nn.backends.workload import Workload, not_half_on_gpu, not_on_amx
+from saccade.nn.backends.workload import Workload, not_half_on_gpu, not_in_bfloat16_on_cpu, not_on_amx
 from saccade.nn.context import AttentionBackend, VisionAttentionBackend
 from saccade.nn.libraries import Unavailable, attempt
 
@@ -24,13 +24,14 @@ class Backend(NamedTuple):
     """A backend, which *module* implements. If it has a *device_type*, auto imports it only on such a device.
 
     *install* is the command that installs what the module imports. *unfit* returns why the backend could not compute a
-    Workload even then, or None; it needs no import.
+    Workload even then, or None; it needs no import. *not_by_auto* is why auto never takes the backend, "" if it may.
     """
 
     module: str
     device_type: str | None = None
     install: str = ""
     unfit: Callable[[Workload], str | None] = _fit
+    not_by_auto: str = ""
 
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
@@ -60,6 +61,13 @@ VISION_BACKENDS: Mapping[str, Backend] = MappingProxyType(
             unfit=not_half_on_gpu,
         ),
         "torch_varlen": Backend("saccade.nn.backends.torch_varlen", "cuda"),
+        "openvino": Backend(
+            "saccade.nn.backends.openvino_attention",
+            "cpu",
+            "pip install 'saccade-vlm[openvino]'",
+            unfit=not_in_bfloat16_on_cpu,
+            not_by_auto="it rounds scores to bfloat16, so it is faster and less exact",
+        ),
         AMX: Backend("saccade.nn.amx.backend", "cpu", "pip install 'saccade-vlm[cpu]'", unfit=not_on_amx),
     }
 )
@@ -96,7 +104,8 @@ def why(requested: str, backend: AttentionBackend | VisionAttentionBackend, work
     entries = BACKENDS if hasattr(backend, "paged") else VISION_BACKENDS
     preferred = list(entries)[list(entries).index(backend.name) + 1 :]
     here = [name for name in preferred if entries[name].device_type == workload.device.type]
-    reasons = _reasons(entries, type(backend).__name__, workload, reversed(here))
+    never = {name: entries[name].not_by_auto for name in here if entries[name].not_by_auto}
+    reasons = never | _reasons(entries, type(backend).__name__, workload, reversed(here))
     choice = f"auto for {str(workload.dtype).removeprefix('torch.')} on {workload.device.type}"
     return "; ".join([choice, *(f"not {name}: {reason}" for name, reason in reasons.items())])
 
@@ -107,7 +116,7 @@ def _load(flag: str, requested: str, entries: Mapping[str, Backend], class_name:
         raise StartupError(f"{flag} must be one of {names}, not {requested!r}. {_here(entries, class_name, workload)}")
     for name in reversed(list(entries)) if requested == AUTO else [requested]:
         is_other_device = entries[name].device_type not in (None, workload.device.type)
-        if requested == AUTO and is_other_device:
+        if requested == AUTO and (is_other_device or entries[name].not_by_auto):
             continue
         reason = _reason(name, entries[name], class_name, workload)
         if reason is None:

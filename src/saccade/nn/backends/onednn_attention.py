@@ -34,7 +34,18 @@ class VisionAttentionBackend(torch_sdpa.VisionAttentionBackend):
         if layout.max_seqlen < SHORT_SEQUENCE:
             return super().packed(heads_NQD, layout, scale)
         sequences = zip(*(tensor.split_with_sizes(layout.sequence_lengths) for tensor in heads_NQD), strict=True)
-        return torch.cat([_attend_within(sequence, scale) for sequence in sequences])
+        return torch.cat(
+            [
+                torch_sdpa.attend_within_equal(sequence, 1, scale)
+                if len(sequence[0]) < SHORT_SEQUENCE
+                else self.attend_long(sequence, scale)
+                for sequence in sequences
+            ]
+        )
+
+    def attend_long(self, heads_NQD: Heads, scale: float | None) -> torch.Tensor:
+        """Return the attention [N, Q * D] within one sequence."""
+        return attend_in_blocks(*heads_NQD, scale)
 
 
 class AttentionBackend(torch_sdpa.AttentionBackend):
@@ -54,12 +65,6 @@ class AttentionBackend(torch_sdpa.AttentionBackend):
         if scoring.soft_cap is not None or len(q_NQD) < SHORT_SEQUENCE:
             return super().attend_prompt(q_NQD, k_LKD, v_LKW, mask, scoring)
         return attend_in_blocks(q_NQD, k_LKD, v_LKW, scoring.scale, mask, causal=mask is None)
-
-
-def _attend_within(heads_NQD: Heads, scale: float | None) -> torch.Tensor:
-    if len(heads_NQD[0]) < SHORT_SEQUENCE:
-        return torch_sdpa.attend_within_equal(heads_NQD, 1, scale)
-    return attend_in_blocks(*heads_NQD, scale)
 
 
 def attend_in_blocks(

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from saccade.nn.cpu import multiplies_bfloat16
+
 CPU = torch.device("cpu")
 HALF = (torch.float16, torch.bfloat16)
 
@@ -65,6 +67,15 @@ def not_on_amx(workload: Workload) -> str | None:
     if device != "cpu" or workload.dtype != torch.bfloat16:
         return f"it computes in bfloat16 on a CPU, not in {dtype} on {device}"
     return None if has_amx() else "this processor has no AMX, or the system does not enable it"
+
+
+def not_in_bfloat16_on_cpu(workload: Workload) -> str | None:
+    """Return the reason against a backend that computes only on CPUs that multiply bfloat16."""
+    if workload.device.type != "cpu":
+        return f"it computes on a CPU, not on a {workload.device.type}"
+    if (reason := _not_computing_in(workload, (torch.bfloat16,))) is not None:
+        return reason
+    return None if multiplies_bfloat16() else "this processor has no instructions for bfloat16"
 
 
 def not_faster_by_onednn(workload: Workload) -> str | None:
