@@ -1,5 +1,7 @@
 """Products of int8 weights and activations on a CPU: exact sums, the same in every batch, and what is declined."""
 
+from functools import partial
+
 import pytest
 import torch
 from products import INPUTS, WIDTHS, drawn, joined
@@ -9,7 +11,7 @@ from weights import FORMATS, held
 
 from saccade.nn import ops
 from saccade.nn.formats.int8 import Int8, rounded_rows
-from saccade.nn.formats.onednn_int8 import Int8Product, rounded_tokens, saturates
+from saccade.nn.formats.onednn_int8 import Int8Product, gelu_tanh, rounded_tokens, saturates
 from saccade.nn.formats.onednn_packing import packed_weight
 from saccade.nn.formats.quantised import QuantisedLinear, QuantisedWeight, Region
 from saccade.nn.layers import Linear, use_operations
@@ -80,6 +82,29 @@ def test_products(dtype: torch.dtype, num_tokens: int) -> None:
     ):
         assert found.dtype == dtype
         assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+@table("num_tokens", [3, 300])
+@table("dtype", DTYPES)
+def test_an_activation_may_have_fewer_outputs(dtype: torch.dtype, num_tokens: int) -> None:
+    """It gets float32, whatever the dtype of the network, so that gates are rounded once."""
+    layer, twin = layer_of("w8a8", dtype), layer_of("w8a8", torch.float32)
+    twin.bias.data = layer.bias.data.float()
+    for one in (layer, twin):
+        use_operations(one, resolve("cpu", one.weight.dtype))
+    x = drawn(num_tokens, INPUTS).to(dtype)
+    gate = partial(ops.gated_activation, activation=ops.SILU)
+    found = layer(x, gate)
+    assert found.shape == (num_tokens, sum(WIDTHS) // 2)
+    assert torch.equal(found, gate(twin(x.float())).to(dtype))
+
+
+def test_gelu_by_sigmoid_is_gelu_by_tanh() -> None:
+    x = torch.linspace(-30, 30, 20001)
+    expected = functional.gelu(x.double(), approximate="tanh")
+    assert ((gelu_tanh(x) - expected).abs() <= 1e-6 * expected.abs() + 1e-8).all()
+    assert torch.equal(gelu_tanh(torch.tensor([0.0, float("inf")])), torch.tensor([0.0, float("inf")]))
+    assert gelu_tanh(torch.tensor([float("nan")])).isnan().all()
 
 
 @table("dtype", DTYPES)

@@ -26,6 +26,8 @@ from saccade.nn.libraries import Unavailable, attempt
 logger = structlog.get_logger(__name__)
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
+"""Maps the outputs [N, O] of a linear layer to as many, or to fewer: each token by itself."""
+
 CosSin = tuple[torch.Tensor, torch.Tensor]
 """Cosine and sine [N, 1, 2C] of each token's C angles, as saccade.nn.rope.cos_sin returns them."""
 
@@ -97,7 +99,8 @@ class JoinedLinear(PackedLinear):
 
     def apply(self, x_NI: torch.Tensor, activation: Activation | None) -> torch.Tensor:
         """Return activation(x W^T + b) [N, O]."""
-        return torch.cat([layer.apply(x_NI, activation) for layer in self.layers], 1)
+        output_NO = torch.cat([layer.apply(x_NI, None) for layer in self.layers], 1)
+        return output_NO if activation is None else activation(output_NO)
 
     def kernels(self, most_tokens: int) -> Mapping[Hashable, int]:
         """See PackedLinear.kernels."""

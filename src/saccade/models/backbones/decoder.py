@@ -139,4 +139,7 @@ class GatedMlp(Layer):
         return self.down_proj.add_summand(addend_NE, self._gated(x_NE))
 
     def _gated(self, x_NE: torch.Tensor) -> torch.Tensor:
-        return self.ops.gated_activation(self.gate_up_proj(x_NE), self.activation)
+        return self.gate_up_proj(x_NE, self._gate)  # type: ignore[no-any-return]
+
+    def _gate(self, gates_and_ups: torch.Tensor) -> torch.Tensor:
+        return self.ops.gated_activation(gates_and_ups, self.activation)

@@ -98,7 +98,9 @@ def attend_in_blocks(
             if hidden is not None:
                 scores_GNL = scores_RL.unflatten(0, (group, -1))
                 scores_GNL[..., num_seen - hidden.shape[1] :].masked_fill_(hidden, float("-inf"))
-            attended_RW = _product(scores_RL.softmax(-1), v_KLW[head, :num_seen].t())
+            # In place: twice as many scores leave the processor's cache.
+            weights_RL = torch.softmax(scores_RL, -1, out=scores_RL)
+            attended_RW = _product(weights_RL, v_KLW[head, :num_seen].t())
             output_NKGW[block, head] = attended_RW.unflatten(0, (group, -1)).transpose(0, 1)
     return output_NKGW.flatten(1)
 

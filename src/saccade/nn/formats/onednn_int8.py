@@ -6,9 +6,11 @@ gets unsigned activations: for signed ones, processors without AMX run oneDNN's 
 slower. Shapes: N tokens, I inputs, O outputs.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from types import MappingProxyType
 
 import torch
 
@@ -17,7 +19,7 @@ from saccade.nn.formats.onednn_packing import packed_weight
 from saccade.nn.formats.quantised import QuantisedLinear, QuantisedWeight, stacked
 from saccade.nn.libraries import Unavailable
 from saccade.nn.onednn_memory import PackedMemory, possible_memory
-from saccade.nn.ops import Activation, PackedLinear
+from saccade.nn.ops import GELU_TANH, Activation, PackedLinear
 
 ZERO, HALF_ZERO = 128, 64
 """What stands for zero in unsigned activations, and in their halves."""
@@ -30,6 +32,20 @@ SMALLEST = torch.finfo(torch.float32).tiny * LARGEST
 
 ROWS = 128
 """How many tokens are rounded or scaled at a time: their float32 copies fit into the processor's cache."""
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """Return x / 2 * (1 + tanh(z)) for z = sqrt(2 / pi) * (x + 0.044715 x^3), as x * sigmoid(2 z).
+
+    In float32, it takes half the time of PyTorch's function, which computes tanh. Source: Hendrycks & Gimpel 2016,
+    arXiv:1606.08415.
+    """
+    twice = 2 * math.sqrt(2 / math.pi)
+    return (x * x).mul_(0.044715 * twice).add_(twice).mul_(x).sigmoid_().mul_(x)
+
+
+FASTER: Mapping[Activation, Activation] = MappingProxyType({GELU_TANH: gelu_tanh})
+"""What takes the place of an activation in float32."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +84,15 @@ class Int8Product(PackedLinear):
         product_NO, scales_N1 = self._product(x_NI)
         if len(x_NI) <= ROWS:
             return self._finished(product_NO, scales_N1, activation, residual_NO).to(x_NI.dtype)
-        output_NO = torch.empty_like(product_NO, dtype=x_NI.dtype)
+        output_NO = x_NI.new_empty(0)
         for start in range(0, len(x_NI), ROWS):
             some = slice(start, start + ROWS)
             residual = None if residual_NO is None else residual_NO[some]
-            output_NO[some] = self._finished(product_NO[some], scales_N1[some], activation, residual)
+            result = self._finished(product_NO[some], scales_N1[some], activation, residual)
+            if start == 0:
+                # An activation may have fewer outputs than the product.
+                output_NO = x_NI.new_empty(len(x_NI), result.shape[1])
+            output_NO[some] = result
         return output_NO
 
     def _finished(
@@ -87,7 +107,7 @@ class Int8Product(PackedLinear):
         product_NO.mul_(scales_N1)
         if self.bias_O is not None:
             product_NO.add_(self.bias_O)
-        output_NO = product_NO if activation is None else activation(product_NO)
+        output_NO = product_NO if activation is None else FASTER.get(activation, activation)(product_NO)
         return output_NO if residual_NO is None else output_NO.add_(residual_NO)
 
     def _product(self, x_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,17 +130,20 @@ def rounded_tokens(x_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return uint8 codes [N, I] from 1 to 255, with 128 for zero, and the float32 scale [N, 1] of each token."""
     if len(x_NI) <= ROWS:
         return _rounded(x_NI)
-    parts = [_rounded(x) for x in x_NI.split(ROWS)]
-    codes, scales = zip(*parts, strict=True)
-    return torch.cat(codes), torch.cat(scales)
+    codes_NI, scales_N1 = torch.empty(x_NI.shape, dtype=torch.uint8), torch.empty(len(x_NI), 1)
+    for start in range(0, len(x_NI), ROWS):
+        some = slice(start, start + ROWS)
+        codes_NI[some], scales_N1[some] = _rounded(x_NI[some])
+    return codes_NI, scales_N1
 
 
 def _rounded(x_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     values_NI = x_NI.float()
-    largest_N1 = values_NI.abs().amax(1, keepdim=True).clamp_min_(SMALLEST)
-    # The cast cuts off the fraction.
-    codes_NI = (values_NI * (LARGEST / largest_N1)).add_(ZERO + 0.5).to(torch.uint8)
-    return codes_NI, largest_N1.div_(LARGEST)
+    sizes_NI = values_NI.abs()
+    scales_N1 = sizes_NI.amax(1, keepdim=True).clamp_min_(SMALLEST).div_(LARGEST)
+    signed_NI = torch.mul(values_NI, scales_N1.reciprocal(), out=sizes_NI).round_().to(torch.int8)
+    # PyTorch's cast to uint8 takes five times as long, so the other sign bit makes the codes unsigned.
+    return signed_NI.view(torch.uint8).bitwise_xor_(ZERO), scales_N1
 
 
 def pack_linear(layer: QuantisedLinear) -> Int8Product:
