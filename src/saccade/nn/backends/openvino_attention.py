@@ -1,7 +1,7 @@
 """Attention of vision encoders on a CPU by OpenVINO's operator in bfloat16, for long sequences.
 
 Scores are rounded to bfloat16 before the softmax, so errors are three to six times as large as those of PyTorch's own
-function (docs/decisions/052-openvino-towers.md). Shapes: N tokens, H heads, D head size.
+function (docs/decisions/052-attention-by-openvino.md). Shapes: N tokens, H heads, D head size.
 """
 
 import sys
