@@ -20,6 +20,9 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 import openvino  # noqa: E402
 from openvino import opset13  # noqa: E402
 
+LEAST_TOKENS = 2048
+"""Shorter sequences are left to oneDNN: its threads are awake, and OpenVINO has its own."""
+
 TO_HEADS = (0, 2, 1, 3)
 """From [1, N, H, D] to [1, H, N, D], and back."""
 
@@ -34,7 +37,7 @@ class Form(NamedTuple):
 
 
 class VisionAttentionBackend(onednn_attention.VisionAttentionBackend):
-    """Implements nn.context.VisionAttentionBackend: long sequences with OpenVINO, the rest with PyTorch."""
+    """Implements nn.context.VisionAttentionBackend: long sequences with OpenVINO, the rest as onednn does."""
 
     name = "openvino"
 
@@ -49,7 +52,9 @@ class VisionAttentionBackend(onednn_attention.VisionAttentionBackend):
 
     def attend_long(self, heads_NHD: Heads, scale: float | None) -> torch.Tensor:
         """Return the attention [N, H * D] within one sequence."""
-        num_heads, head_size = heads_NHD[0].shape[1:]
+        num_tokens, num_heads, head_size = heads_NHD[0].shape
+        if num_tokens < LEAST_TOKENS:
+            return super().attend_long(heads_NHD, scale)
         form = Form(num_heads, head_size, head_size**-0.5 if scale is None else scale, torch.get_num_threads())
         call = self._compiled.get(form)
         if call is None:
