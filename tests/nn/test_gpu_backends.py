@@ -257,10 +257,10 @@ def test_a_tower_that_a_backend_cannot_compute(name: str, workload: Workload, re
 
 
 def test_a_cache_that_no_kernel_reads_is_said_to_be_slow() -> None:
-    cached = Workload(GPU, torch.bfloat16, torch.float8_e4m3fn)
-    assert "no kernel reads a KV cache in float8_e4m3fn" in (cost_of_cache(cached) or "")
-    for cheap in (Workload(GPU, torch.bfloat16), replace(cached, device=torch.device("cpu"))):
-        assert cost_of_cache(cheap) is None, cheap
+    for device in (GPU, torch.device("cpu")):
+        cached = Workload(device, torch.bfloat16, torch.float8_e4m3fn)
+        assert "no kernel reads a KV cache in float8_e4m3fn" in (cost_of_cache(cached) or "")
+        assert cost_of_cache(Workload(device, torch.bfloat16)) is None
 
 
 def test_an_old_gpu_and_none(monkeypatch: pytest.MonkeyPatch) -> None:

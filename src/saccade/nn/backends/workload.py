@@ -35,7 +35,7 @@ class Workload:
 
 def cost_of_cache(workload: Workload) -> str | None:
     """Return in words what the cache's number format costs if no kernel reads it; None if it costs nothing."""
-    if workload.device.type == "cpu" or workload.is_cache_read or workload.cache_dtype in (None, workload.dtype):
+    if workload.is_cache_read or workload.cache_dtype in (None, workload.dtype):
         return None
     return (
         f"no kernel reads a KV cache in {_name(workload.cache_dtype)}: every step copies the whole context of every "
