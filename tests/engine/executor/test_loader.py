@@ -301,7 +301,7 @@ def test_half_precision_runs(tiny_qwen3_vl: Path, dtype: str) -> None:
             "--attention-tensor-parallel-size must divide",
         ),
         ({"attention_tensor_parallel_size": 2}, r"must divide --tensor-parallel-size \(1\), and 2 does not"),
-        ({"mm_encoder_attn_backend": "magic"}, "torch_varlen, amx"),
+        ({"mm_encoder_attn_backend": "magic"}, "torch_varlen, openvino, amx"),
         ({"mm_encoder_attn_backend": "amx"}, "in float32 on cpu"),
         ({"max_model_len": 10**6, "num_blocks": 10**5}, "--max-model-len"),
     ],
