@@ -1,7 +1,7 @@
 """The vision tower compiled by OpenVINO beside our own, alone and in whole requests.
 
     python -m benchmarks.engine.shape_2b DIR
-    pip install openvino nncf && opt_in_out --opt_out
+    pip install openvino nncf
     python -m benchmarks.engine.openvino_tower DIR convert IR
     python -m benchmarks.engine.openvino_tower DIR tower IR
     python -m benchmarks.engine.openvino_tower DIR requests IR
@@ -9,8 +9,7 @@
 DIR holds a Qwen3-VL. *convert* traces our own module in float32, and writes it to the folder IR in OpenVINO's form:
 plain, with int8 weights, and with int8 weights and activations (calibrated with noise). *tower* encodes an image of
 each size in turn by each engine, and prints the median seconds and the errors beside float32. *requests* starts an
-engine in int8, and answers whole requests in turn with its own tower and with OpenVINO's. Without `opt_in_out`,
-importing openvino tells its makers.
+engine in int8, and answers whole requests in turn with its own tower and with OpenVINO's.
 """
 
 import argparse
@@ -25,18 +24,16 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import openvino  # type: ignore[import-not-found]
 import torch
 from safetensors import safe_open
 from torch import nn
 
-from benchmarks.engine.in_process import request
+from benchmarks.engine.vision_backends import ROWS, measured
 from saccade.engine import startup
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import empty_network
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.malloc import keep_freed_memory
-from saccade.engine.loop import Engine
 from saccade.models.backbones.merging_tower import BlockMetadata, LearnedMetadata
 from saccade.models.files import read_model_files
 from saccade.models.spec import Grid
@@ -45,15 +42,13 @@ from saccade.nn.context import Heads, PackedLayout, VisionAttentionBackend
 from saccade.nn.formats.int8 import rounded_rows
 from saccade.nn.layers import Linear, finish, use_operations
 from saccade.nn.layerwise import Layerwise, complete
+from saccade.nn.openvino import openvino
 from saccade.nn.ops import PLAIN, resolve
 
 PATCH, PIXEL_VALUES = 16, 768
 TRACED_GRID = (1, 28, 20)
 CALIBRATION_IMAGES = 4
 SIZES = ((448, 448), (1280, 960))
-REQUESTS = (((448, 448), 24), ((1280, 960), 8))
-"""Size of the image, and tokens of the answer."""
-
 COMPILED: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "OpenVINO, float32": ("plain", {"INFERENCE_PRECISION_HINT": "f32"}),
@@ -265,15 +260,6 @@ def compare_towers(folder: Path, files: Path, names: list[str], sizes: list[tupl
             )
 
 
-def answer(engine: Engine, number: int, size: tuple[int, int], num_tokens: int) -> float:
-    """Return the seconds that a whole request takes."""
-    engine.requests.submit(0, request(number, size, num_tokens))
-    began = time.perf_counter()
-    while engine.has_work:
-        engine.step()
-    return time.perf_counter() - began
-
-
 def compare_requests(folder: Path, files: Path, names: list[str], rounds: int) -> None:
     """Answer requests in turn with our own tower in int8 and with those of OpenVINO in *names*; print seconds."""
     config = EngineConfig(
@@ -289,12 +275,12 @@ def compare_requests(folder: Path, files: Path, names: list[str], rounds: int) -
         file, settings = COMPILED[name]
         towers[name] = OpenVinoTower(network.visual, compile_tower(files / f"{file}.xml", settings))
     numbers = iter(range(1, 1000))
-    for size, num_tokens in REQUESTS:
+    for size, num_tokens in ROWS:
         seconds: dict[str, list[float]] = {name: [] for name in towers}
         for turn in range(1 + rounds):
             for name, tower in towers.items():
                 network.visual = tower
-                taken = answer(engine, next(numbers), size, num_tokens)
+                taken, _ = measured(engine, next(numbers), size, num_tokens)
                 if turn:
                     seconds[name].append(taken)
         for name in towers:

@@ -4,7 +4,6 @@ Scores are rounded to bfloat16 before the softmax, so errors are three to six ti
 function (docs/decisions/052-attention-by-openvino.md). Shapes: N tokens, H heads, D head size.
 """
 
-import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -13,12 +12,7 @@ import torch
 from saccade.nn.backends import onednn_attention
 from saccade.nn.backends.workload import Workload, not_in_bfloat16_on_cpu
 from saccade.nn.context import Heads
-
-# While it is imported, OpenVINO would report that to its makers' analytics. None makes Python say that the module which
-# does so is missing, and OpenVINO goes on without it.
-sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-import openvino  # noqa: E402
-from openvino import opset13  # noqa: E402
+from saccade.nn.openvino import openvino, opset13
 
 LEAST_TOKENS = 2048
 """Shorter sequences are left to oneDNN: its threads are awake, and OpenVINO has its own."""
