@@ -67,9 +67,8 @@ def measure_pair(client: openai.OpenAI, lines: Iterator[Line], num_requests: int
     content = b"\n".join(line.text for line in take(BATCH_LINES))
     file = client.files.create(file=("lines.jsonl", content), purpose="batch").id
     batch_id = client.batches.create(input_file_id=file, endpoint=CHATS, completion_window="24h").id
-    while not answered(client, batch_id):
+    while not (before := answered(client, batch_id)):
         time.sleep(POLL_SECONDS)
-    before = answered(client, batch_id)
     beside = first_token_seconds(client, take(num_requests))
     after = answered(client, batch_id)
     if client.batches.retrieve(batch_id).status != "in_progress":

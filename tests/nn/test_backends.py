@@ -1,7 +1,6 @@
 """Every attention backend that runs here against the same in float64, and which of them is chosen."""
 
 import importlib
-import importlib.util
 import subprocess
 import sys
 
@@ -29,10 +28,10 @@ BFLOAT16 = Workload(dtype=torch.bfloat16)
 ON_GPU = Workload(torch.device("cuda"), torch.bfloat16)
 
 
-def has_amx() -> bool:
-    """Whether the backend by AMX is installed, and computes on this processor."""
+def computes_here(name: str) -> bool:
+    """Whether the backend for towers is installed, and computes in bfloat16 on this processor."""
     try:
-        module = importlib.import_module(VISION_BACKENDS[AMX].module)
+        module = importlib.import_module(VISION_BACKENDS[name].module)
     except ImportError:
         return False
     return module.VisionAttentionBackend.unavailable(BFLOAT16) is None
@@ -51,16 +50,10 @@ def on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
 
 
-def has_openvino() -> bool:
-    """Whether OpenVINO is installed, and this processor multiplies bfloat16."""
-    if importlib.util.find_spec("openvino") is None:
-        return False
-    module = importlib.import_module(VISION_BACKENDS[OPENVINO].module)
-    return module.VisionAttentionBackend.unavailable(BFLOAT16) is None
-
-
-needs_openvino = pytest.mark.skipif(not has_openvino(), reason="OpenVINO is missing, or instructions for bfloat16")
-needs_amx = pytest.mark.skipif(not has_amx(), reason="this processor has no AMX")
+needs_openvino = pytest.mark.skipif(
+    not computes_here(OPENVINO), reason="OpenVINO is missing, or instructions for bfloat16"
+)
+needs_amx = pytest.mark.skipif(not computes_here(AMX), reason="this processor has no AMX")
 WITH_DTYPES = [
     *((PLAIN, dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)),
     *((TRITON, dtype) for dtype in (torch.float32, torch.float16)),
@@ -229,7 +222,7 @@ def test_unknown_backends_name_the_known_and_why_some_cannot_compute_here() -> N
 @pytest.mark.usefixtures("on_intel")
 def test_auto_takes_the_last_that_can_compute() -> None:
     assert load_backend(AUTO).name == PLAIN
-    assert load_vision_backend(AUTO, BFLOAT16).name == (AMX if has_amx() else PLAIN)
+    assert load_vision_backend(AUTO, BFLOAT16).name == (AMX if computes_here(AMX) else PLAIN)
     assert load_vision_backend(AUTO).name == PLAIN
     assert load_vision_backend(AUTO, ON_GPU).name == PLAIN  # torch finds none here
     assert load_vision_backend(PLAIN, BFLOAT16).name == PLAIN
@@ -248,7 +241,7 @@ def test_a_start_says_why() -> None:
     assert why(PLAIN, load_backend(PLAIN), Workload()) == "as asked"
     slower = "it is not faster on this processor"
     assert why(AUTO, load_backend(AUTO), Workload()) == f"auto for float32 on cpu; not onednn: {slower}"
-    if has_amx():
+    if computes_here(AMX):
         assert why(AUTO, load_vision_backend(AUTO, BFLOAT16), BFLOAT16) == "auto for bfloat16 on cpu"
     reasons = (
         "not openvino: it computes in bfloat16, not in float32; not amx: it computes in bfloat16 on a CPU, not in float32 "

@@ -34,6 +34,13 @@ def packed_linear(parts: tuple[QuantisedWeight, ...], dtype: torch.dtype = torch
     return layer
 
 
+def packed_in_blocks(name: str, rows: int) -> CpuInt4:
+    """The joined layer, read in blocks of *rows* outputs."""
+    layer = packed_linear(joined(name)).packed
+    assert isinstance(layer, CpuInt4)
+    return dataclasses.replace(layer, block_rows=rows)
+
+
 def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert found.dtype == expected.dtype
     assert ((found - expected).abs() <= TOLERANCE * expected.abs().max()).all()
@@ -73,9 +80,7 @@ def test_both_sides_of_the_crossing_agree(name: str, monkeypatch: pytest.MonkeyP
 @table("name", NAMES)
 def test_unpacked_values_are_those_of_codes_and_rounded_scales(name: str, rows: int, dtype: torch.dtype) -> None:
     """To the bit, in the layout of AVX2 as well as in that of AVX512."""
-    layer = packed_linear(joined(name)).packed
-    assert isinstance(layer, CpuInt4)
-    layer = dataclasses.replace(layer, block_rows=rows)
+    layer = packed_in_blocks(name, rows)
     pairs = layer.scales_and_zeros_GP2.to(dtype)
     for some in (slice(0, 192), slice(64, 128), slice(128, 512)):
         found = layer.unpacked(some, dtype)
@@ -92,9 +97,7 @@ def test_unpacked_values_are_those_of_codes_and_rounded_scales(name: str, rows: 
 @table("name", NAMES)
 def test_weights_in_onednns_layout_are_the_unpacked_ones(name: str, rows: int, dtype: torch.dtype) -> None:
     """To the bit, also if a block of that layout has several blocks of four bits."""
-    layer = packed_linear(joined(name)).packed
-    assert isinstance(layer, CpuInt4)
-    layer = dataclasses.replace(layer, block_rows=rows)
+    layer = packed_in_blocks(name, rows)
     memory = known_memory(128, INPUTS, dtype, rows)
     if memory is None:
         pytest.skip(f"oneDNN has no known layout of {dtype} here")

@@ -97,7 +97,7 @@ class Apart(NamedTuple):
         """Attend as the cache would for *layer*."""
         scoring = self.scorings[layer.layer_idx]
         q, k, v = (heads.transpose(0, 1).unsqueeze(0) for heads in (q_NQD, k_NKD, v_NKW))
-        visible = _visible(scoring, self.runs_N)
+        visible = _visible_within(self.runs_N, scoring)
         output = functional.scaled_dot_product_attention(q, k, v, visible, scale=scoring.scale, enable_gqa=True)
         return output.squeeze(0).transpose(0, 1).flatten(1)
 
@@ -119,7 +119,9 @@ class ImageTrial:
         places = torch.arange(len(self.runs_N), device=self.runs_N.device)
         seen, number = call.seen(places, places), layer.layer_idx
         either = (self.scorings[number]._replace(looks_ahead=ahead) for ahead in (False, True))
-        own = next((one for one in either if seen is not None and torch.equal(seen, _visible(one, self.runs_N))), None)
+        own = next(
+            (one for one in either if seen is not None and torch.equal(seen, _visible_within(self.runs_N, one))), None
+        )
         if own is None:
             raise _refusal(
                 "lets tokens of a prompt with an image see others than earlier ones and those of their image"
@@ -182,13 +184,18 @@ def mask(*, mask_function: Rule, local_size: int | None = None, **_: Any) -> tor
     return result
 
 
-def _visible(scoring: Scoring, runs_N: torch.Tensor) -> torch.Tensor:
-    """Return whether tokens see each other [N, N] in a layer with *scoring*, as the engine computes it."""
-    places = torch.arange(len(runs_N), device=runs_N.device)
-    visible = places <= places.unsqueeze(1)
-    if scoring.looks_ahead:
+def _visible_within(runs_N: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    """Return whether tokens of a sequence see each other [N, N] in a layer with *scoring*, as in the engine."""
+    places_N = torch.arange(len(runs_N), device=runs_N.device)
+    return _visible(places_N, scoring.window, runs_N if scoring.looks_ahead else None)
+
+
+def _visible(places_N: torch.Tensor, window: int | None, runs_N: torch.Tensor | None = None) -> torch.Tensor:
+    """Return whether tokens at *places_N* see each other [N, N]: earlier ones and those of their run, in a window."""
+    visible = places_N <= places_N.unsqueeze(1)
+    if runs_N is not None:
         visible |= (runs_N == runs_N.unsqueeze(1)) & (runs_N >= 0)
-    return visible if scoring.window is None else visible & (places > places.unsqueeze(1) - scoring.window)
+    return visible if window is None else visible & (places_N > places_N.unsqueeze(1) - window)
 
 
 def _is_causal(call: Call, window: int | None) -> bool:
@@ -198,12 +205,9 @@ def _is_causal(call: Call, window: int | None) -> bool:
     """
     borders = (1, 2, 3, 7, 64, 4099) if window is None else (1, 2, window, 2 * window, 3 * window + 5)
     places = torch.tensor(sorted({0, *(border + step for border in borders for step in (-1, 0, 1))}), device="cpu")
-    expected = places <= places.unsqueeze(1)
-    if window is not None:
-        expected &= places > places.unsqueeze(1) - window
     try:
         seen = call.seen(places, places)
-        return seen is not None and seen.device.type == "cpu" and torch.equal(seen, expected)
+        return seen is not None and seen.device.type == "cpu" and torch.equal(seen, _visible(places, window))
     except (RuntimeError, IndexError, NotImplementedError):
         return False
 

@@ -71,9 +71,7 @@ def not_on_amx(workload: Workload) -> str | None:
 
 def not_in_bfloat16_on_cpu(workload: Workload) -> str | None:
     """Return the reason against a backend that computes only on CPUs that multiply bfloat16."""
-    if workload.device.type != "cpu":
-        return f"it computes on a CPU, not on a {workload.device.type}"
-    if (reason := _not_computing_in(workload, (torch.bfloat16,))) is not None:
+    if (reason := _not_on_cpu(workload) or _not_computing_in(workload, (torch.bfloat16,))) is not None:
         return reason
     return None if multiplies_bfloat16() else "this processor has no instructions for bfloat16"
 
@@ -83,8 +81,8 @@ def not_faster_by_onednn(workload: Workload) -> str | None:
 
     That is on processors with AVX512 that Intel did not make.
     """
-    if workload.device.type != "cpu":
-        return f"it computes on a CPU, not on a {workload.device.type}"
+    if (reason := _not_on_cpu(workload)) is not None:
+        return reason
     if not torch.backends.mkldnn.is_available():
         return "this build of torch has no oneDNN"
     processor = torch.cpu.get_capabilities()
@@ -99,6 +97,10 @@ def not_in(workload: Workload, dtypes: Sequence[torch.dtype], caches: Sequence[t
     if reason is None and workload.cache_dtype not in (None, workload.dtype, *caches):
         return f"it reads no KV cache in {_name(workload.cache_dtype)}"
     return reason
+
+
+def _not_on_cpu(workload: Workload) -> str | None:
+    return None if workload.device.type == "cpu" else f"it computes on a CPU, not on a {workload.device.type}"
 
 
 def _not_computing_in(workload: Workload, dtypes: Sequence[torch.dtype]) -> str | None:

@@ -8,8 +8,8 @@ const fail = (text) => show($("error"), text);
 function ask(event) {
   event.preventDefault();
   if (running || numOpening) return;
-  // Whoever typed a URL and asks means it.
-  if ($("url").value.trim() && !addUrl($("url").value.trim())) return;
+  const url = $("url").value.trim();  // whoever typed one and asks means it
+  if (url && !addUrl(url)) return;
   const turn = { question: $("question").value, attachments };
   if (!turn.question && !attachments.length) return fail("Write a question, or add an image, a PDF or a video.");
   attachments = [];
